@@ -1,0 +1,81 @@
+//! Short SHA-256 digests: of idempotency keys, of bodies, and of the work that an approval is bound to.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::HEXLOWER;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
+
+/// The first 128 bits of a SHA-256; 32 hexadecimal digits for people.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(u128);
+
+impl Digest {
+    /// Digests the parts, each with its length, so that no two lists of parts are alike.
+    pub fn of(parts: &[&[u8]]) -> Digest {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let full: [u8; 32] = hash.finalize().into();
+        let mut half = [0; 16];
+        half.copy_from_slice(&full[..16]);
+        Digest(u128::from_be_bytes(half))
+    }
+
+    /// The bits.
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&HEXLOWER.encode(&self.0.to_be_bytes()))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Text that is not 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("write 32 lower-case hexadecimal digits")]
+pub struct BadDigest;
+
+impl FromStr for Digest {
+    type Err = BadDigest;
+    fn from_str(text: &str) -> Result<Digest, BadDigest> {
+        let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| BadDigest)?;
+        Ok(Digest(u128::from_be_bytes(bytes.try_into().map_err(|_| BadDigest)?)))
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
+        Cow::<'de, str>::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for Digest {
+    fn schema_name() -> Cow<'static, str> {
+        "Digest".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[0-9a-f]{32}$" })
+    }
+}

@@ -1,0 +1,314 @@
+//! Events as they stand in a record: one line of compact JSON each.
+//!
+//! ```text
+//! {"k":"intent","t":"plan.delete.v1","id":"…","src":"cli","by":"local","at":1795251600000000,"d":{…}}
+//! {"k":"observation","t":"incarnation.reported.v1","by":"local-1","d":{…}}
+//! {"k":"fact","t":"replica.created.v1","c":17,"d":{…}}
+//! ```
+//! `k` kind, `t` type with version, `d` data; of a fact, `c` the position of its cause; of an intent, `id`, `src`
+//! source, `by` actor, `at` its sender's time in microseconds, `expect` version, `tp` trace context.
+//! What follows from the header, the line's place and the data is not stored: position, time, subjects.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::fact::Fact;
+use crate::id::Position;
+use crate::intent::{Intent, Request};
+use crate::name::{Actor, ExecutorName, IntentId, Source};
+use crate::observation::Observation;
+use crate::subject::Subject;
+use crate::time::Time;
+
+/// Declares a closed set of bodies: an enum with a variant for each body, named by type and version.
+macro_rules! bodies {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $type:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Debug)]
+        pub enum $name {
+            $($(#[$vdoc])* $variant($variant)),*
+        }
+
+        impl $name {
+            /// The type and version of each, in order.
+            pub const TYPES: &[&str] = &[$($type),*];
+
+            /// The type and version.
+            pub fn type_name(&self) -> &'static str {
+                match self { $($name::$variant(_) => $type),* }
+            }
+
+            /// The data as compact JSON.
+            pub fn data_json(&self) -> String {
+                let json = match self { $($name::$variant(body) => serde_json::to_string(body)),* };
+                json.expect("bodies have string keys and no failing parts")
+            }
+
+            /// Reads the data of an event of type `type_name`: `None` if the type is not one of these.
+            pub fn read(type_name: &str, data: &str) -> Option<Result<$name, serde_json::Error>> {
+                match type_name {
+                    $($type => Some(serde_json::from_str(data).map($name::$variant)),)*
+                    _ => None,
+                }
+            }
+
+            /// The JSON Schema of each body, by type.
+            pub fn schemas() -> Vec<(&'static str, schemars::Schema)> {
+                vec![$(($type, schemars::schema_for!($variant))),*]
+            }
+        }
+
+        $(impl From<$variant> for $name {
+            fn from(body: $variant) -> $name {
+                $name::$variant(body)
+            }
+        })*
+    };
+}
+pub(crate) use bodies;
+
+/// One event.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// Someone wants something.
+    Intent(Request),
+    /// An executor saw something.
+    Observation {
+        /// Who saw it.
+        by: ExecutorName,
+        /// What.
+        observation: Observation,
+    },
+    /// The decider concluded something.
+    Fact {
+        /// The position of what led to it.
+        cause: Position,
+        /// What.
+        fact: Fact,
+    },
+}
+
+/// What kind of event a line holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventKind {
+    /// Someone wants something.
+    Intent,
+    /// An executor saw something.
+    Observation,
+    /// The decider concluded something.
+    Fact,
+}
+
+/// A line, read as far as its frame: the data is still text.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Line<'a> {
+    /// The kind.
+    #[serde(rename = "k")]
+    pub kind: EventKind,
+    /// The type with its version.
+    #[serde(rename = "t", borrow)]
+    pub type_name: std::borrow::Cow<'a, str>,
+    /// Of a fact: the position of its cause.
+    #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Position>,
+    /// Of an intent: its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<IntentId>,
+    /// Of an intent: its source.
+    #[serde(rename = "src", default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Of an intent its actor, of an observation its executor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
+    /// Of an intent: its sender's time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+    /// Of an intent: the version that it expects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<u64>,
+    /// Of an intent: W3C trace context.
+    #[serde(rename = "tp", default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+    /// The data.
+    #[serde(rename = "d", borrow)]
+    pub data: &'a RawValue,
+}
+
+/// A line that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BadEvent {
+    /// Not a line of ours.
+    #[error("read an event's line")]
+    Line(#[source] serde_json::Error),
+    /// A type that this build does not know: a newer build wrote it.
+    #[error("read an event of type {type_name:?}: this build does not know it, a newer one does")]
+    UnknownType {
+        /// The type.
+        type_name: String,
+    },
+    /// The data is not what the type says.
+    #[error("read the data of {type_name}")]
+    Data {
+        /// The type.
+        type_name: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Something that the kind needs is missing.
+    #[error("read an event of type {type_name}: it has no {missing}")]
+    Missing {
+        /// The type.
+        type_name: String,
+        /// What is missing.
+        missing: &'static str,
+    },
+}
+
+impl<'a> Line<'a> {
+    /// Reads the frame of a line.
+    pub fn read(line: &'a [u8]) -> Result<Line<'a>, BadEvent> {
+        serde_json::from_slice(line).map_err(BadEvent::Line)
+    }
+
+    /// Reads the rest.
+    pub fn event(self) -> Result<Event, BadEvent> {
+        let missing = |missing| BadEvent::Missing { type_name: self.type_name.to_string(), missing };
+        let data = self.data.get();
+        match self.kind {
+            EventKind::Fact => {
+                let fact = self.typed(Fact::read(&self.type_name, data))?;
+                Ok(Event::Fact { cause: self.cause.ok_or_else(|| missing("cause"))?, fact })
+            }
+            EventKind::Observation => {
+                let observation = self.typed(Observation::read(&self.type_name, data))?;
+                let by = self.by.as_ref().and_then(|by| by.as_str().parse().ok());
+                Ok(Event::Observation { by: by.ok_or_else(|| missing("executor"))?, observation })
+            }
+            EventKind::Intent => {
+                let intent = self.typed(Intent::read(&self.type_name, data))?;
+                Ok(Event::Intent(Request {
+                    id: self.id.clone().ok_or_else(|| missing("id"))?,
+                    source: self.source.clone().ok_or_else(|| missing("source"))?,
+                    actor: self.by.clone().ok_or_else(|| missing("actor"))?,
+                    time: self.at,
+                    expect: self.expect,
+                    traceparent: self.traceparent.clone(),
+                    intent,
+                }))
+            }
+        }
+    }
+
+    fn typed<T>(&self, read: Option<Result<T, serde_json::Error>>) -> Result<T, BadEvent> {
+        let type_name = || self.type_name.to_string();
+        read.ok_or_else(|| BadEvent::UnknownType { type_name: type_name() })?
+            .map_err(|source| BadEvent::Data { type_name: type_name(), source })
+    }
+}
+
+impl Event {
+    /// Reads a line.
+    pub fn read(line: &[u8]) -> Result<Event, BadEvent> {
+        Line::read(line)?.event()
+    }
+
+    /// The line, without its end.
+    pub fn line(&self) -> Vec<u8> {
+        let json = self.data_json();
+        let data = serde_json::from_str::<&RawValue>(&json).expect("the data is JSON");
+        let mut line = Line {
+            kind: self.kind(),
+            type_name: self.type_name().into(),
+            cause: None,
+            id: None,
+            source: None,
+            by: None,
+            at: None,
+            expect: None,
+            traceparent: None,
+            data,
+        };
+        match self {
+            Event::Fact { cause, .. } => line.cause = Some(*cause),
+            Event::Observation { by, .. } => {
+                line.by = Some(by.as_str().parse().expect("an executor's name is printable"));
+            }
+            Event::Intent(request) => {
+                line.id = Some(request.id.clone());
+                line.source = Some(request.source.clone());
+                line.by = Some(request.actor.clone());
+                line.at = request.time;
+                line.expect = request.expect;
+                line.traceparent.clone_from(&request.traceparent);
+            }
+        }
+        serde_json::to_vec(&line).expect("a line has string keys and no failing parts")
+    }
+
+    /// The kind.
+    pub const fn kind(&self) -> EventKind {
+        match self {
+            Event::Intent(_) => EventKind::Intent,
+            Event::Observation { .. } => EventKind::Observation,
+            Event::Fact { .. } => EventKind::Fact,
+        }
+    }
+
+    /// The type and version.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Event::Intent(request) => request.intent.type_name(),
+            Event::Observation { observation, .. } => observation.type_name(),
+            Event::Fact { fact, .. } => fact.type_name(),
+        }
+    }
+
+    /// The data as compact JSON.
+    pub fn data_json(&self) -> String {
+        match self {
+            Event::Intent(request) => request.intent.data_json(),
+            Event::Observation { observation, .. } => observation.data_json(),
+            Event::Fact { fact, .. } => fact.data_json(),
+        }
+    }
+
+    /// What it is about, the first first; without the entity that it issues.
+    pub fn subjects(&self) -> Vec<Subject> {
+        match self {
+            Event::Intent(request) => request.intent.subject().into_iter().collect(),
+            Event::Observation { observation, .. } => vec![observation.subject()],
+            Event::Fact { fact, .. } => fact.subjects(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fact::ClusterDeleted;
+
+    #[test]
+    fn a_line_gives_back_its_event() {
+        let fact = Event::Fact {
+            cause: Position::new(17),
+            fact: ClusterDeleted { name: "local".parse().expect("a name") }.into(),
+        };
+        assert_eq!(
+            String::from_utf8(fact.line()).expect("text"),
+            r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"}}"#
+        );
+        assert_eq!(Event::read(&fact.line()).expect("a line"), fact);
+    }
+
+    #[test]
+    fn an_unknown_type_is_told_apart_from_damage() {
+        let line = br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{}}"#;
+        assert!(matches!(Event::read(line), Err(BadEvent::UnknownType { .. })));
+        let line = br#"{"k":"fact","t":"cluster.deleted.v1","c":1,"d":{}}"#;
+        assert!(matches!(Event::read(line), Err(BadEvent::Data { .. })));
+        let line = br#"{"k":"fact","t":"cluster.deleted.v1","d":{"name":"local"}}"#;
+        assert!(matches!(Event::read(line), Err(BadEvent::Missing { missing: "cause", .. })));
+        assert!(matches!(Event::read(b"x"), Err(BadEvent::Line(_))));
+    }
+}

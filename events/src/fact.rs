@@ -1,0 +1,666 @@
+//! Facts: what the decider concluded. The only thing that changes state; each names its cause, and every entity
+//! that it changes. What always follows from a fact is not a fact of its own.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::amount::Amounts;
+use crate::digest::Digest;
+use crate::event::bodies;
+use crate::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
+use crate::name::{
+    Actor, CapabilityName, ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName, StorageClass,
+};
+use crate::observation::{Process, SessionEnd};
+use crate::refusal::Code;
+use crate::spec::{
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec, Runtime, words,
+};
+use crate::subject::Subject;
+use crate::time::Time;
+
+bodies! {
+    /// What the decider concluded.
+    Fact {
+        /// A decider has taken over; its commits carry the new term and writer from here.
+        TermStarted = "term.started.v1",
+        /// The journal goes on under a new identity, after a restore, an import or a forced cut.
+        LineageStarted = "lineage.started.v1",
+        /// The intent before it holds.
+        IntentAccepted = "intent.accepted.v1",
+        /// The intent before it does not hold.
+        IntentRefused = "intent.refused.v1",
+        /// An entity is left alone, because working on it failed in a way that must not happen.
+        EntityParked = "entity.parked.v1",
+        /// A cluster is so.
+        ClusterApplied = "cluster.applied.v1",
+        /// A cluster is in use, or not.
+        ClusterActivityChanged = "cluster.activity_changed.v1",
+        /// A cluster is forgotten.
+        ClusterDeleted = "cluster.deleted.v1",
+        /// A capability is so.
+        CapabilityApplied = "capability.applied.v1",
+        /// A capability counts, or not.
+        CapabilityActivityChanged = "capability.activity_changed.v1",
+        /// A capability is forgotten.
+        CapabilityDeleted = "capability.deleted.v1",
+        /// A node is so.
+        NodeApplied = "node.applied.v1",
+        /// A node has changed its state.
+        NodeMoved = "node.moved.v1",
+        /// A node is forgotten.
+        NodeDeleted = "node.deleted.v1",
+        /// A plan is so: a new generation.
+        PlanApplied = "plan.applied.v1",
+        /// A plan takes deployments, or not.
+        PlanActivityChanged = "plan.activity_changed.v1",
+        /// A plan is forgotten.
+        PlanDeleted = "plan.deleted.v1",
+        /// A deployment waits for its turn.
+        DeploymentCreated = "deployment.created.v1",
+        /// A deployment is being carried out.
+        DeploymentStarted = "deployment.started.v1",
+        /// A deployment starts nothing more, and ends when what runs has settled.
+        DeploymentEnding = "deployment.ending.v1",
+        /// A deployment is over.
+        DeploymentEnded = "deployment.ended.v1",
+        /// A replica exists. Its name is made from the position.
+        ReplicaCreated = "replica.created.v1",
+        /// A replica is no more.
+        ReplicaDeleted = "replica.deleted.v1",
+        /// An operation is wanted. Issues its id.
+        OperationOpened = "operation.opened.v1",
+        /// Operations of a plan find no place yet.
+        PlanWaiting = "plan.waiting.v1",
+        /// An operation may run, and does.
+        OperationApproved = "operation.approved.v1",
+        /// An operation is over.
+        OperationEnded = "operation.ended.v1",
+        /// An operation has a place, and holds it. Issues the incarnation's id.
+        IncarnationReserved = "incarnation.reserved.v1",
+        /// An incarnation is asked for something else than before.
+        IncarnationCommanded = "incarnation.commanded.v1",
+        /// A command could not be carried out.
+        CommandFailed = "command.failed.v1",
+        /// An incarnation has been started.
+        IncarnationEnsured = "incarnation.ensured.v1",
+        /// An incarnation is ready; the operation that brought it up has succeeded.
+        IncarnationRunning = "incarnation.running.v1",
+        /// The processes of an incarnation changed, and its state did not.
+        IncarnationStatus = "incarnation.status.v1",
+        /// An incarnation has ended, and what it held is free.
+        IncarnationEnded = "incarnation.ended.v1",
+        /// An executor holds a cluster.
+        SessionOpened = "session.opened.v1",
+        /// An executor holds a cluster no more.
+        SessionClosed = "session.closed.v1",
+        /// An object that the fleet does not want has been judged.
+        ObjectJudged = "object.judged.v1",
+    }
+}
+
+macro_rules! body {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+        pub struct $name {
+            $($(#[$fdoc])* pub $field: $type),*
+        }
+    )*};
+}
+
+body! {
+    /// Body of [`Fact::TermStarted`]. Term and writer stand in the record's header.
+    TermStarted {
+        /// Where this decider takes input, if anywhere.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<String>,
+    }
+    /// Body of [`Fact::LineageStarted`]. The new lineage stands in the record's header.
+    LineageStarted {
+        /// The lineage so far.
+        previous: Lineage,
+        /// The last position under it.
+        at: Position,
+    }
+    /// Body of [`Fact::IntentAccepted`].
+    IntentAccepted {
+        /// Which repeats are the same intent.
+        key: Digest,
+        /// Whether a repeat asks for the same.
+        digest: Digest,
+        /// When it was asked, by its sender's clock, else when it was decided.
+        at: Time,
+        /// What came of it.
+        outcome: Outcome,
+        /// What it was about.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subject: Option<Subject>,
+        /// The subject's version now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<u64>,
+    }
+    /// Body of [`Fact::IntentRefused`].
+    IntentRefused {
+        /// Which repeats are the same intent.
+        key: Digest,
+        /// Whether a repeat asks for the same.
+        digest: Digest,
+        /// When it was asked, by its sender's clock, else when it was decided.
+        at: Time,
+        /// Why, for programs.
+        code: Code,
+        /// Why, for people.
+        detail: String,
+        /// What it was about.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        subject: Option<Subject>,
+        /// The subject's version now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<u64>,
+        /// Where in the body, as JSON Pointers with what is wrong there.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        errors: BTreeMap<String, String>,
+    }
+    /// Body of [`Fact::EntityParked`].
+    EntityParked {
+        /// Which.
+        subject: Subject,
+        /// What went wrong.
+        detail: String,
+    }
+    /// Body of [`Fact::ClusterApplied`].
+    ClusterApplied {
+        /// Which.
+        name: ClusterName,
+        /// What it is.
+        spec: ClusterSpec,
+    }
+    /// Body of [`Fact::ClusterActivityChanged`].
+    ClusterActivityChanged {
+        /// Which.
+        name: ClusterName,
+        /// What it is.
+        activity: Activity,
+    }
+    /// Body of [`Fact::ClusterDeleted`].
+    ClusterDeleted {
+        /// Which.
+        name: ClusterName,
+    }
+    /// Body of [`Fact::CapabilityApplied`].
+    CapabilityApplied {
+        /// Which.
+        name: CapabilityName,
+        /// What it is.
+        spec: CapabilitySpec,
+    }
+    /// Body of [`Fact::CapabilityActivityChanged`].
+    CapabilityActivityChanged {
+        /// Which.
+        name: CapabilityName,
+        /// What it is.
+        activity: Activity,
+    }
+    /// Body of [`Fact::CapabilityDeleted`].
+    CapabilityDeleted {
+        /// Which.
+        name: CapabilityName,
+    }
+    /// Body of [`Fact::NodeApplied`].
+    NodeApplied {
+        /// Which.
+        name: NodeName,
+        /// What it is.
+        spec: NodeSpec,
+    }
+    /// Body of [`Fact::NodeMoved`].
+    NodeMoved {
+        /// Which.
+        name: NodeName,
+        /// Its state now.
+        to: NodeState,
+        /// Its cluster now.
+        cluster: Option<ClusterName>,
+    }
+    /// Body of [`Fact::NodeDeleted`].
+    NodeDeleted {
+        /// Which.
+        name: NodeName,
+    }
+    /// Body of [`Fact::PlanApplied`].
+    PlanApplied {
+        /// Which.
+        name: PlanName,
+        /// Counts its edits, from 1.
+        generation: u32,
+        /// What it is.
+        spec: PlanSpec,
+    }
+    /// Body of [`Fact::PlanActivityChanged`].
+    PlanActivityChanged {
+        /// Which.
+        name: PlanName,
+        /// What it is.
+        activity: Activity,
+    }
+    /// Body of [`Fact::PlanDeleted`].
+    PlanDeleted {
+        /// Which.
+        name: PlanName,
+    }
+    /// Body of [`Fact::DeploymentCreated`].
+    DeploymentCreated {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+        /// Of which generation of the plan.
+        generation: u32,
+        /// What should run.
+        spec: DeploymentSpec,
+    }
+    /// Body of [`Fact::DeploymentStarted`].
+    DeploymentStarted {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+    }
+    /// Body of [`Fact::DeploymentEnding`].
+    DeploymentEnding {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+        /// How it will end.
+        why: DeploymentEnd,
+    }
+    /// Body of [`Fact::DeploymentEnded`].
+    DeploymentEnded {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+        /// How.
+        end: DeploymentEnd,
+    }
+    /// Body of [`Fact::ReplicaCreated`].
+    ReplicaCreated {
+        /// Which.
+        name: ReplicaName,
+        /// Of which plan.
+        plan: PlanName,
+        /// By which deployment of it.
+        deployment: DeploymentName,
+    }
+    /// Body of [`Fact::ReplicaDeleted`].
+    ReplicaDeleted {
+        /// Which.
+        name: ReplicaName,
+    }
+    /// Body of [`Fact::OperationOpened`].
+    OperationOpened {
+        /// On which replica.
+        replica: ReplicaName,
+        /// What.
+        kind: OperationKind,
+        /// On whose behalf: a deployment of the replica's plan, or else the intent that is the cause.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deployment: Option<DeploymentName>,
+        /// What may be approved, where no place has to be found first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        proposal: Option<Proposal>,
+    }
+    /// Body of [`Fact::PlanWaiting`].
+    PlanWaiting {
+        /// Which.
+        plan: PlanName,
+        /// Why not, by node.
+        reasons: Vec<Unfit>,
+    }
+    /// Body of [`Fact::OperationApproved`].
+    OperationApproved {
+        /// Which.
+        operation: OperationId,
+        /// On which replica.
+        replica: ReplicaName,
+        /// Who.
+        by: Approver,
+        /// On exactly what.
+        hash: Digest,
+        /// The incarnation that it commands, if one is concerned.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        incarnation: Option<IncarnationId>,
+        /// When what it commands has lasted too long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
+    }
+    /// Body of [`Fact::OperationEnded`].
+    OperationEnded {
+        /// Which.
+        operation: OperationId,
+        /// On which replica.
+        replica: ReplicaName,
+        /// How.
+        end: OperationEnd,
+    }
+    /// Body of [`Fact::IncarnationReserved`].
+    IncarnationReserved {
+        /// On behalf of which operation.
+        operation: OperationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// Where.
+        node: NodeName,
+        /// By which deployment's coordinates.
+        deployment: DeploymentName,
+        /// What it holds.
+        amounts: Amounts,
+        /// What it holds of storage, by class.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        volumes: BTreeMap<StorageClass, u64>,
+        /// What may be approved.
+        proposal: Proposal,
+    }
+    /// Body of [`Fact::IncarnationCommanded`].
+    IncarnationCommanded {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// The command.
+        effect: Effect,
+        /// What it becomes when its end is proved.
+        then: IncarnationEnd,
+        /// When that has lasted too long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
+    }
+    /// Body of [`Fact::CommandFailed`].
+    CommandFailed {
+        /// Of which incarnation.
+        incarnation: IncarnationId,
+        /// Which command.
+        revision: u32,
+        /// Which attempt at it, from 1.
+        attempt: u32,
+        /// What went wrong.
+        error: String,
+        /// When it is tried again; never, if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        not_before: Option<Time>,
+    }
+    /// Body of [`Fact::IncarnationEnsured`].
+    IncarnationEnsured {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// Each process.
+        processes: Vec<Process>,
+    }
+    /// Body of [`Fact::IncarnationRunning`].
+    IncarnationRunning {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// The operation that has succeeded by it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operation: Option<OperationId>,
+        /// Each process.
+        processes: Vec<Process>,
+    }
+    /// Body of [`Fact::IncarnationStatus`].
+    IncarnationStatus {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// Each process.
+        processes: Vec<Process>,
+    }
+    /// Body of [`Fact::IncarnationEnded`].
+    IncarnationEnded {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// Where it was.
+        node: NodeName,
+        /// How.
+        end: IncarnationEnd,
+        /// Each process, as far as its end was seen.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        processes: Vec<Process>,
+    }
+    /// Body of [`Fact::SessionOpened`]. Issues the session's id.
+    SessionOpened {
+        /// Its scope.
+        cluster: ClusterName,
+        /// Who.
+        executor: ExecutorName,
+        /// What it drives.
+        runtime: Runtime,
+    }
+    /// Body of [`Fact::SessionClosed`].
+    SessionClosed {
+        /// Which.
+        session: SessionId,
+        /// Its scope.
+        cluster: ClusterName,
+        /// Why.
+        end: SessionEnd,
+    }
+    /// Body of [`Fact::ObjectJudged`].
+    ObjectJudged {
+        /// Where.
+        cluster: ClusterName,
+        /// The incarnation that it says it is.
+        incarnation: IncarnationId,
+        /// What is to be done with it.
+        judgement: Judgement,
+        /// The revision of the command to remove it.
+        revision: u32,
+    }
+}
+
+words! {
+    /// What came of an accepted intent.
+    Outcome {
+        /// Something changed, or will.
+        Changed = "changed",
+        /// It was so already.
+        Unchanged = "unchanged",
+    }
+    /// What an executor is asked to do with an incarnation.
+    Effect {
+        /// Bring it up as its spec says; nothing, if it is.
+        Ensure = "ensure",
+        /// End it: ask, and kill when the time for that is over.
+        Stop = "stop",
+        /// End it at once.
+        Kill = "kill",
+    }
+    /// What is to be done with an object that the fleet does not want.
+    Judgement {
+        /// It was ours and is over: remove it.
+        Remove = "remove",
+        /// It is not ours to remove: leave it, and tell.
+        Quarantine = "quarantine",
+    }
+}
+
+/// Nodes that one reason rules out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Unfit {
+    /// Why, for people.
+    pub reason: String,
+    /// How many nodes.
+    pub count: u32,
+    /// The first of them by name, at most 64.
+    pub nodes: Vec<NodeName>,
+}
+
+/// What may be approved, and until when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Proposal {
+    /// The hash of what will be done.
+    pub hash: Digest,
+    /// When it expires.
+    pub expires: Time,
+}
+
+/// Who approved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Approver {
+    /// A person or program, by an intent.
+    Actor(Actor),
+    /// A rule, by its name.
+    Rule(String),
+}
+
+/// How an operation ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OperationEnd {
+    /// It did what it was to do.
+    Succeeded,
+    /// It did not.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// Someone refused to approve it.
+    Rejected {
+        /// Who.
+        by: Actor,
+        /// Why.
+        reason: String,
+    },
+    /// Nobody approved it in time.
+    Expired,
+    /// Its deployment went no further.
+    Cancelled {
+        /// Why.
+        reason: String,
+    },
+    /// Another operation took its place.
+    Superseded {
+        /// Which.
+        by: OperationId,
+    },
+}
+
+/// How a deployment ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeploymentEnd {
+    /// What it wanted is so.
+    Completed,
+    /// An operation of it failed.
+    Failed {
+        /// Which, and why.
+        cause: String,
+    },
+    /// Someone cancelled it.
+    Cancelled,
+    /// A newer one took its place before it began.
+    Superseded {
+        /// Which.
+        by: DeploymentName,
+    },
+}
+
+/// How an incarnation ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IncarnationEnd {
+    /// It ended as it was asked to, or cleanly by itself.
+    Destroyed,
+    /// It ended otherwise.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// It never came to run.
+    Unwound {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Fact {
+    /// Every entity that it changes. The version of the first alone rises.
+    pub fn subjects(&self) -> Vec<Subject> {
+        use Subject as S;
+        match self {
+            Fact::TermStarted(_) | Fact::LineageStarted(_) => vec![S::Fleet],
+            Fact::IntentAccepted(x) => x.subject.iter().cloned().collect(),
+            Fact::IntentRefused(x) => x.subject.iter().cloned().collect(),
+            Fact::EntityParked(x) => vec![x.subject.clone()],
+            Fact::ClusterApplied(x) => vec![S::Cluster(x.name.clone())],
+            Fact::ClusterActivityChanged(x) => vec![S::Cluster(x.name.clone())],
+            Fact::ClusterDeleted(x) => vec![S::Cluster(x.name.clone())],
+            Fact::CapabilityApplied(x) => vec![S::Capability(x.name.clone())],
+            Fact::CapabilityActivityChanged(x) => vec![S::Capability(x.name.clone())],
+            Fact::CapabilityDeleted(x) => vec![S::Capability(x.name.clone())],
+            Fact::NodeApplied(x) => vec![S::Node(x.name.clone())],
+            Fact::NodeMoved(x) => vec![S::Node(x.name.clone())],
+            Fact::NodeDeleted(x) => vec![S::Node(x.name.clone())],
+            Fact::PlanApplied(x) => vec![S::Plan(x.name.clone())],
+            Fact::PlanActivityChanged(x) => vec![S::Plan(x.name.clone())],
+            Fact::PlanDeleted(x) => vec![S::Plan(x.name.clone())],
+            Fact::DeploymentCreated(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
+            Fact::DeploymentStarted(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
+            Fact::DeploymentEnding(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
+            Fact::DeploymentEnded(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
+            Fact::ReplicaCreated(x) => vec![
+                S::Replica(x.name.clone()),
+                S::Deployment(x.plan.clone(), x.deployment.clone()),
+                S::Plan(x.plan.clone()),
+            ],
+            Fact::ReplicaDeleted(x) => vec![S::Replica(x.name.clone())],
+            Fact::OperationOpened(x) => vec![S::Replica(x.replica.clone())],
+            Fact::PlanWaiting(x) => vec![S::Plan(x.plan.clone())],
+            Fact::OperationApproved(x) => {
+                let mut all = vec![S::Operation(x.operation), S::Replica(x.replica.clone())];
+                all.extend(x.incarnation.map(S::Incarnation));
+                all
+            }
+            Fact::OperationEnded(x) => vec![S::Operation(x.operation), S::Replica(x.replica.clone())],
+            Fact::IncarnationReserved(x) => {
+                vec![S::Operation(x.operation), S::Replica(x.replica.clone()), S::Node(x.node.clone())]
+            }
+            Fact::IncarnationCommanded(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
+            Fact::CommandFailed(x) => vec![S::Incarnation(x.incarnation)],
+            Fact::IncarnationEnsured(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
+            Fact::IncarnationRunning(x) => {
+                let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())];
+                all.extend(x.operation.map(S::Operation));
+                all
+            }
+            Fact::IncarnationStatus(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
+            Fact::IncarnationEnded(x) => {
+                vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone()), S::Node(x.node.clone())]
+            }
+            Fact::SessionOpened(x) => vec![S::Cluster(x.cluster.clone())],
+            Fact::SessionClosed(x) => vec![S::Session(x.session), S::Cluster(x.cluster.clone())],
+            Fact::ObjectJudged(x) => vec![S::Cluster(x.cluster.clone())],
+        }
+    }
+
+    /// The entity whose id is made from the fact's own position, if it issues one.
+    pub fn issues(&self, lineage: Lineage, position: Position) -> Option<Subject> {
+        match self {
+            Fact::OperationOpened(_) => Some(Subject::Operation(OperationId::issue(lineage, position))),
+            Fact::IncarnationReserved(_) => Some(Subject::Incarnation(IncarnationId::issue(lineage, position))),
+            Fact::SessionOpened(_) => Some(Subject::Session(SessionId::issue(lineage, position))),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Intents: what someone wants. An intent may be refused; it carries an actor, and an id that makes it safe to repeat.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::event::bodies;
+use crate::id::OperationId;
+use crate::name::{
+    Actor, CapabilityName, ClusterName, DeploymentName, IntentId, NodeName, PlanName, ReplicaName, Source,
+};
+use crate::spec::{Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, PlanSpec};
+use crate::subject::Subject;
+use crate::time::Time;
+
+/// An intent with all that came with it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Request {
+    /// Makes it safe to repeat, with actor and source.
+    pub id: IntentId,
+    /// Where it comes from.
+    pub source: Source,
+    /// Who asks.
+    pub actor: Actor,
+    /// When it was first asked, by its sender's clock. Without one, the promise of idempotency holds for the
+    /// window only.
+    pub time: Option<Time>,
+    /// The version of the subject that it was based on.
+    pub expect: Option<u64>,
+    /// W3C trace context, kept as it came.
+    pub traceparent: Option<String>,
+    /// What is wanted.
+    pub intent: Intent,
+}
+
+impl Request {
+    /// Which repeats are the same intent: actor, source and id.
+    pub fn key(&self) -> Digest {
+        Digest::of(&[self.actor.as_str().as_bytes(), self.source.as_str().as_bytes(), self.id.as_str().as_bytes()])
+    }
+
+    /// Whether a repeat asks for the same: the typed body, with the expected version.
+    pub fn digest(&self) -> Digest {
+        let body = self.intent.data_json();
+        Digest::of(&[self.intent.type_name().as_bytes(), body.as_bytes(), format!("{:?}", self.expect).as_bytes()])
+    }
+}
+
+bodies! {
+    /// What someone wants.
+    Intent {
+        /// A cluster should be so.
+        ClusterApply = "cluster.apply.v1",
+        /// A cluster should be in use, or not.
+        ClusterSetActivity = "cluster.set_activity.v1",
+        /// A cluster should be forgotten.
+        ClusterDelete = "cluster.delete.v1",
+        /// A capability should be so.
+        CapabilityApply = "capability.apply.v1",
+        /// A capability should count, or not.
+        CapabilitySetActivity = "capability.set_activity.v1",
+        /// A capability should be forgotten.
+        CapabilityDelete = "capability.delete.v1",
+        /// A node should be so.
+        NodeApply = "node.apply.v1",
+        /// A node should change its state.
+        NodeSetState = "node.set_state.v1",
+        /// A node should be forgotten.
+        NodeDelete = "node.delete.v1",
+        /// A plan should be so; an edit is a new generation.
+        PlanApply = "plan.apply.v1",
+        /// A plan should take deployments, or not.
+        PlanSetActivity = "plan.set_activity.v1",
+        /// A plan should be forgotten.
+        PlanDelete = "plan.delete.v1",
+        /// A version of a plan's payloads should run, so many times.
+        DeploymentCreate = "deployment.create.v1",
+        /// A deployment should go no further.
+        DeploymentCancel = "deployment.cancel.v1",
+        /// A replica should be brought up again.
+        ReplicaStart = "replica.start.v1",
+        /// A replica should stop, and stay stopped.
+        ReplicaStop = "replica.stop.v1",
+        /// A replica should go, with all of it.
+        ReplicaDelete = "replica.delete.v1",
+        /// Operations may run, exactly as they were shown.
+        OperationApprove = "operation.approve.v1",
+        /// Operations should not run.
+        OperationReject = "operation.reject.v1",
+    }
+}
+
+/// Body of [`Intent::ClusterApply`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterApply {
+    /// Which.
+    pub name: ClusterName,
+    /// What it should be.
+    pub spec: ClusterSpec,
+}
+
+/// Body of [`Intent::ClusterSetActivity`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSetActivity {
+    /// Which.
+    pub name: ClusterName,
+    /// What it should be.
+    pub activity: Activity,
+}
+
+/// Body of [`Intent::ClusterDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterDelete {
+    /// Which.
+    pub name: ClusterName,
+}
+
+/// Body of [`Intent::CapabilityApply`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CapabilityApply {
+    /// Which.
+    pub name: CapabilityName,
+    /// What it should be.
+    pub spec: CapabilitySpec,
+}
+
+/// Body of [`Intent::CapabilitySetActivity`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CapabilitySetActivity {
+    /// Which.
+    pub name: CapabilityName,
+    /// What it should be.
+    pub activity: Activity,
+}
+
+/// Body of [`Intent::CapabilityDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CapabilityDelete {
+    /// Which.
+    pub name: CapabilityName,
+}
+
+/// Body of [`Intent::NodeApply`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeApply {
+    /// Which.
+    pub name: NodeName,
+    /// What it should be.
+    pub spec: NodeSpec,
+    /// The cluster that it should be allocated to, if it is in none.
+    #[serde(default)]
+    pub cluster: Option<ClusterName>,
+}
+
+/// Body of [`Intent::NodeSetState`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSetState {
+    /// Which.
+    pub name: NodeName,
+    /// The state wanted. From `unallocated`, `allocated` passes through `allocating` in the same commit.
+    pub state: NodeState,
+    /// The cluster, for `allocating` and `allocated` alone.
+    #[serde(default)]
+    pub cluster: Option<ClusterName>,
+}
+
+/// Body of [`Intent::NodeDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeDelete {
+    /// Which.
+    pub name: NodeName,
+}
+
+/// Body of [`Intent::PlanApply`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanApply {
+    /// Which.
+    pub name: PlanName,
+    /// What it should be.
+    pub spec: PlanSpec,
+}
+
+/// Body of [`Intent::PlanSetActivity`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanSetActivity {
+    /// Which.
+    pub name: PlanName,
+    /// What it should be.
+    pub activity: Activity,
+}
+
+/// Body of [`Intent::PlanDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanDelete {
+    /// Which.
+    pub name: PlanName,
+}
+
+/// Body of [`Intent::DeploymentCreate`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentCreate {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Its name, unique in the plan.
+    pub name: DeploymentName,
+    /// What should run.
+    pub spec: DeploymentSpec,
+}
+
+/// Body of [`Intent::DeploymentCancel`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentCancel {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Which.
+    pub name: DeploymentName,
+}
+
+/// Body of [`Intent::ReplicaStart`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaStart {
+    /// Which.
+    pub name: ReplicaName,
+}
+
+/// Body of [`Intent::ReplicaStop`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaStop {
+    /// Which.
+    pub name: ReplicaName,
+}
+
+/// Body of [`Intent::ReplicaDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaDelete {
+    /// Which.
+    pub name: ReplicaName,
+}
+
+/// One operation, as it was shown to whoever approves it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Shown {
+    /// Which.
+    pub operation: OperationId,
+    /// The hash of what it will do, as it was shown.
+    pub hash: Digest,
+}
+
+/// Body of [`Intent::OperationApprove`]. All of them or none.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OperationApprove {
+    /// Which, and as what; at most 200.
+    pub operations: Vec<Shown>,
+}
+
+/// Body of [`Intent::OperationReject`]. All of them or none.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OperationReject {
+    /// Which; at most 200.
+    pub operations: Vec<OperationId>,
+    /// Why not.
+    #[serde(default)]
+    pub reason: String,
+}
+
+impl Intent {
+    /// What it is about; of many operations, the first.
+    pub fn subject(&self) -> Option<Subject> {
+        Some(match self {
+            Intent::ClusterApply(x) => Subject::Cluster(x.name.clone()),
+            Intent::ClusterSetActivity(x) => Subject::Cluster(x.name.clone()),
+            Intent::ClusterDelete(x) => Subject::Cluster(x.name.clone()),
+            Intent::CapabilityApply(x) => Subject::Capability(x.name.clone()),
+            Intent::CapabilitySetActivity(x) => Subject::Capability(x.name.clone()),
+            Intent::CapabilityDelete(x) => Subject::Capability(x.name.clone()),
+            Intent::NodeApply(x) => Subject::Node(x.name.clone()),
+            Intent::NodeSetState(x) => Subject::Node(x.name.clone()),
+            Intent::NodeDelete(x) => Subject::Node(x.name.clone()),
+            Intent::PlanApply(x) => Subject::Plan(x.name.clone()),
+            Intent::PlanSetActivity(x) => Subject::Plan(x.name.clone()),
+            Intent::PlanDelete(x) => Subject::Plan(x.name.clone()),
+            Intent::DeploymentCreate(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DeploymentCancel(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::ReplicaStart(x) => Subject::Replica(x.name.clone()),
+            Intent::ReplicaStop(x) => Subject::Replica(x.name.clone()),
+            Intent::ReplicaDelete(x) => Subject::Replica(x.name.clone()),
+            Intent::OperationApprove(x) => Subject::Operation(x.operations.first()?.operation),
+            Intent::OperationReject(x) => Subject::Operation(*x.operations.first()?),
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! The words of Chancery: what may be said, and the bytes in which it is kept.
+//!
+//! No I/O, no async, no clock and no randomness. In reading order: numbers and ids, names and amounts, specs that
+//! people write, then intents, observations and facts, the record that keeps them, and the CloudEvents that show
+//! them.
+
+pub mod amount;
+pub mod digest;
+pub mod event;
+pub mod fact;
+pub mod id;
+pub mod intent;
+pub mod name;
+pub mod observation;
+pub mod protocol;
+pub mod record;
+pub mod refusal;
+pub mod spec;
+pub mod subject;
+pub mod template;
+pub mod time;

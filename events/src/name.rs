@@ -1,0 +1,252 @@
+//! Names: a type of its own for each kind of thing, right from birth, whether it comes from JSON, a path or a
+//! command line.
+//!
+//! | rule | used for |
+//! |---|---|
+//! | *label*: 1 to 63 of `a-z`, `0-9`, `-` and `.`, beginning and ending with a letter or digit | things with a name of their own |
+//! | *word*: 1 to 63 of letters, digits, `-`, `.`, `_` and `/` | types, classes, keys that people already use elsewhere |
+//! | *text*: 1 to 256 printable characters | who and where: actors, sources, idempotency keys |
+//!
+//! The text is shared: a clone costs a count.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Text that breaks the rule of the name it was meant for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    /// Empty, or longer than the rule allows.
+    #[error("write 1 to {most} characters, not {found}")]
+    Length {
+        /// Characters allowed.
+        most: usize,
+        /// Characters given.
+        found: usize,
+    },
+    /// A character that the rule does not allow, or not there.
+    #[error("{found:?} may not stand at character {at}: {rule}")]
+    Character {
+        /// The character.
+        found: char,
+        /// Its place, from 1.
+        at: usize,
+        /// What may stand there.
+        rule: &'static str,
+    },
+}
+
+fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bool) -> Result<(), BadName> {
+    let count = text.chars().count();
+    if count == 0 || count > most {
+        return Err(BadName::Length { most, found: count });
+    }
+    for (index, found) in text.chars().enumerate() {
+        if !fits(found, index == 0 || index + 1 == count) {
+            return Err(BadName::Character { found, at: index + 1, rule });
+        }
+    }
+    Ok(())
+}
+
+fn label(text: &str) -> Result<(), BadName> {
+    let rule = "use a-z, 0-9, '-' and '.', with a letter or digit at both ends";
+    check(text, 63, rule, |c, edge| match c {
+        'a'..='z' | '0'..='9' => true,
+        '-' | '.' => !edge,
+        _ => false,
+    })
+}
+
+fn word(text: &str) -> Result<(), BadName> {
+    let rule = "use letters, digits, '-', '.', '_' and '/', with a letter or digit first and last";
+    check(text, 63, rule, |c, edge| c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/')))
+}
+
+fn text(text: &str) -> Result<(), BadName> {
+    check(text, 256, "use printable characters", |c, _| !c.is_control())
+}
+
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident: $rule:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = BadName;
+            fn from_str(given: &str) -> Result<$name, BadName> {
+                $rule(given).map(|()| $name(given.into()))
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
+                struct Visit;
+                impl serde::de::Visitor<'_> for Visit {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("a name")
+                    }
+                    fn visit_str<E: serde::de::Error>(self, given: &str) -> Result<$name, E> {
+                        given.parse().map_err(E::custom)
+                    }
+                }
+                from.deserialize_str(Visit).map_err(D::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                names!(@schema $rule)
+            }
+        }
+    )*};
+    (@schema label) => {
+        json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
+    };
+    (@schema word) => {
+        json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$" })
+    };
+    (@schema text) => {
+        json_schema!({ "type": "string", "minLength": 1, "maxLength": 256 })
+    };
+}
+
+names! {
+    /// A fleet: the unit of order.
+    FleetName: label;
+    /// A cluster of nodes behind one orchestrator.
+    ClusterName: label;
+    /// A capability, unique in its fleet.
+    CapabilityName: word;
+    /// What a capability is a measure of, as `GPU`.
+    CapabilityType: word;
+    /// A node.
+    NodeName: label;
+    /// A group of nodes that may go together.
+    DomainName: label;
+    /// Where a node stands, coarser than a domain.
+    ZoneName: label;
+    /// A class of storage, as `fast-ssd`.
+    StorageClass: word;
+    /// A key of labels, selectors, coordinates, environment.
+    Key: word;
+    /// A plan.
+    PlanName: label;
+    /// A namespace that a plan's runs live in.
+    Namespace: label;
+    /// The service that a plan provides; replicas are named after it.
+    ServiceName: label;
+    /// A payload of a plan.
+    PayloadName: label;
+    /// A port of a payload, as `http`.
+    PortName: label;
+    /// A deployment, unique in its plan.
+    DeploymentName: label;
+    /// A replica, unique for ever: its service, and a suffix made from the position that issued it.
+    ReplicaName: label;
+    /// An executor, as it calls itself.
+    ExecutorName: label;
+    /// Who asks: a stable id, never a person's data.
+    Actor: text;
+    /// Where an input comes from, as `cli` or `/ci/main`.
+    Source: text;
+    /// What makes an intent safe to repeat, unique for its actor and source.
+    IntentId: text;
+}
+
+impl ReplicaName {
+    /// The name of the replica that the event at `position` creates: `nginx-7f3k`.
+    ///
+    /// The suffix is the position in base 36, lowest digit first, so that neighbours differ where people look;
+    /// it is unique because positions are. A long service is cut to make room.
+    pub fn issue(service: &ServiceName, position: crate::id::Position) -> ReplicaName {
+        let digits = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let mut suffix = Vec::with_capacity(12);
+        let mut rest = position.get();
+        while rest > 0 || suffix.len() < 4 {
+            suffix.push(digits[(rest % 36) as usize]);
+            rest /= 36;
+        }
+        let suffix: String = suffix.into_iter().map(char::from).collect();
+        let room = 62 - suffix.len();
+        let service = service.as_str();
+        let stem = service[..service.len().min(room)].trim_end_matches(['-', '.']);
+        ReplicaName(format!("{stem}-{suffix}").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Position;
+
+    #[test]
+    fn a_label_is_lower_case_and_begins_and_ends_with_a_letter_or_digit() {
+        for good in ["a", "node-1", "kind-worker2", "nginx.v1"] {
+            assert!(good.parse::<NodeName>().is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a-", "Node", "a_b", "ä", "a b", &"x".repeat(64)] {
+            assert!(bad.parse::<NodeName>().is_err(), "{bad}");
+        }
+        let error = "node one".parse::<NodeName>().expect_err("a space");
+        assert!(error.to_string().starts_with("' ' may not stand at character 5"), "{error}");
+    }
+
+    #[test]
+    fn json_obeys_the_same_rule() {
+        assert!(serde_json::from_str::<CapabilityType>("\"GPU\"").is_ok());
+        assert!(serde_json::from_str::<NodeName>("\"GPU\"").is_err());
+    }
+
+    #[test]
+    fn replicas_of_neighbouring_positions_have_different_names_that_are_valid() {
+        let long: ServiceName = format!("{}-b", "a".repeat(61)).parse().expect("63 characters");
+        let mut seen = std::collections::BTreeSet::new();
+        for position in (1..5000).chain([Position::MAX.get()]) {
+            let name = ReplicaName::issue(&long, Position::new(position));
+            assert!(name.as_str().parse::<ReplicaName>().is_ok(), "{name}");
+            assert!(seen.insert(name));
+        }
+    }
+}

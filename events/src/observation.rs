@@ -1,0 +1,216 @@
+//! Observations: what an executor saw. Applied, stale or unchanged; refused only if its sender may not speak for it.
+//!
+//! Only those that change something stand in the journal.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::event::bodies;
+use crate::id::{IncarnationId, Position, SessionId};
+use crate::name::{ClusterName, ExecutorName, PayloadName, PortName};
+use crate::spec::{Runtime, words};
+use crate::subject::Subject;
+
+bodies! {
+    /// What an executor saw, or what became of its session.
+    Observation {
+        /// An executor asks for a cluster that has no live session.
+        SessionHello = "session.hello.v1",
+        /// A session's lease ran out, or its executor left.
+        SessionOver = "session.over.v1",
+        /// Something about an incarnation.
+        IncarnationReported = "incarnation.reported.v1",
+        /// An object with our labels that the fleet does not want.
+        ObjectReported = "object.reported.v1",
+    }
+}
+
+/// Body of [`Observation::SessionHello`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SessionHello {
+    /// Its scope.
+    pub cluster: ClusterName,
+    /// Who.
+    pub executor: ExecutorName,
+    /// What it drives.
+    pub runtime: Runtime,
+}
+
+words! {
+    /// Why a session is over.
+    SessionEnd {
+        /// No heartbeat for a lease.
+        Lost = "lost",
+        /// The executor said goodbye.
+        Left = "left",
+        /// Another executor took the scope, holding its lock.
+        Replaced = "replaced",
+    }
+}
+
+/// Body of [`Observation::SessionOver`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SessionOver {
+    /// Which.
+    pub session: SessionId,
+    /// Why.
+    pub end: SessionEnd,
+}
+
+/// Body of [`Observation::IncarnationReported`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IncarnationReported {
+    /// Whose report.
+    pub session: SessionId,
+    /// What was seen.
+    pub report: Report,
+}
+
+/// What was seen of one incarnation, reflecting every command up to `revision`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Which.
+    pub incarnation: IncarnationId,
+    /// The command's revision that the report reflects.
+    pub revision: u32,
+    /// What.
+    pub saw: Saw,
+}
+
+/// What an executor may see of an incarnation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Saw {
+    /// The outcome of an ensure: everything that it asks for has been started.
+    Ensured {
+        /// Each process.
+        processes: Vec<Process>,
+    },
+    /// All processes are online. Stands for the outcome of an ensure as well.
+    Ready {
+        /// Each process.
+        processes: Vec<Process>,
+    },
+    /// Not all processes are online.
+    NotReady {
+        /// Each process.
+        processes: Vec<Process>,
+    },
+    /// It has ended, proved by the exits of its processes.
+    Ended {
+        /// How.
+        exit: Exit,
+        /// Each process.
+        processes: Vec<Process>,
+    },
+    /// Nothing of it exists, and nothing at or below the revision will ever be carried out: a tombstone.
+    Gone,
+    /// The command at the revision could not be carried out.
+    Failed {
+        /// What went wrong.
+        message: String,
+        /// Whether it is worth trying again.
+        hope: Hope,
+    },
+}
+
+words! {
+    /// Whether a failed command is worth trying again.
+    Hope {
+        /// It may work later.
+        Retry = "retry",
+        /// It never will.
+        Never = "never",
+    }
+}
+
+/// How an incarnation ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// Every process ended by itself with status 0, or all were asked to stop.
+    Clean,
+    /// A process ended by itself otherwise.
+    Failed {
+        /// Which, and how.
+        reason: String,
+    },
+}
+
+/// One process of an incarnation.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Process {
+    /// Its payload.
+    pub payload: PayloadName,
+    /// Its number in the payload, from 0.
+    pub index: u16,
+    /// Its process id, where the runtime has one.
+    pub pid: Option<u32>,
+    /// Its assigned addresses.
+    pub addresses: Vec<Address>,
+    /// Whether it is online.
+    pub status: ProcessStatus,
+}
+
+/// An assigned port.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Address {
+    /// The port's name.
+    pub port: PortName,
+    /// `host:port`.
+    pub address: String,
+}
+
+/// Whether a process is online, and if not, why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessStatus {
+    /// Started and ready.
+    Online,
+    /// Started, not ready yet.
+    Initializing,
+    /// Killed for want of memory, at this death.
+    OomKilled,
+    /// Ended by itself with this status.
+    Exited {
+        /// Its exit status.
+        code: i32,
+    },
+    /// Ended by a signal.
+    Signaled {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Ended, and nobody saw how.
+    Unknown,
+}
+
+/// Body of [`Observation::ObjectReported`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectReported {
+    /// Whose report.
+    pub session: SessionId,
+    /// The incarnation that it says it is.
+    pub incarnation: IncarnationId,
+    /// The highest revision that the executor knows of it.
+    pub revision: u32,
+    /// The highest position that the executor has seen.
+    pub seen: Position,
+}
+
+impl Observation {
+    /// What it is about.
+    pub fn subject(&self) -> Subject {
+        match self {
+            Observation::SessionHello(x) => Subject::Cluster(x.cluster.clone()),
+            Observation::SessionOver(x) => Subject::Session(x.session),
+            Observation::IncarnationReported(x) => Subject::Incarnation(x.report.incarnation),
+            Observation::ObjectReported(x) => Subject::Incarnation(x.incarnation),
+        }
+    }
+}

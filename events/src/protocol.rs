@@ -1,0 +1,253 @@
+//! What an executor and the decider say to each other: one JSON text a message, in one process or over a wire.
+//!
+//! ```text
+//! executor                                     decider
+//!   Hello{executor, cluster, runtime, seen}  ─►        opens or resumes the session, draws an attach
+//!                          ◄─  Welcome{envelope, lease, commands, settled?}
+//!   Level{..., more|last}  ─►                          everything that it has, each as a report
+//!                          ◄─  Command{envelope, …} | Forget{incarnation} | Accepted{sequence}
+//!   Report{sequence, …}    ─►                          one change
+//!   Heartbeat{sequence}    ─►   ◄─  Beat{envelope}     renews the lease from its sending
+//!   Goodbye                ─►
+//! ```
+//! Nothing that was decided on state that is not durable is sent. Everything may be said twice.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fact::{Effect, Judgement};
+use crate::id::{Attach, IncarnationId, Lineage, Position, SessionId, Term};
+use crate::name::{ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName};
+use crate::observation::Report;
+use crate::record::Hash;
+use crate::spec::{Port, Probe, Run, Runtime};
+
+/// The head of the journal as someone has seen it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Head {
+    /// The last position.
+    pub position: Position,
+    /// The hash of the record that ends there.
+    pub hash: Hash,
+    /// The term that wrote it.
+    pub term: Term,
+}
+
+/// What every message of the decider carries: who speaks, and how much it knows.
+///
+/// An executor keeps the highest head on disk, refuses lower terms, and stops if the hash at a position that it
+/// knows differs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// The session.
+    pub session: SessionId,
+    /// This connection of it.
+    pub attach: Attach,
+    /// The durable head.
+    pub head: Head,
+}
+
+/// What an executor says.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToDecider {
+    /// The first word of a connection.
+    Hello {
+        /// Who.
+        executor: ExecutorName,
+        /// The scope wanted. The sender holds the scope's lock.
+        cluster: ClusterName,
+        /// What it drives.
+        runtime: Runtime,
+        /// The highest head that it has seen, with the lineage.
+        seen: Option<(Lineage, Head)>,
+    },
+    /// A part of everything that it has: what was seen of each incarnation, and objects without a command.
+    Level {
+        /// This connection.
+        attach: Attach,
+        /// Reports.
+        reports: Vec<Report>,
+        /// Whether this is the last part.
+        part: Part,
+    },
+    /// A change, after the level.
+    Report {
+        /// This connection.
+        attach: Attach,
+        /// Counts the reports of this connection, from 1.
+        sequence: u64,
+        /// What was seen.
+        report: Report,
+    },
+    /// Still here.
+    Heartbeat {
+        /// This connection.
+        attach: Attach,
+        /// Given back in [`FromDecider::Beat`], so that the executor knows when the lease it renews was sent.
+        beat: u64,
+    },
+    /// Leaves, with everything left running.
+    Goodbye {
+        /// This connection.
+        attach: Attach,
+    },
+}
+
+/// Whether more parts follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// More follow.
+    More,
+    /// This is the last.
+    Last,
+}
+
+/// What the decider says.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromDecider {
+    /// The answer to a hello: the session is this executor's.
+    Welcome {
+        /// Who speaks.
+        envelope: Envelope,
+        /// The journal's identity.
+        lineage: Lineage,
+        /// The fleet.
+        fleet: FleetName,
+        /// How long the session lives without a heartbeat.
+        #[serde(with = "millis")]
+        lease: Duration,
+        /// The last command of every incarnation that is not over: the whole desired inventory.
+        commands: Vec<Command>,
+    },
+    /// The answer to a hello: not now, or never.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Whether it is worth asking again.
+        again: Again,
+    },
+    /// Something is to be done.
+    Command {
+        /// Who speaks.
+        envelope: Envelope,
+        /// What.
+        command: Command,
+    },
+    /// The reports up to `sequence` are decided and durable.
+    Accepted {
+        /// Who speaks.
+        envelope: Envelope,
+        /// The last of them.
+        sequence: u64,
+    },
+    /// The incarnation is over in the journal: what was kept of it (exit statuses, tombstone) may go.
+    Forget {
+        /// Who speaks.
+        envelope: Envelope,
+        /// Which.
+        incarnation: IncarnationId,
+    },
+    /// What to do with an object that the fleet does not want.
+    Judged {
+        /// Who speaks.
+        envelope: Envelope,
+        /// Which.
+        incarnation: IncarnationId,
+        /// What.
+        judgement: Judgement,
+        /// The revision of the removal.
+        revision: u32,
+    },
+    /// The answer to a heartbeat.
+    Beat {
+        /// Who speaks.
+        envelope: Envelope,
+        /// Which heartbeat.
+        beat: u64,
+    },
+    /// The session or this connection of it is over: say hello again.
+    Closed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Whether a refused hello is worth repeating.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Again {
+    /// Later, perhaps.
+    Later,
+    /// This executor knows more than the decider: there is a newer one. Stop acting, and exit.
+    NewerElsewhere,
+    /// The journal is another one, or has been altered. Stop acting, and exit.
+    Never,
+}
+
+/// One effect on one incarnation, idempotent, ending in exactly one outcome. Named by incarnation and revision.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Command {
+    /// On which.
+    pub incarnation: IncarnationId,
+    /// A higher one closes all lower ones.
+    pub revision: u32,
+    /// Which attempt, from 1.
+    pub attempt: u32,
+    /// What.
+    pub effect: Effect,
+    /// From asking until killing.
+    #[serde(with = "millis")]
+    pub grace: Duration,
+    /// What it is, for labels and for an ensure.
+    pub spec: RunSpec,
+}
+
+/// What an incarnation is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RunSpec {
+    /// Of which replica.
+    pub replica: ReplicaName,
+    /// Of which plan.
+    pub plan: PlanName,
+    /// On which node.
+    pub node: NodeName,
+    /// Its parts.
+    pub payloads: Vec<RunPayload>,
+}
+
+/// A part of an incarnation, with coordinates filled in; `${port.…}` and the like are the executor's to fill.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RunPayload {
+    /// Its name.
+    pub name: PayloadName,
+    /// How many processes.
+    pub processes: u16,
+    /// Ports of each process.
+    pub ports: Vec<Port>,
+    /// The coordinates that the deployment gave it, also for `${KEY}`.
+    pub coordinates: BTreeMap<Key, String>,
+    /// What to start.
+    pub run: Option<Run>,
+    /// When it is ready.
+    pub ready: Option<Probe>,
+}
+
+/// Durations as whole milliseconds.
+mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
+    }
+}

@@ -1,0 +1,448 @@
+//! What people write: the specs of clusters, capabilities, nodes, plans and deployments.
+//!
+//! These shapes stand in intents, in facts, in the state and in answers. Nothing is left out when they are
+//! written (`skip_serializing_if` would break the positional codec of snapshots and rows), and unknown fields are
+//! refused when they are read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::amount::Amounts;
+use crate::name::{
+    CapabilityName, CapabilityType, ClusterName, DomainName, Key, Namespace, PayloadName, PortName, ServiceName,
+    StorageClass, ZoneName,
+};
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        pub enum $name {
+            $($(#[$vdoc])* #[serde(rename = $word)] $variant),*
+        }
+
+        impl $name {
+            /// Every one, in order.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The word for it, everywhere.
+            pub const fn word(self) -> &'static str {
+                match self { $($name::$variant => $word),* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    )*};
+}
+pub(crate) use words;
+
+words! {
+    /// What an orchestrator is made of.
+    Runtime {
+        /// Operating-system processes on the executor's own machine.
+        Process = "process",
+        /// Nothing real: for tests, sizing and play.
+        Simulated = "simulated",
+    }
+    /// Whether something is in use.
+    Activity {
+        /// In use.
+        Active = "active",
+        /// Kept, but not to be chosen.
+        Inactive = "inactive",
+    }
+    /// How the named capabilities are compared with those of a node, within one type.
+    Comparator {
+        /// At least one of the named.
+        In = "in",
+        /// None of the named.
+        NotIn = "not_in",
+        /// All of the named.
+        Eq = "eq",
+        /// A score of at least each of the named.
+        Gte = "gte",
+        /// A score of at most each of the named.
+        Lte = "lte",
+    }
+    /// Whether replicas of one plan may share a node.
+    Sharing {
+        /// One replica of the plan a node.
+        Never = "never",
+        /// As many as fit.
+        Allowed = "allowed",
+    }
+    /// A transport protocol.
+    Protocol {
+        /// TCP.
+        Tcp = "TCP",
+        /// UDP.
+        Udp = "UDP",
+    }
+    /// Who approves an operation.
+    Approval {
+        /// A person.
+        Manual = "manual",
+        /// The plan's own rule, at once.
+        Automatic = "automatic",
+    }
+    /// What an operation does to its replica.
+    OperationKind {
+        /// Brings a new replica up.
+        Create = "create",
+        /// Brings a replica up again.
+        Start = "start",
+        /// Ends its run and keeps the replica.
+        Stop = "stop",
+        /// Ends its run and removes the replica.
+        Delete = "delete",
+    }
+    /// The states of a node.
+    NodeState {
+        /// Known, in no cluster.
+        Unallocated = "unallocated",
+        /// On its way into a cluster.
+        Allocating = "allocating",
+        /// In a cluster; takes placements.
+        Allocated = "allocated",
+        /// Taken out of its cluster.
+        Evicted = "evicted",
+        /// Being cleaned.
+        Sanitizing = "sanitizing",
+        /// Gone, on the operator's word, with everything on it.
+        Expunged = "expunged",
+    }
+}
+
+/// A set of nodes behind one orchestrator.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    /// What its orchestrator is made of.
+    pub runtime: Runtime,
+}
+
+/// Something a node may have, with a score.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CapabilitySpec {
+    /// What it is a measure of, as `GPU`.
+    #[serde(rename = "type")]
+    pub kind: CapabilityType,
+    /// Higher is better, within a type.
+    pub score: u32,
+}
+
+/// Storage of one class on a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Storage {
+    /// Its class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+}
+
+/// A place with capacity.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSpec {
+    /// The update domain: nodes that may go together.
+    pub domain: DomainName,
+    /// Where it stands.
+    #[serde(default)]
+    pub zone: Option<ZoneName>,
+    /// For selectors.
+    #[serde(default)]
+    pub labels: BTreeMap<Key, String>,
+    /// All that it has.
+    pub total: Amounts,
+    /// What of it is not for placements.
+    #[serde(default)]
+    pub reserved: Amounts,
+    /// What it has, by name.
+    #[serde(default)]
+    pub capabilities: Vec<CapabilityName>,
+    /// Storage, at most one entry a class.
+    #[serde(default)]
+    pub storage: Vec<Storage>,
+}
+
+/// A condition on a node's capabilities of one type.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Matcher {
+    /// The type whose capabilities are compared.
+    #[serde(rename = "type")]
+    pub kind: CapabilityType,
+    /// How.
+    pub comparator: Comparator,
+    /// With which.
+    pub names: Vec<CapabilityName>,
+}
+
+/// A port of a payload.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Its name, for `${port.NAME}`.
+    pub name: PortName,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
+    pub port: u16,
+}
+
+/// Storage that a payload needs on its node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeClaim {
+    /// Its class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+    /// Where the payload sees it.
+    pub mount: String,
+}
+
+/// What a process executor starts.
+///
+/// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,
+/// `${port.NAME}`, and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// The program and its arguments; no shell.
+    pub argv: Vec<String>,
+    /// The whole environment, but for what the executor adds (`docs`: executor).
+    #[serde(default)]
+    pub env: BTreeMap<Key, String>,
+}
+
+/// How a process shows that it is ready. Without a probe it is ready when it runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Probe {
+    /// The port accepts a connection.
+    Tcp {
+        /// The port's name.
+        port: PortName,
+    },
+    /// `GET path` at the port answers 2xx.
+    Http {
+        /// The port's name.
+        port: PortName,
+        /// The path, beginning with `/`.
+        path: String,
+    },
+}
+
+/// A part of a plan's replica: one or more equal processes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Payload {
+    /// Its name, unique in the plan.
+    pub name: PayloadName,
+    /// What each of its processes needs.
+    pub resources: Amounts,
+    /// How many processes, at least one.
+    #[serde(default = "one")]
+    pub processes: u16,
+    /// Its ports, each process its own.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    /// Its storage.
+    #[serde(default)]
+    pub volumes: Vec<VolumeClaim>,
+    /// What to start.
+    #[serde(default)]
+    pub run: Option<Run>,
+    /// When it is ready.
+    #[serde(default)]
+    pub ready: Option<Probe>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+/// Who approves, by kind of operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApprovalPolicy {
+    /// Of `create`.
+    #[serde(default = "manual")]
+    pub create: Approval,
+    /// Of `start`.
+    #[serde(default = "manual")]
+    pub start: Approval,
+    /// Of `stop`.
+    #[serde(default = "manual")]
+    pub stop: Approval,
+    /// Of `delete`.
+    #[serde(default = "manual")]
+    pub delete: Approval,
+}
+
+fn manual() -> Approval {
+    Approval::Manual
+}
+
+impl ApprovalPolicy {
+    /// The same for every kind.
+    pub const fn all(approval: Approval) -> ApprovalPolicy {
+        ApprovalPolicy { create: approval, start: approval, stop: approval, delete: approval }
+    }
+
+    /// Who approves operations of `kind`.
+    pub const fn of(self, kind: OperationKind) -> Approval {
+        match kind {
+            OperationKind::Create => self.create,
+            OperationKind::Start => self.start,
+            OperationKind::Stop => self.stop,
+            OperationKind::Delete => self.delete,
+        }
+    }
+}
+
+impl Default for ApprovalPolicy {
+    fn default() -> ApprovalPolicy {
+        ApprovalPolicy::all(Approval::Manual)
+    }
+}
+
+/// How long things may take, in milliseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Timeouts {
+    /// An operation waits for approval at most this long.
+    #[serde(default = "Timeouts::approval_default")]
+    pub approval: u64,
+    /// From the first command until ready.
+    #[serde(default = "Timeouts::start_default")]
+    pub start: u64,
+    /// From SIGTERM until SIGKILL.
+    #[serde(default = "Timeouts::stop_default")]
+    pub stop: u64,
+}
+
+impl Timeouts {
+    const fn approval_default() -> u64 {
+        24 * 60 * 60 * 1000
+    }
+    const fn start_default() -> u64 {
+        5 * 60 * 1000
+    }
+    const fn stop_default() -> u64 {
+        10 * 1000
+    }
+
+    /// An operation waits for approval at most this long.
+    pub const fn approval(self) -> Duration {
+        Duration::from_millis(self.approval)
+    }
+
+    /// From the first command until ready.
+    pub const fn start(self) -> Duration {
+        Duration::from_millis(self.start)
+    }
+
+    /// From SIGTERM until SIGKILL.
+    pub const fn stop(self) -> Duration {
+        Duration::from_millis(self.stop)
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
+            approval: Timeouts::approval_default(),
+            start: Timeouts::start_default(),
+            stop: Timeouts::stop_default(),
+        }
+    }
+}
+
+/// What to run and where it may run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanSpec {
+    /// The namespace that its runs live in.
+    pub namespace: Namespace,
+    /// The service that it provides; replicas are named after it.
+    pub service: ServiceName,
+    /// Only nodes of this cluster.
+    #[serde(default)]
+    pub cluster: Option<ClusterName>,
+    /// Only nodes of this zone.
+    #[serde(default)]
+    pub zone: Option<ZoneName>,
+    /// Only nodes with these labels.
+    #[serde(default)]
+    pub selectors: BTreeMap<Key, String>,
+    /// Only nodes with such capabilities; all must hold, at most one a type.
+    #[serde(default)]
+    pub matchers: Vec<Matcher>,
+    /// Whether its replicas may share a node.
+    #[serde(default = "never")]
+    pub sharing: Sharing,
+    /// Its parts, at least one.
+    pub payloads: Vec<Payload>,
+    /// Who approves.
+    #[serde(default)]
+    pub approval: ApprovalPolicy,
+    /// How long things may take.
+    #[serde(default)]
+    pub timeouts: Timeouts,
+}
+
+fn never() -> Sharing {
+    Sharing::Never
+}
+
+impl PlanSpec {
+    /// What one replica needs of a node.
+    pub fn amounts(&self) -> Amounts {
+        self.payloads
+            .iter()
+            .map(|p| {
+                let n = u64::from(p.processes);
+                Amounts {
+                    cpu: p.resources.cpu.saturating_mul(n),
+                    memory: p.resources.memory.saturating_mul(n),
+                    disk: p.resources.disk.saturating_mul(n),
+                }
+            })
+            .sum()
+    }
+
+    /// What one replica needs of a node's storage, by class.
+    pub fn volumes(&self) -> BTreeMap<StorageClass, u64> {
+        let mut sums = BTreeMap::new();
+        for claim in self.payloads.iter().flat_map(|p| &p.volumes) {
+            let sum: &mut u64 = sums.entry(claim.class.clone()).or_default();
+            *sum = sum.saturating_add(claim.capacity);
+        }
+        sums
+    }
+}
+
+/// Which version of each payload to run, as the payload's own keys say it.
+pub type Coordinates = BTreeMap<PayloadName, BTreeMap<Key, String>>;
+
+/// A version of a plan's payloads, and a count.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentSpec {
+    /// For each payload that has any.
+    #[serde(default)]
+    pub coordinates: Coordinates,
+    /// How many replicas.
+    pub count: u32,
+}

@@ -1,0 +1,54 @@
+//! Placeholders in what people write: `${version}`, `${port.http}`; `$$` is a dollar.
+
+/// Text whose placeholders cannot be read or filled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadTemplate {
+    /// A dollar that begins neither `${…}` nor `$$`.
+    #[error("write $$ for a dollar, or ${{NAME}} for a placeholder, at character {at}")]
+    Dollar {
+        /// Its place, from 1.
+        at: usize,
+    },
+    /// A placeholder that nothing fills.
+    #[error("nothing fills the placeholder ${{{name}}}")]
+    Unknown {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// The text with its placeholders filled by `value`.
+pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result<String, BadTemplate> {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(dollar) = rest.find('$') {
+        let bad = || BadTemplate::Dollar { at: text.len() - rest.len() + dollar + 1 };
+        filled.push_str(&rest[..dollar]);
+        let after = &rest[dollar + 1..];
+        if let Some(more) = after.strip_prefix('$') {
+            filled.push('$');
+            rest = more;
+        } else {
+            let (name, more) = after.strip_prefix('{').and_then(|inner| inner.split_once('}')).ok_or_else(bad)?;
+            let value = value(name).ok_or_else(|| BadTemplate::Unknown { name: name.into() })?;
+            filled.push_str(&value);
+            rest = more;
+        }
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_filled_and_dollars_kept() {
+        let value = |name: &str| (name == "version").then(|| "v2".to_owned());
+        assert_eq!(fill("web:${version} costs $$1", value), Ok("web:v2 costs $1".into()));
+        assert_eq!(fill("${port}", value), Err(BadTemplate::Unknown { name: "port".into() }));
+        assert_eq!(fill("ab$c", value), Err(BadTemplate::Dollar { at: 3 }));
+        assert_eq!(fill("${version", value), Err(BadTemplate::Dollar { at: 1 }));
+    }
+}

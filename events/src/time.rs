@@ -1,0 +1,140 @@
+//! Journal time: microseconds since 1970-01-01T00:00:00Z, as an integer in the bytes and as RFC 3339 for people.
+//!
+//! The journal's time never goes back; it comes into the state machine with each commit and is never asked for.
+
+use std::fmt;
+use std::ops::Add;
+use std::str::FromStr;
+use std::time::Duration;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A moment of journal time, in microseconds since the Unix epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Time(i64);
+
+impl Time {
+    /// The Unix epoch: before every event of every journal.
+    pub const EPOCH: Time = Time(0);
+    /// Later than every deadline.
+    pub const FAR: Time = Time(i64::MAX);
+
+    /// Takes microseconds since the Unix epoch.
+    pub const fn from_micros(micros: i64) -> Time {
+        Time(micros)
+    }
+
+    /// Gives microseconds since the Unix epoch.
+    pub const fn micros(self) -> i64 {
+        self.0
+    }
+
+    /// The time that has passed since `earlier`; zero if none has.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// This moment less `span`, not before the epoch.
+    #[must_use]
+    pub fn before(self, span: Duration) -> Time {
+        Time(self.0.saturating_sub(micros_of(span)).max(0))
+    }
+}
+
+fn micros_of(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl Add<Duration> for Time {
+    type Output = Time;
+    fn add(self, span: Duration) -> Time {
+        Time(self.0.saturating_add(micros_of(span)))
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match DateTime::<Utc>::from_timestamp_micros(self.0) {
+            Some(when) => f.write_str(&when.to_rfc3339_opts(SecondsFormat::Micros, true)),
+            None => write!(f, "{} µs", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not an RFC 3339 time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("write the time as in 2026-11-21T09:00:00Z: {0}")]
+pub struct BadTime(String);
+
+impl FromStr for Time {
+    type Err = BadTime;
+    fn from_str(text: &str) -> Result<Time, BadTime> {
+        DateTime::parse_from_rfc3339(text)
+            .map(|when| Time(when.timestamp_micros()))
+            .map_err(|error| BadTime(error.to_string()))
+    }
+}
+
+/// `serde(with)` for shapes that people read: RFC 3339 text; in positional codecs, microseconds.
+pub mod shown {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Time;
+
+    /// Writes RFC 3339, or microseconds.
+    pub fn serialize<S: Serializer>(time: &Time, to: S) -> Result<S::Ok, S::Error> {
+        if to.is_human_readable() { to.collect_str(time) } else { time.serialize(to) }
+    }
+
+    /// Reads RFC 3339, or microseconds.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Time, D::Error> {
+        if from.is_human_readable() {
+            String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+        } else {
+            Time::deserialize(from)
+        }
+    }
+
+    /// The same for a time that may be missing.
+    pub mod option {
+        use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+        use crate::time::Time;
+
+        #[derive(Serialize, Deserialize)]
+        struct Shown(#[serde(with = "super")] Time);
+
+        /// Writes RFC 3339, or microseconds.
+        #[expect(clippy::ref_option, reason = "serde calls it by reference")]
+        pub fn serialize<S: Serializer>(time: &Option<Time>, to: S) -> Result<S::Ok, S::Error> {
+            time.map(Shown).serialize(to)
+        }
+
+        /// Reads RFC 3339, or microseconds.
+        pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
+            Ok(Option::<Shown>::deserialize(from)?.map(|Shown(time)| time))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_micros_are_one_value() {
+        let time: Time = "2026-11-21T09:00:00.000001Z".parse().expect("a time");
+        assert_eq!(time.to_string(), "2026-11-21T09:00:00.000001Z");
+        assert_eq!("2026-11-21T10:00:00+01:00".parse::<Time>().expect("a time") + Duration::from_micros(1), time);
+        assert!("yesterday".parse::<Time>().is_err());
+    }
+}

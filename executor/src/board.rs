@@ -1,0 +1,90 @@
+//! The newest report of each incarnation, and which of them nobody has read yet.
+//!
+//! A level, not a queue: a reader that is slow finds the last state, and memory follows what lives.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::Report;
+use tokio::sync::Notify;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Board {
+    shown: Mutex<Shown>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    current: BTreeMap<IncarnationId, Report>,
+    /// In the order of their first unread change.
+    unread: VecDeque<IncarnationId>,
+    is_unread: BTreeSet<IncarnationId>,
+}
+
+impl Board {
+    /// Shows a report that must be read, even if it is the one that was read last.
+    pub fn show(&self, report: Report) {
+        let mut shown = self.lock();
+        let id = report.incarnation;
+        shown.current.insert(id, report);
+        if shown.is_unread.insert(id) {
+            shown.unread.push_back(id);
+        }
+        drop(shown);
+        self.changed.notify_one();
+    }
+
+    /// Shows a report that is worth a line in a list, and no message of its own.
+    pub fn show_in_lists(&self, report: Report) {
+        self.lock().current.insert(report.incarnation, report);
+    }
+
+    /// Takes an incarnation off.
+    pub fn clear(&self, incarnation: IncarnationId) {
+        let mut shown = self.lock();
+        shown.current.remove(&incarnation);
+        shown.is_unread.remove(&incarnation);
+    }
+
+    /// Everything; what was unread is read by this.
+    pub fn list(&self) -> Vec<Report> {
+        let mut shown = self.lock();
+        shown.unread.clear();
+        shown.is_unread.clear();
+        shown.current.values().cloned().collect()
+    }
+
+    /// What is unread, at most `limit`, without waiting.
+    pub fn unread(&self, limit: usize) -> Vec<Report> {
+        let mut shown = self.lock();
+        let mut reports = Vec::new();
+        while reports.len() < limit {
+            let Some(id) = shown.unread.pop_front() else { break };
+            // It may have been cleared, or cleared and shown anew.
+            if shown.is_unread.remove(&id) {
+                reports.extend(shown.current.get(&id).cloned());
+            }
+        }
+        reports
+    }
+
+    /// Waits until something is unread and takes at most `limit` of it. Safe to cancel: nothing is taken before
+    /// the last await.
+    pub async fn read(&self, limit: usize) -> Vec<Report> {
+        loop {
+            let reports = self.unread(limit);
+            if !reports.is_empty() {
+                return reports;
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        // Every change under the lock is whole, so a panic elsewhere leaves nothing half done.
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

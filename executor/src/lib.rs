@@ -1,0 +1,25 @@
+//! Executors: carry out the decider's commands on an orchestrator, and report what is there.
+//!
+//! In reading order: what an orchestrator is ([`orchestrator`]) and the board on which it shows what it has
+//! ([`board`]); what one order means for what is there ([`plan`], pure); the session with the decider
+//! ([`session`], pure); the loop around both ([`run`]); then the orchestrators: operating-system processes
+//! ([`process`]) and nodes in memory ([`simulated`]), which both pass [`conformance`].
+//!
+//! What must stay true: nothing is removed without a command or a judgement; nothing is reported gone before it is
+//! durably recorded that nothing at or below the revision will be carried out; one order that fails holds back
+//! nothing else.
+
+pub mod board;
+//pub mod conformance;
+mod durable;
+pub mod orchestrator;
+pub mod plan;
+//pub mod process;
+mod run;
+mod scope;
+pub mod session;
+pub mod simulated;
+
+pub use orchestrator::Orchestrator;
+pub use run::{Config, Link, run};
+pub use session::Stop;

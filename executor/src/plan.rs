@@ -1,0 +1,218 @@
+//! What one order means for what is there, and what is to be reported of it. Pure; the same for every runtime.
+//!
+//! An order is *old* if its (revision, attempt) is below that of the last one recorded: it is answered with what is
+//! there, and nothing is done. Any other:
+//!
+//! | there is | up (ensure) | down (stop, kill) | removed (judged) |
+//! |---|---|---|---|
+//! | nothing, or an order that was not begun | start | bury | bury |
+//! | starting, up | adopt: only the revision rises; another spec fails, never | end | end, then gone |
+//! | starting, up, and being ended | fails, retry | end, perhaps sooner | end, then gone |
+//! | ended | adopt: it is reported at the new revision; the same order again: answer | adopt | bury |
+//! | failed to start | start; the same order again: answer | bury | bury |
+//! | gone | start; the same order again: answer | bury: the tombstone rises | bury |
+//!
+//! *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
+//! a crash between the two leaves one "that was not begun".
+
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
+use chancery_events::protocol::{Command, RunSpec};
+use serde::{Deserialize, Serialize};
+
+/// What is wanted of an incarnation, by a command or a judgement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// A higher one closes all lower ones.
+    pub revision: u32,
+    /// Which attempt at it, from 1.
+    pub attempt: u32,
+    /// What.
+    pub aim: Aim,
+    /// From asking until killing, also when a sibling's end ends it.
+    pub grace: Duration,
+}
+
+/// How an incarnation is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// Running.
+    Up,
+    /// Ended; how it ended is kept.
+    Down,
+    /// Ended, and nothing kept but a tombstone.
+    Removed,
+}
+
+impl Order {
+    /// The order that a command gives.
+    pub fn of(command: &Command) -> Order {
+        let (aim, grace) = match command.effect {
+            Effect::Ensure => (Aim::Up, command.grace),
+            Effect::Stop => (Aim::Down, command.grace),
+            Effect::Kill => (Aim::Down, Duration::ZERO),
+        };
+        Order { revision: command.revision, attempt: command.attempt, aim, grace }
+    }
+
+    /// The removal of an object that was judged.
+    pub fn removal(revision: u32) -> Order {
+        Order { revision, attempt: u32::MAX, aim: Aim::Removed, grace: Duration::from_secs(10) }
+    }
+
+    fn rank(&self) -> (u32, u32) {
+        (self.revision, self.attempt)
+    }
+}
+
+/// What a runtime durably knows of an incarnation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Present {
+    /// The highest order recorded.
+    pub order: Order,
+    /// What it is; not known of an object that was removed unseen.
+    pub spec: Option<RunSpec>,
+    /// What is there.
+    pub state: State,
+}
+
+/// What is there of an incarnation.
+#[derive(Clone, PartialEq, Debug)]
+pub enum State {
+    /// Nothing: the order was recorded and not begun.
+    Accepted,
+    /// Some of it may exist.
+    Starting {
+        /// As far as they are known.
+        processes: Vec<Process>,
+    },
+    /// Everything that the spec asks for was started.
+    Up {
+        /// Each process.
+        processes: Vec<Process>,
+        /// Whether it has been ready before.
+        before: Before,
+    },
+    /// It ran, and nothing of it exists any more but how it ended.
+    Ended {
+        /// How.
+        exit: Exit,
+        /// Each process.
+        processes: Vec<Process>,
+    },
+    /// It could not be started, and nothing of it exists.
+    Failed {
+        /// Why.
+        message: String,
+        /// Whether it is worth trying again.
+        hope: Hope,
+    },
+    /// Nothing, and a tombstone.
+    Gone,
+}
+
+/// Whether an incarnation has been ready before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Before {
+    /// Not yet.
+    NeverReady,
+    /// It has been.
+    Ready,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Step {
+    /// Record the order, then start what the spec asks for.
+    Start,
+    /// Record the order: it is met by what is there.
+    Adopt,
+    /// Record the order, then ask everything to end, and kill it after the grace.
+    End(Duration),
+    /// Make sure that nothing can start any more, record the tombstone, drop the rest.
+    Bury,
+    /// Nothing: report again what is there.
+    Answer,
+    /// Nothing: report that the order cannot be carried out.
+    Refuse(&'static str, Hope),
+}
+
+/// What `order` means for what is there; `spec` is what it brings along.
+pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) -> Step {
+    let Some(present) = present else {
+        return match order.aim {
+            Aim::Up => Step::Start,
+            Aim::Down | Aim::Removed => Step::Bury,
+        };
+    };
+    if order.rank() < present.order.rank() {
+        return Step::Answer;
+    }
+    let again = order.rank() == present.order.rank();
+    let alive = matches!(present.state, State::Starting { .. } | State::Up { .. });
+    match (&present.state, order.aim) {
+        (_, Aim::Up) if alive && present.order.aim != Aim::Up => Step::Refuse("it is being ended", Hope::Retry),
+        (_, Aim::Up) if alive && spec != present.spec.as_ref() => {
+            Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
+        }
+        (State::Accepted, Aim::Up) => Step::Start,
+        (_, Aim::Up) if again => Step::Answer,
+        (State::Failed { .. } | State::Gone, Aim::Up) => Step::Start,
+        (State::Starting { .. } | State::Up { .. } | State::Ended { .. }, Aim::Up) => Step::Adopt,
+        // Repeated, because a crash may have come between recording the order and asking.
+        (State::Starting { .. } | State::Up { .. }, Aim::Down | Aim::Removed) => Step::End(order.grace),
+        (State::Ended { .. }, Aim::Down) => Step::Adopt,
+        (State::Gone, Aim::Down | Aim::Removed) if again => Step::Answer,
+        (State::Accepted | State::Failed { .. } | State::Gone, Aim::Down | Aim::Removed) => Step::Bury,
+        (State::Ended { .. }, Aim::Removed) => Step::Bury,
+    }
+}
+
+/// Whether a report is worth a message of its own, or only a line in a list.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Told {
+    /// A change, or an outcome.
+    Change(Report),
+    /// Something between an order and its outcome: named in lists, so that nobody takes it for absent.
+    ListOnly(Report),
+}
+
+/// What is to be reported of what is there.
+pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
+    let Order { revision, aim, .. } = present.order;
+    let report = |revision, saw| Report { incarnation, revision, saw };
+    // What is still being ended reflects no revision of the order that ends it.
+    let reflected = if aim == Aim::Up { revision } else { revision.saturating_sub(1) };
+    match &present.state {
+        State::Accepted => {
+            Told::ListOnly(report(revision.saturating_sub(1), Saw::NotReady { processes: Vec::new() }))
+        }
+        State::Starting { processes } => {
+            let saw = Saw::NotReady { processes: processes.clone() };
+            Told::ListOnly(report(revision.saturating_sub(1), saw))
+        }
+        State::Up { processes, before } => {
+            let processes = processes.clone();
+            let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
+            Told::Change(report(reflected, match before {
+                _ if online => Saw::Ready { processes },
+                Before::NeverReady => Saw::Ensured { processes },
+                Before::Ready => Saw::NotReady { processes },
+            }))
+        }
+        State::Ended { exit, processes } => {
+            Told::Change(report(revision, Saw::Ended { exit: exit.clone(), processes: processes.clone() }))
+        }
+        State::Failed { message, hope } => {
+            Told::Change(report(revision, Saw::Failed { message: message.clone(), hope: *hope }))
+        }
+        State::Gone => Told::Change(report(revision, Saw::Gone)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

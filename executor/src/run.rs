@@ -1,0 +1,293 @@
+//! The loop around the session: links, clock, disk and orchestrator. It decides nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::name::{ClusterName, ExecutorName};
+use chancery_events::observation::Report;
+use chancery_events::protocol::ToDecider;
+use chancery_events::spec::Runtime;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::orchestrator::Orchestrator;
+use crate::scope::{self, Scope, ScopeError};
+use crate::session::{Core, Identity, Input, Output, Stop, Work};
+
+/// Changes taken from the orchestrator at once.
+const CHANGES: usize = 256;
+/// Messages that may wait for the link before changes are left with the orchestrator, which keeps the newest.
+const OUTBOX: usize = 512;
+/// How long a goodbye may take.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Who the executor is and where it keeps its own files.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// As it calls itself.
+    pub executor: ExecutorName,
+    /// Its scope.
+    pub cluster: ClusterName,
+    /// What it drives.
+    pub runtime: Runtime,
+    /// Holds `lock` and `head.json`. One executor a root.
+    pub root: PathBuf,
+    /// How much work may be begun at once; 32 is fine.
+    pub at_once: usize,
+}
+
+/// A connection to the decider: JSON texts of [`ToDecider`] and [`FromDecider`]. A closed half is a lost link.
+#[derive(Debug)]
+pub struct Link {
+    /// One [`ToDecider`] a message.
+    pub to_decider: mpsc::Sender<Vec<u8>>,
+    /// One [`FromDecider`] a message.
+    pub from_decider: mpsc::Receiver<Vec<u8>>,
+}
+
+/// Runs an executor until `shutdown`, or until it must stop acting. What the orchestrator runs goes on running.
+///
+/// `connect` is called for each link; an error is tried again, after a pause that grows up to 5 s.
+pub async fn run<O, C, F>(
+    config: Config,
+    orchestrator: Arc<O>,
+    connect: C,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Stop>
+where
+    O: Orchestrator,
+    C: FnMut() -> F,
+    F: Future<Output = std::io::Result<Link>>,
+{
+    let Config { executor, cluster, runtime, root, at_once } = config;
+    let opened = spawn_blocking(move || Scope::open(&root)).await.expect("opening a scope does not panic");
+    let (scope, seen) = opened.map_err(|error| match error {
+        ScopeError::Taken => Stop::ScopeTaken,
+        ScopeError::Storage(source) => Stop::Storage(source),
+    })?;
+    let core = Core::new(Identity { executor, cluster, runtime }, seen, at_once);
+    let mut running = Loop {
+        core,
+        scope,
+        orchestrator,
+        connect,
+        connecting: None,
+        link: None,
+        outbox: VecDeque::new(),
+        listing: None,
+        works: JoinSet::new(),
+        on: HashMap::new(),
+    };
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let input = tokio::select! {
+            biased;
+            () = &mut shutdown => Input::Leave,
+            input = running.next() => input,
+        };
+        if running.act(input).await? == Next::Leave {
+            running.say_goodbye().await;
+            return Ok(());
+        }
+    }
+}
+
+struct Loop<O, C, F> {
+    core: Core,
+    scope: Scope,
+    orchestrator: Arc<O>,
+    connect: C,
+    connecting: Option<Pin<Box<F>>>,
+    link: Option<Link>,
+    outbox: VecDeque<ToDecider>,
+    listing: Option<Pin<Box<dyn Future<Output = Vec<Report>> + Send>>>,
+    works: JoinSet<()>,
+    /// What each task in `works` works on, so that one that panics still gives its incarnation back.
+    on: HashMap<tokio::task::Id, IncarnationId>,
+}
+
+enum Woken {
+    Input(Input),
+    Linked(std::io::Result<Link>),
+    Listed(Vec<Report>),
+    Done(tokio::task::Id),
+    Sent,
+    Unread(serde_json::Error),
+    Lost,
+}
+
+#[derive(PartialEq)]
+enum Next {
+    GoOn,
+    Leave,
+}
+
+impl<O, C, F> Loop<O, C, F>
+where
+    O: Orchestrator,
+    C: FnMut() -> F,
+    F: Future<Output = std::io::Result<Link>>,
+{
+    /// Waits for the next input. Safe to cancel.
+    async fn next(&mut self) -> Input {
+        loop {
+            let woken = self.woken().await;
+            match woken {
+                Woken::Input(input) => return input,
+                Woken::Lost => {
+                    self.hang_up();
+                    return Input::Disconnected;
+                }
+                Woken::Linked(connected) => {
+                    self.connecting = None;
+                    self.link = connected.inspect_err(|error| tracing::info!(%error, "no decider is reached")).ok();
+                    return if self.link.is_some() { Input::Connected } else { Input::Disconnected };
+                }
+                Woken::Listed(reports) => {
+                    self.listing = None;
+                    return Input::Listed(reports);
+                }
+                Woken::Done(task) => {
+                    if let Some(incarnation) = self.on.remove(&task) {
+                        return Input::Done(incarnation);
+                    }
+                }
+                Woken::Unread(error) => tracing::error!(%error, "a message of the decider cannot be read"),
+                Woken::Sent => {}
+            }
+        }
+    }
+
+    async fn woken(&mut self) -> Woken {
+        let due = self.core.due().map(|due| due.saturating_sub(now()));
+        let takes_changes = self.core.takes_changes() && self.outbox.len() < OUTBOX;
+        let (to, from) = match &mut self.link {
+            Some(link) => (Some(&link.to_decider), Some(&mut link.from_decider)),
+            None => (None, None),
+        };
+        tokio::select! {
+            biased;
+            // Time goes before everything, so that a flood of messages cannot starve the heartbeat.
+            () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => Woken::Input(Input::Tick),
+            Some(done) = self.works.join_next_with_id() => Woken::Done(match done {
+                Ok((id, ())) => id,
+                Err(error) => {
+                    tracing::error!(%error, "work on an incarnation broke off");
+                    error.id()
+                }
+            }),
+            connected = poll(&mut self.connecting) => Woken::Linked(connected),
+            permit = reserve(to), if !self.outbox.is_empty() => match (permit, self.outbox.pop_front()) {
+                (Ok(permit), Some(message)) => {
+                    permit.send(encode(&message));
+                    Woken::Sent
+                }
+                (Ok(_), None) => Woken::Sent,
+                (Err(_), _) => Woken::Lost,
+            },
+            message = receive(from) => match message.as_deref().map(serde_json::from_slice) {
+                Some(Ok(message)) => Woken::Input(Input::Heard(message)),
+                Some(Err(error)) => Woken::Unread(error),
+                None => Woken::Lost,
+            },
+            reports = poll(&mut self.listing) => Woken::Listed(reports),
+            reports = self.orchestrator.changes(CHANGES), if takes_changes => Woken::Input(Input::Changed(reports)),
+        }
+    }
+
+    fn hang_up(&mut self) {
+        self.link = None;
+        self.listing = None;
+        self.outbox.clear();
+    }
+
+    async fn act(&mut self, input: Input) -> Result<Next, Stop> {
+        for output in self.core.handle(now(), input) {
+            match output {
+                Output::Connect => self.connecting = Some(Box::pin((self.connect)())),
+                Output::HangUp => self.hang_up(),
+                Output::Say(message) => self.outbox.push_back(message),
+                Output::List => {
+                    let orchestrator = self.orchestrator.clone();
+                    self.listing = Some(Box::pin(async move { orchestrator.list().await }));
+                }
+                Output::Persist(seen) => {
+                    let head = self.scope.head();
+                    let kept = spawn_blocking(move || scope::remember(&head, &seen)).await;
+                    kept.expect("keeping a head does not panic").map_err(Stop::Storage)?;
+                }
+                Output::Begin(work) => self.begin(work),
+                Output::Stop(stop) => return Err(stop),
+                Output::Leave => return Ok(Next::Leave),
+            }
+        }
+        Ok(Next::GoOn)
+    }
+
+    fn begin(&mut self, work: Work) {
+        let incarnation = work.incarnation();
+        let orchestrator = self.orchestrator.clone();
+        let task = self.works.spawn(async move {
+            match work {
+                Work::CarryOut(command) => orchestrator.carry_out(command).await,
+                Work::Remove { incarnation, revision } => orchestrator.remove(incarnation, revision).await,
+                Work::Forget(incarnation) => orchestrator.forget(incarnation).await,
+            }
+        });
+        self.on.insert(task.id(), incarnation);
+    }
+
+    /// Sends what waits, lets work that was begun come to its end, and closes the link.
+    async fn say_goodbye(&mut self) {
+        let _ = tokio::time::timeout(GOODBYE, async {
+            while self.works.join_next().await.is_some() {}
+            if let Some(link) = &self.link {
+                for message in self.outbox.drain(..) {
+                    if link.to_decider.send(encode(&message)).await.is_err() {
+                        break;
+                    }
+                }
+            }
+        })
+        .await;
+        self.hang_up();
+    }
+}
+
+/// Time that goes on while the machine sleeps: a lease does not wait for it to wake.
+fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+}
+
+fn encode(message: &ToDecider) -> Vec<u8> {
+    serde_json::to_vec(message).expect("a message is always JSON")
+}
+
+// What is not there is waited for without end; the other branches of the `select!` go on.
+
+async fn poll<T: ?Sized + Future>(waited_for: &mut Option<Pin<Box<T>>>) -> T::Output {
+    match waited_for {
+        Some(future) => future.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn reserve(to: Option<&mpsc::Sender<Vec<u8>>>) -> Result<mpsc::Permit<'_, Vec<u8>>, mpsc::error::SendError<()>> {
+    match to {
+        Some(to) => to.reserve().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn receive(from: Option<&mut mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
+    match from {
+        Some(from) => from.recv().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,443 @@
+//! The session with the decider, without I/O: what comes in, and what is to be done about it.
+//!
+//! | phase | connected | welcome | listed | beat, command, forget, judged | refused, closed | disconnected | too late |
+//! |---|---|---|---|---|---|---|---|
+//! | waiting | – | – | – | – | – | – | connect |
+//! | connecting | hello, → greeting | – | – | – | – | → waiting | – |
+//! | greeting | – | list, → listing | – | – | → waiting, or stop | → waiting | hang up, → waiting |
+//! | listing | – | – | level, → attached | as attached | → waiting | → waiting | hang up, → waiting |
+//! | attached | – | – | – | renew, queue | → waiting | → waiting | hang up, → waiting |
+//!
+//! What must stay true: no work is begun after ¾ of the lease since the sending of the last heartbeat (or hello) that
+//! was answered; none is begun on a head that is not on disk; none overlaps other work on the same incarnation; a
+//! decider that knows less than this executor has seen changes nothing. Time is a duration on the executor's own
+//! monotonic clock.
+
+use std::time::Duration;
+
+use chancery_events::fact::Judgement;
+use chancery_events::id::{Attach, IncarnationId, Lineage};
+use chancery_events::name::{ClusterName, ExecutorName};
+use chancery_events::observation::Report;
+use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
+use chancery_events::spec::Runtime;
+use serde::{Deserialize, Serialize};
+
+mod lease;
+mod queue;
+
+use lease::Lease;
+use queue::Queue;
+pub use queue::Work;
+
+/// Reports in one part of a level.
+const LEVEL_PART: usize = 500;
+/// Reports that may wait for their acceptance.
+const WINDOW: u64 = 1000;
+/// How long a hello waits for its answer.
+const GREETING: Duration = Duration::from_secs(10);
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+const BACKOFF_MOST: Duration = Duration::from_secs(5);
+
+/// Who the executor is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// As it calls itself.
+    pub executor: ExecutorName,
+    /// Its scope, whose lock it holds.
+    pub cluster: ClusterName,
+    /// What it drives.
+    pub runtime: Runtime,
+}
+
+/// The highest head that an executor has seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seen {
+    /// The journal.
+    pub lineage: Lineage,
+    /// Its head.
+    pub head: Head,
+}
+
+/// Why an executor exits. Everything that runs goes on running.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// At a position that both know, the journal is another one: it was altered, or cut and continued.
+    #[error("the decider's journal differs at position {0} from what this executor has seen")]
+    Diverged(u64),
+    /// This decider knows less than the executor has seen or has been given: a newer one is elsewhere.
+    #[error("a newer decider is elsewhere: {0}")]
+    NewerElsewhere(String),
+    /// The decider will never take this executor.
+    #[error("the decider refuses this executor: {0}")]
+    Refused(String),
+    /// Another executor of the scope runs on this machine.
+    #[error("another executor holds the lock of this scope")]
+    ScopeTaken,
+    /// What must be durable cannot be made so.
+    #[error("keep the executor's own files")]
+    Storage(#[source] std::io::Error),
+}
+
+/// What comes in.
+#[derive(Debug)]
+pub enum Input {
+    /// A link to a decider is there.
+    Connected,
+    /// It could not be had, or is lost.
+    Disconnected,
+    /// The decider says something.
+    Heard(FromDecider),
+    /// The answer to [`Output::List`].
+    Listed(Vec<Report>),
+    /// The orchestrator saw changes. Only while [`Core::takes_changes`].
+    Changed(Vec<Report>),
+    /// Work on an incarnation has been begun, and the next on it may follow.
+    Done(IncarnationId),
+    /// The time of [`Core::due`] has come.
+    Tick,
+    /// The executor is to leave.
+    Leave,
+}
+
+/// What is to be done, in this order.
+#[derive(Debug)]
+pub enum Output {
+    /// Ask for a link.
+    Connect,
+    /// Drop the link.
+    HangUp,
+    /// Send.
+    Say(ToDecider),
+    /// List what the orchestrator has, and drop changes from before.
+    List,
+    /// Put this on disk before anything that follows.
+    Persist(Seen),
+    /// Begin work.
+    Begin(Work),
+    /// Exit.
+    Stop(Stop),
+    /// Exit, as asked.
+    Leave,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Waiting { until: Duration },
+    Connecting,
+    Greeting { since: Duration },
+    Listing(Connection),
+    Attached(Connection),
+}
+
+/// One welcome.
+#[derive(Debug)]
+struct Connection {
+    attach: Attach,
+    lineage: Lineage,
+    /// Reports said and accepted.
+    said: u64,
+    accepted: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Core {
+    identity: Identity,
+    seen: Option<Seen>,
+    persisted: Option<Seen>,
+    phase: Phase,
+    failures: u32,
+    lease: Lease,
+    queue: Queue,
+}
+
+impl Core {
+    /// An executor that remembers `seen`; `at_once` bounds the work that overlaps.
+    pub fn new(identity: Identity, seen: Option<Seen>, at_once: usize) -> Core {
+        Core {
+            identity,
+            seen,
+            persisted: seen,
+            phase: Phase::Waiting { until: Duration::ZERO },
+            failures: 0,
+            lease: Lease::none(),
+            queue: Queue::new(at_once),
+        }
+    }
+
+    /// Whether changes are to be given in: after the level, and while not too many wait to be accepted.
+    pub fn takes_changes(&self) -> bool {
+        matches!(&self.phase, Phase::Attached(c) if c.said - c.accepted < WINDOW)
+    }
+
+    /// When a tick is due, if nothing else happens.
+    pub fn due(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Waiting { until } => Some(*until),
+            Phase::Connecting => None,
+            Phase::Greeting { since } => Some(*since + GREETING),
+            Phase::Listing(_) | Phase::Attached(_) => Some(self.lease.due()),
+        }
+    }
+
+    /// Takes one input at `now`.
+    pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Output> {
+        let mut out = Vec::new();
+        match input {
+            Input::Connected => self.connected(now, &mut out),
+            Input::Disconnected => self.wait(now),
+            Input::Heard(message) => {
+                if let Err(stop) = self.heard(now, message, &mut out) {
+                    out.push(Output::Stop(stop));
+                    return out;
+                }
+            }
+            Input::Listed(reports) => {
+                if let Err(stop) = self.listed(reports, &mut out) {
+                    out.push(Output::Stop(stop));
+                    return out;
+                }
+            }
+            Input::Changed(reports) => self.changed(reports, &mut out),
+            Input::Done(incarnation) => self.queue.done(incarnation),
+            Input::Tick => self.tick(now, &mut out),
+            Input::Leave => {
+                if let Phase::Listing(c) | Phase::Attached(c) = &self.phase {
+                    out.push(Output::Say(ToDecider::Goodbye { attach: c.attach }));
+                }
+                out.push(Output::Leave);
+                return out;
+            }
+        }
+        self.begin_work(now, &mut out);
+        out
+    }
+
+    fn connected(&mut self, now: Duration, out: &mut Vec<Output>) {
+        let Identity { executor, cluster, runtime } = self.identity.clone();
+        let seen = self.seen.map(|seen| (seen.lineage, seen.head));
+        out.push(Output::Say(ToDecider::Hello { executor, cluster, runtime, seen }));
+        self.phase = Phase::Greeting { since: now };
+    }
+
+    /// Tries again later; what was seen of a lease goes on until its ¾.
+    fn wait(&mut self, now: Duration) {
+        let pause = (BACKOFF_FIRST * 2u32.saturating_pow(self.failures.min(10))).min(BACKOFF_MOST);
+        self.failures = self.failures.saturating_add(1);
+        self.phase = Phase::Waiting { until: now + pause };
+    }
+
+    fn hang_up(&mut self, now: Duration, out: &mut Vec<Output>) {
+        out.push(Output::HangUp);
+        self.wait(now);
+    }
+
+    fn tick(&mut self, now: Duration, out: &mut Vec<Output>) {
+        match &self.phase {
+            Phase::Waiting { until } if now >= *until => {
+                self.phase = Phase::Connecting;
+                out.push(Output::Connect);
+            }
+            Phase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
+            Phase::Listing(_) | Phase::Attached(_) if self.lease.is_over(now) => self.hang_up(now, out),
+            Phase::Listing(c) | Phase::Attached(c) => {
+                if let Some(beat) = self.lease.beat(now) {
+                    out.push(Output::Say(ToDecider::Heartbeat { attach: c.attach, beat }));
+                }
+            }
+            // Woken too early.
+            Phase::Waiting { .. } | Phase::Connecting | Phase::Greeting { .. } => {}
+        }
+    }
+
+    fn heard(&mut self, now: Duration, message: FromDecider, out: &mut Vec<Output>) -> Result<(), Stop> {
+        match message {
+            FromDecider::Welcome { envelope, lineage, fleet: _, lease, commands } => {
+                return self.welcomed(now, &envelope, lineage, lease, commands, out);
+            }
+            FromDecider::Refused { reason, again } => match again {
+                Again::Later => self.hang_up(now, out),
+                Again::NewerElsewhere => return Err(Stop::NewerElsewhere(reason)),
+                Again::Never => return Err(Stop::Refused(reason)),
+            },
+            FromDecider::Closed { reason } => {
+                tracing::info!(reason, "the session is closed");
+                self.hang_up(now, out);
+            }
+            FromDecider::Command { envelope, command } => {
+                if self.believes(&envelope)? && issued(command.incarnation, &envelope, self.lineage()) {
+                    self.queue.add(Work::CarryOut(command));
+                }
+            }
+            FromDecider::Forget { envelope, incarnation } => {
+                if self.believes(&envelope)? {
+                    self.queue.add(Work::Forget(incarnation));
+                }
+            }
+            FromDecider::Judged { envelope, incarnation, judgement, revision } => {
+                if self.believes(&envelope)? && self.may_remove(&envelope, incarnation, judgement) {
+                    self.queue.add(Work::Remove { incarnation, revision });
+                }
+            }
+            FromDecider::Accepted { envelope, sequence } => {
+                if self.believes(&envelope)? {
+                    if let Phase::Listing(c) | Phase::Attached(c) = &mut self.phase {
+                        c.accepted = c.accepted.max(sequence.min(c.said));
+                    }
+                }
+            }
+            FromDecider::Beat { envelope, beat } => {
+                if self.believes(&envelope)? {
+                    self.lease.answered(beat);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn welcomed(
+        &mut self,
+        now: Duration,
+        envelope: &Envelope,
+        lineage: Lineage,
+        lease: Duration,
+        commands: Vec<Command>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Stop> {
+        let Phase::Greeting { since } = self.phase else {
+            tracing::warn!("a welcome that was not asked for");
+            return Ok(());
+        };
+        // A change of lineage was weighed by the decider: the hello named what was seen.
+        let known = self.seen.filter(|seen| seen.lineage == lineage);
+        if let Some(seen) = known {
+            if envelope.head.term < seen.head.term {
+                tracing::warn!("a decider of an earlier term answers");
+                self.hang_up(now, out);
+                return Ok(());
+            }
+            if envelope.head.position < seen.head.position {
+                let (theirs, ours) = (envelope.head.position, seen.head.position);
+                return Err(Stop::NewerElsewhere(format!("this one is at {theirs}, and {ours} was seen")));
+            }
+            same_history(&seen.head, &envelope.head)?;
+        }
+        self.seen = Some(Seen { lineage, head: envelope.head });
+        self.failures = 0;
+        self.lease = Lease::since(since, lease);
+        self.phase = Phase::Listing(Connection { attach: envelope.attach, lineage, said: 0, accepted: 0 });
+        // What waited was asked for by an earlier connection; the inventory says all of it anew.
+        self.queue.clear_waiting();
+        for command in commands {
+            self.queue.add(Work::CarryOut(command));
+        }
+        out.push(Output::List);
+        Ok(())
+    }
+
+    /// Whether a message counts, and remembers its head if it is the highest.
+    fn believes(&mut self, envelope: &Envelope) -> Result<bool, Stop> {
+        let (Phase::Listing(c) | Phase::Attached(c), Some(seen)) = (&self.phase, &mut self.seen) else {
+            return Ok(false);
+        };
+        if c.attach != envelope.attach || envelope.head.term < seen.head.term {
+            tracing::warn!("a message of another connection or an earlier term is ignored");
+            return Ok(false);
+        }
+        same_history(&seen.head, &envelope.head)?;
+        if envelope.head.position > seen.head.position {
+            seen.head = envelope.head;
+        }
+        Ok(true)
+    }
+
+    /// A judgement is carried out only if it cannot be that of a decider, or a journal, that does not know better.
+    fn may_remove(&self, envelope: &Envelope, incarnation: IncarnationId, judgement: Judgement) -> bool {
+        let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
+        let its_own = Some(incarnation.lineage()) == self.lineage();
+        match judgement {
+            Judgement::Quarantine => {
+                tracing::warn!(%incarnation, "left as it is: the fleet does not know it as its own");
+                false
+            }
+            Judgement::Remove if knows_all && its_own && incarnation.position() <= envelope.head.position => true,
+            Judgement::Remove => {
+                tracing::error!(%incarnation, "not removed: the decider cannot know that it may be");
+                false
+            }
+        }
+    }
+
+    fn lineage(&self) -> Option<Lineage> {
+        self.seen.map(|seen| seen.lineage)
+    }
+
+    fn listed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) -> Result<(), Stop> {
+        let Phase::Listing(c) = &self.phase else {
+            return Ok(());
+        };
+        let connection = Connection { ..*c };
+        let head = self.seen.map(|seen| seen.head.position).unwrap_or_default();
+        let mut ours = reports.iter().map(|r| r.incarnation).filter(|id| id.lineage() == connection.lineage);
+        if let Some(id) = ours.find(|id| id.position() > head) {
+            return Err(Stop::NewerElsewhere(format!("{id} is here, and this one has not issued it yet")));
+        }
+        let attach = connection.attach;
+        let mut reports = reports.into_iter();
+        loop {
+            let part: Vec<Report> = reports.by_ref().take(LEVEL_PART).collect();
+            let last = if reports.len() == 0 { Part::Last } else { Part::More };
+            out.push(Output::Say(ToDecider::Level { attach, reports: part, part: last }));
+            if last == Part::Last {
+                break;
+            }
+        }
+        self.phase = Phase::Attached(connection);
+        Ok(())
+    }
+
+    fn changed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) {
+        let Phase::Attached(c) = &mut self.phase else {
+            // The next level covers them.
+            return;
+        };
+        for report in reports {
+            c.said += 1;
+            out.push(Output::Say(ToDecider::Report { attach: c.attach, sequence: c.said, report }));
+        }
+    }
+
+    fn begin_work(&mut self, now: Duration, out: &mut Vec<Output>) {
+        // Not before the list was looked at: it may show that this decider is an old one.
+        if !self.lease.may_act(now) || matches!(self.phase, Phase::Listing(_)) {
+            return;
+        }
+        while let Some(work) = self.queue.next() {
+            if let (Some(seen), true) = (self.seen, self.seen != self.persisted) {
+                out.push(Output::Persist(seen));
+                self.persisted = Some(seen);
+            }
+            out.push(Output::Begin(work));
+        }
+    }
+}
+
+/// What is wanted must have been issued before it is wanted.
+fn issued(incarnation: IncarnationId, envelope: &Envelope, lineage: Option<Lineage>) -> bool {
+    let issued = Some(incarnation.lineage()) != lineage || incarnation.position() <= envelope.head.position;
+    if !issued {
+        tracing::error!(%incarnation, "a command for an incarnation that its journal has not issued is ignored");
+    }
+    issued
+}
+
+fn same_history(known: &Head, told: &Head) -> Result<(), Stop> {
+    if known.position == told.position && known.hash != told.hash {
+        return Err(Stop::Diverged(known.position.get()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

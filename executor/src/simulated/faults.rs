@@ -1,0 +1,185 @@
+//! How simulated incarnations behave: well, unless a rule, a seed or their own coordinates say otherwise.
+//!
+//! The coordinate `simulate` of a payload is a list of words, as `delay:50ms,crash:3@1s`:
+//!
+//! | word | what happens |
+//! |---|---|
+//! | `delay:50ms` | starting takes that long |
+//! | `fail`, `fail:retry`, `fail:retry:2` | starting fails: for ever, each time but hopefully, the first two times |
+//! | `crash:3`, `crash:3@1s` | its first process ends with status 3, at once or after a second of being up |
+//! | `exit:0`, `exit:0@1s` | all its processes end with that status |
+//! | `never-ready` | no process gets ready |
+//! | `partial` | the last process does not get ready |
+//! | `late` | it starts, but the first outcome says that it timed out |
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::Hope;
+use chancery_events::protocol::RunSpec;
+
+/// The coordinate that holds a behaviour.
+const COORDINATE: &str = "simulate";
+
+/// What an incarnation does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Behaviour {
+    /// From the command until everything is started.
+    pub delay: Duration,
+    /// Starting fails so, at each attempt up to this number.
+    pub fail: Option<(Hope, u32)>,
+    /// When up for so long, it ends so.
+    pub end: Option<(Duration, Ending)>,
+    /// What gets ready.
+    pub readiness: Readiness,
+    /// The outcome of the first attempt is a timeout, though it succeeds.
+    pub late: bool,
+}
+
+/// How it ends by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// The first process ends with this status, which ends the others.
+    Crash(i32),
+    /// All processes end with this status.
+    Exit(i32),
+}
+
+/// Which processes get ready.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Readiness {
+    /// All.
+    #[default]
+    All,
+    /// All but the last.
+    Partial,
+    /// None.
+    Never,
+}
+
+/// Text that is no behaviour.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("write one of delay:50ms, fail, fail:retry, crash:3, exit:0, never-ready, partial, late, not {0:?}")]
+pub struct BadBehaviour(String);
+
+impl FromStr for Behaviour {
+    type Err = BadBehaviour;
+    fn from_str(text: &str) -> Result<Behaviour, BadBehaviour> {
+        let mut behaviour = Behaviour::default();
+        for word in text.split(',').map(str::trim) {
+            behaviour.add(word).ok_or_else(|| BadBehaviour(word.to_owned()))?;
+        }
+        Ok(behaviour)
+    }
+}
+
+impl Behaviour {
+    fn add(&mut self, word: &str) -> Option<()> {
+        let (name, value) = word.split_once(':').unwrap_or((word, ""));
+        match (name, value) {
+            ("delay", value) => self.delay = duration(value)?,
+            ("fail", "" | "never") => self.fail = Some((Hope::Never, u32::MAX)),
+            ("fail", "retry") => self.fail = Some((Hope::Retry, u32::MAX)),
+            ("fail", value) => self.fail = Some((Hope::Retry, value.strip_prefix("retry:")?.parse().ok()?)),
+            ("crash" | "exit", value) => {
+                let (code, after) = value.split_once('@').unwrap_or((value, "0ms"));
+                let code = code.parse().ok()?;
+                let ending = if name == "crash" { Ending::Crash(code) } else { Ending::Exit(code) };
+                self.end = Some((duration(after)?, ending));
+            }
+            ("never-ready", "") => self.readiness = Readiness::Never,
+            ("partial", "") => self.readiness = Readiness::Partial,
+            ("late", "") => self.late = true,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    if let Some(millis) = text.strip_suffix("ms") {
+        return millis.parse().ok().map(Duration::from_millis);
+    }
+    text.strip_suffix('s')?.parse().ok().map(Duration::from_secs)
+}
+
+/// Whom a rule is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// One incarnation.
+    Incarnation(IncarnationId),
+    /// Every replica whose name begins so.
+    Replicas(String),
+    /// All.
+    Any,
+}
+
+/// The rules. The coordinates of an incarnation go before them, and the first that fits before a seed.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Faults {
+    rules: Vec<(Which, Behaviour)>,
+    seeded: Option<(u64, u64)>,
+}
+
+impl Faults {
+    /// Adds a rule after the others.
+    #[must_use]
+    pub fn rule(mut self, which: Which, behaviour: Behaviour) -> Faults {
+        self.rules.push((which, behaviour));
+        self
+    }
+
+    /// Lets so many of a thousand incarnations misbehave, each in its own way, the same for the same seed.
+    #[must_use]
+    pub fn seeded(mut self, seed: u64, of_a_thousand: u64) -> Faults {
+        self.seeded = Some((seed, of_a_thousand));
+        self
+    }
+
+    /// How an incarnation behaves.
+    pub fn of(&self, incarnation: IncarnationId, spec: &RunSpec) -> Result<Behaviour, BadBehaviour> {
+        for payload in &spec.payloads {
+            if let Some(text) = payload.coordinates.get(COORDINATE) {
+                return text.parse();
+            }
+        }
+        let fits = |which: &Which| match which {
+            Which::Incarnation(id) => *id == incarnation,
+            Which::Replicas(prefix) => spec.replica.as_str().starts_with(prefix.as_str()),
+            Which::Any => true,
+        };
+        if let Some((_, behaviour)) = self.rules.iter().find(|(which, _)| fits(which)) {
+            return Ok(*behaviour);
+        }
+        Ok(self.seeded.and_then(|(seed, share)| drawn(seed, share, incarnation)).unwrap_or_default())
+    }
+}
+
+fn drawn(seed: u64, of_a_thousand: u64, incarnation: IncarnationId) -> Option<Behaviour> {
+    let (high, low) = incarnation.uuid().as_u64_pair();
+    let draw = mix(seed ^ mix(high ^ mix(low)));
+    if draw % 1000 >= of_a_thousand {
+        return None;
+    }
+    let well = Behaviour::default();
+    let after = Duration::from_millis((draw >> 40) % 1000);
+    Some(match (draw >> 16) % 8 {
+        0 => Behaviour { delay: after, ..well },
+        1 => Behaviour { fail: Some((Hope::Never, u32::MAX)), ..well },
+        2 => Behaviour { fail: Some((Hope::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
+        3 => Behaviour { end: Some((after, Ending::Crash(1))), ..well },
+        4 => Behaviour { end: Some((after, Ending::Exit(0))), ..well },
+        5 => Behaviour { readiness: Readiness::Partial, ..well },
+        6 => Behaviour { readiness: Readiness::Never, ..well },
+        _ => Behaviour { late: true, ..well },
+    })
+}
+
+/// The finaliser of `SplitMix64` (Steele, Lea, Flood, 2014): every bit of the seed moves every bit drawn.
+fn mix(bits: u64) -> u64 {
+    let bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}

@@ -1,0 +1,17 @@
+//! A fleet's journal: the one place where what has happened is kept.
+//!
+//! In reading order: the chain and the rule that says which records count, what every journal does, then the
+//! journals (in memory, in segment files), the files of snapshots, the check that works offline, and the suite that
+//! every journal passes.
+
+pub mod chain;
+mod journal;
+
+pub mod memory;
+//pub mod segments;
+//pub mod snapshots;
+
+//pub mod conformance;
+
+pub use chain::{Broken, Chain, Cursor, Judgement, Signature, SkipReason, Skipped, genesis, judge};
+pub use journal::{AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source};

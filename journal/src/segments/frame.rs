@@ -1,0 +1,144 @@
+//! Frames: how records stand in a segment file.
+//!
+//! ```text
+//!  0  magic   4 bytes, two of which no UTF-8 text holds: nothing that a record says can pass for a frame
+//!  4  crc     u32, CRC-32C of everything behind it
+//!  8  len     u32, bytes of payload
+//! 12  kind    1 byte: 1 record, 2 marker; then 3 zero bytes
+//! 16  synced  u64, the position up to which the journal was synced when this frame was written
+//! 24  payload the record's bytes; a marker has none
+//! ```
+//! Numbers are little-endian. Zeros follow the last frame. What must stay true: `synced` is never ahead of what was
+//! synced, because opening a journal cuts damage behind the highest one and refuses damage before it.
+
+use chancery_events::id::Position;
+use chancery_events::record::MAX_BYTES;
+
+/// Bytes before the payload.
+pub(super) const HEAD: usize = 24;
+const MAGIC: [u8; 4] = [0xff, b'C', b'h', 0xfe];
+
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Record,
+    Marker,
+}
+
+/// A whole frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<'a> {
+    pub(super) kind: Kind,
+    pub(super) synced: Position,
+    pub(super) payload: &'a [u8],
+}
+
+impl Frame<'_> {
+    /// How many bytes it takes in the file.
+    pub(super) const fn len(&self) -> usize {
+        HEAD + self.payload.len()
+    }
+}
+
+/// What stands at a place of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Found<'a> {
+    Frame(Frame<'a>),
+    /// Nothing but zeros up to the end.
+    End,
+    /// Neither.
+    Damage(&'static str),
+}
+
+/// Appends a frame to `to`.
+pub(super) fn write(to: &mut Vec<u8>, kind: Kind, synced: Position, payload: &[u8]) {
+    let start = to.len();
+    to.extend_from_slice(&MAGIC);
+    to.extend_from_slice(&[0; 4]);
+    to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    let kind = match kind {
+        Kind::Record => 1,
+        Kind::Marker => 2,
+    };
+    to.extend_from_slice(&[kind, 0, 0, 0]);
+    to.extend_from_slice(&synced.get().to_le_bytes());
+    to.extend_from_slice(payload);
+    let crc = crc32c::crc32c(&to[start + 8..]);
+    to[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// How long the frame is whose head is `head`, or what is wrong with it.
+pub(super) fn len(head: &[u8; HEAD]) -> Result<usize, &'static str> {
+    if head[..4] != MAGIC {
+        return Err("there is no frame");
+    }
+    let payload = u32_at(head, 8) as usize;
+    if payload > MAX_BYTES { Err("a frame's length is damaged") } else { Ok(HEAD + payload) }
+}
+
+/// Reads the frame that fills `bytes`, as [`len`] has told.
+pub(super) fn read(bytes: &[u8]) -> Result<Frame<'_>, &'static str> {
+    let Some((head, payload)) = bytes.split_first_chunk::<HEAD>() else {
+        return Err("a frame is cut short");
+    };
+    if len(head)? != bytes.len() {
+        return Err("a frame is cut short");
+    }
+    if u32_at(head, 4) != crc32c::crc32c(&bytes[8..]) {
+        return Err("a frame's checksum does not fit");
+    }
+    let kind = match (head[12], payload.is_empty()) {
+        (1, false) => Kind::Record,
+        (2, true) => Kind::Marker,
+        _ => return Err("a frame is of an unknown kind"),
+    };
+    let synced = head[16..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    Ok(Frame { kind, synced: Position::new(synced), payload })
+}
+
+/// Reads what stands at the beginning of `rest`, which goes on to the end of the segment.
+pub(super) fn find(rest: &[u8]) -> Found<'_> {
+    // The search for zeros takes place once a segment: at its end, or at damage.
+    let Some(head) = rest.first_chunk::<HEAD>() else {
+        return if is_zero(rest) { Found::End } else { Found::Damage("a frame is cut short") };
+    };
+    let found = len(head).and_then(|len| read(rest.get(..len).ok_or("a frame is cut short")?));
+    match found {
+        Ok(frame) => Found::Frame(frame),
+        Err(_) if is_zero(rest) => Found::End,
+        Err(reason) => Found::Damage(reason),
+    }
+}
+
+/// The highest position that any whole frame in `rest` names, wherever it begins: behind damage the frames' places
+/// are unknown.
+pub(super) fn highest_named(rest: &[u8]) -> Option<Position> {
+    let mut highest = None;
+    let mut at = 0;
+    while let Some(next) = rest[at..].windows(MAGIC.len()).position(|window| window == MAGIC) {
+        at += next;
+        match find(&rest[at..]) {
+            Found::Frame(frame) => {
+                highest = highest.max(Some(frame.synced));
+                at += frame.len();
+            }
+            Found::End | Found::Damage(_) => at += 1,
+        }
+    }
+    highest
+}
+
+/// Whether there are only zeros.
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<64>();
+    chunks.iter().all(|chunk| chunk == &[0; 64]) && rest.iter().all(|byte| *byte == 0)
+}
+
+/// How many bytes there are up to the last that is not zero.
+pub(super) fn len_without_zeros(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1)
+}

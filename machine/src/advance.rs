@@ -1,0 +1,131 @@
+//! Work that is due, a step at a time: what intents only recorded is carried out here, from ordered queues, so that
+//! one intent for a million replicas is never one giant commit, and no step costs more than what it changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::name::PlanName;
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+
+use crate::context::Context;
+use crate::fleet::Fleet;
+use crate::index::Alarm;
+use crate::{deployment, incarnation, operation};
+
+/// One step: what it concerns, what led to it, and what is so now.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Step {
+    /// The entity that was worked on.
+    pub subject: Subject,
+    /// The position of what led to it.
+    pub cause: Position,
+    /// What is so now.
+    pub facts: Vec<Fact>,
+}
+
+/// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
+#[derive(Clone, Default, Debug)]
+pub struct Agenda {
+    last: Option<PlanName>,
+    tried: BTreeMap<PlanName, Position>,
+    parked: BTreeSet<Subject>,
+}
+
+impl Agenda {
+    /// Leaves an entity alone, because a step on it went wrong.
+    pub fn park(&mut self, subject: Subject) {
+        self.parked.insert(subject);
+    }
+}
+
+/// The next step, if anything is due at `ctx.now`.
+pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    settle_lost(fleet, agenda, ctx)
+        .or_else(|| ring(fleet, agenda, ctx))
+        .or_else(|| deploy(fleet, agenda, ctx))
+        .or_else(|| prepare(fleet, agenda, ctx))
+}
+
+/// When something will be due next, if nothing happens before.
+pub fn next_alarm(fleet: &Fleet) -> Option<Time> {
+    fleet.index().alarms.first().map(|(when, _)| *when)
+}
+
+fn settle_lost(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
+    fleet.index().lost.iter().find_map(|id| {
+        let subject = Subject::Incarnation(*id);
+        let cause = fleet.incarnations().get(id)?.node.clone();
+        let cause = fleet.nodes().get(&cause)?.meta.changed.position;
+        if agenda.parked.contains(&subject) {
+            return None;
+        }
+        Some(Step { subject, cause, facts: incarnation::lost(fleet, *id, ctx) })
+    })
+}
+
+fn ring(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
+    let due = fleet.index().alarms.iter().take_while(|(when, _)| *when <= ctx.now);
+    due.filter_map(|(_, alarm)| match alarm {
+        Alarm::Operation(id) => {
+            let cause = fleet.operations().get(id)?.meta.changed.position;
+            let facts = operation::expire(fleet, *id, ctx.now, ctx);
+            Some(Step { subject: Subject::Operation(*id), cause, facts })
+        }
+        Alarm::Incarnation(id) => {
+            let cause = fleet.incarnations().get(id)?.meta.changed.position;
+            Some(Step { subject: Subject::Incarnation(*id), cause, facts: incarnation::overdue(fleet, *id, ctx) })
+        }
+    })
+    .find(|step| !agenda.parked.contains(&step.subject) && !step.facts.is_empty())
+}
+
+/// One step for the next due plan, in turn, so that a large deployment does not hold back others.
+fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let due = &fleet.index().due;
+    let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
+    let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
+    let (name, facts) = turn.take(due.len() + 1).find_map(|name| {
+        if agenda.parked.contains(&Subject::Plan(name.clone())) {
+            return None;
+        }
+        let facts = deployment::step(fleet, fleet.plans().get(name)?, ctx);
+        (!facts.is_empty()).then(|| (name.clone(), facts))
+    })?;
+    agenda.last = Some(name.clone());
+    let plan = fleet.plans().get(&name)?;
+    let current = plan.current.as_ref().or(plan.next.as_ref())?;
+    let cause = fleet.deployments().get(&(name.clone(), current.clone()))?.meta.changed.position;
+    Some(Step { subject: Subject::Plan(name), cause, facts })
+}
+
+/// Looks for a place for operations that have none. Operations of a plan need alike: what one did not find the
+/// others do not, until capacity may have grown.
+fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let grown = fleet.index().grown;
+    for name in &fleet.index().unplaced {
+        let subject = Subject::Plan(name.clone());
+        if agenda.tried.get(name).is_some_and(|tried| *tried >= grown) || agenda.parked.contains(&subject) {
+            continue;
+        }
+        let Some(plan) = fleet.plans().get(name) else { continue };
+        let waits = fleet.index().plan_index(name).and_then(|index| index.unplaced.first());
+        let cause = waits.map_or(Position::ZERO, |operation| operation.position());
+        match operation::prepare(fleet, plan, ctx) {
+            Some(facts) if facts.iter().any(|fact| matches!(fact, Fact::IncarnationReserved(_))) => {
+                return Some(Step { subject, cause, facts });
+            }
+            Some(facts) => {
+                agenda.tried.insert(name.clone(), grown);
+                return Some(Step { subject, cause, facts });
+            }
+            None => {
+                agenda.tried.insert(name.clone(), grown);
+            }
+        }
+    }
+    agenda.tried.retain(|name, _| fleet.index().unplaced.contains(name));
+    None
+}

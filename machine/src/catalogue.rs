@@ -1,0 +1,140 @@
+//! Clusters and capabilities: entries of the catalogue that nodes and plans name.
+//!
+//! ```text
+//!             apply             set_activity      delete
+//! (none)      active            refused           refused
+//! active      same or new spec  inactive          (none), unless in use
+//! inactive    same or new spec  active            (none), unless in use
+//! ```
+//! A cluster's runtime cannot be edited. A cluster is in use while a node is in it, a capability while a node names
+//! it. What is already so is `unchanged`.
+
+use chancery_events::fact::{
+    CapabilityActivityChanged, CapabilityApplied, CapabilityDeleted, ClusterActivityChanged, ClusterApplied,
+    ClusterDeleted, Fact,
+};
+use chancery_events::intent::{
+    CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete, ClusterSetActivity,
+};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::Activity;
+use chancery_events::subject::Subject;
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::refuse::not_found;
+use crate::state::{Capability, Cluster};
+
+type Decided = Result<Vec<Fact>, Refusal>;
+
+pub(crate) fn cluster_apply(fleet: &Fleet, ask: &ClusterApply) -> Decided {
+    match fleet.clusters().get(&ask.name) {
+        Some(now) if now.spec == ask.spec => Ok(vec![]),
+        Some(now) => Err(Refusal::new(
+            Code::InUse,
+            format!("cluster {} is of runtime {}, which cannot be edited", ask.name, now.spec.runtime),
+        )
+        .at("/spec/runtime", "differs")),
+        None => Ok(vec![ClusterApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
+    }
+}
+
+pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> Decided {
+    let now = fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    if now.activity == ask.activity {
+        return Ok(vec![]);
+    }
+    Ok(vec![ClusterActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
+}
+
+pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
+    let now = fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    let nodes = fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
+    if nodes > 0 {
+        return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
+    }
+    if now.session.is_some() {
+        return Err(Refusal::new(Code::InUse, format!("an executor still holds cluster {}", ask.name)));
+    }
+    Ok(vec![ClusterDeleted { name: ask.name.clone() }.into()])
+}
+
+pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Decided {
+    match fleet.capabilities().get(&ask.name) {
+        Some(now) if now.spec == ask.spec => Ok(vec![]),
+        _ => Ok(vec![CapabilityApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
+    }
+}
+
+pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity) -> Decided {
+    let subject = || Subject::Capability(ask.name.clone());
+    let now = fleet.capabilities().get(&ask.name).ok_or_else(|| not_found(&subject()))?;
+    if now.activity == ask.activity {
+        return Ok(vec![]);
+    }
+    Ok(vec![CapabilityActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
+}
+
+pub(crate) fn capability_delete(fleet: &Fleet, ask: &CapabilityDelete) -> Decided {
+    let subject = || Subject::Capability(ask.name.clone());
+    fleet.capabilities().get(&ask.name).ok_or_else(|| not_found(&subject()))?;
+    let mut nodes = fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
+    if let Some(first) = nodes.next() {
+        let more = nodes.count();
+        let detail = format!("capability {} is named by node {} and {more} more", ask.name, first.name);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
+    Ok(vec![CapabilityDeleted { name: ask.name.clone() }.into()])
+}
+
+pub(crate) fn cluster_applied(fleet: &mut Fleet, fact: &ClusterApplied, at: At) -> Result<(), Contradiction> {
+    if fleet.clusters().get(&fact.name).is_some() {
+        return fleet.change::<Cluster>(&fact.name, |cluster| {
+            cluster.spec = fact.spec.clone();
+            cluster.meta.bump(at);
+        });
+    }
+    let (name, spec) = (fact.name.clone(), fact.spec.clone());
+    fleet.put(Cluster { name, spec, activity: Activity::Active, session: None, meta: Meta::new(at) });
+    Ok(())
+}
+
+pub(crate) fn cluster_activity_changed(
+    fleet: &mut Fleet,
+    fact: &ClusterActivityChanged,
+    at: At,
+) -> Result<(), Contradiction> {
+    fleet.change::<Cluster>(&fact.name, |cluster| {
+        cluster.activity = fact.activity;
+        cluster.meta.bump(at);
+    })
+}
+
+pub(crate) fn capability_applied(fleet: &mut Fleet, fact: &CapabilityApplied, at: At) {
+    let mut meta = Meta::new(at);
+    let mut activity = Activity::Active;
+    if let Some(now) = fleet.capabilities().get(&fact.name) {
+        (meta, activity) = (now.meta, now.activity);
+        meta.bump(at);
+    }
+    fleet.put(Capability { name: fact.name.clone(), spec: fact.spec.clone(), activity, meta });
+}
+
+pub(crate) fn capability_activity_changed(
+    fleet: &mut Fleet,
+    fact: &CapabilityActivityChanged,
+    at: At,
+) -> Result<(), Contradiction> {
+    fleet.change::<Capability>(&fact.name, |capability| {
+        capability.activity = fact.activity;
+        capability.meta.bump(at);
+    })
+}
+
+pub(crate) fn cluster_deleted(fleet: &mut Fleet, fact: &ClusterDeleted) -> Result<(), Contradiction> {
+    fleet.remove::<Cluster>(&fact.name)
+}
+
+pub(crate) fn capability_deleted(fleet: &mut Fleet, fact: &CapabilityDeleted) -> Result<(), Contradiction> {
+    fleet.remove::<Capability>(&fact.name)
+}

@@ -1,0 +1,244 @@
+//! The pure functions that the decider calls: [`decide`] an intent, [`observe`] an observation, and [`evolve`] the
+//! state by a fact. No clock, no randomness, no I/O: the same state and words always give the same facts.
+
+use std::time::Duration;
+
+use chancery_events::fact::{Fact, IntentAccepted, IntentRefused, Outcome};
+use chancery_events::id::Position;
+use chancery_events::intent::{Intent, Request};
+use chancery_events::observation::Observation;
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::subject::Subject;
+
+use crate::context::Context;
+use crate::fleet::{Contradiction, Fleet};
+use crate::keys::{Keys, Known};
+use crate::meta::At;
+use crate::state::{Cluster, Incarnation, Operation, Plan};
+use crate::{catalogue, deployment, incarnation, node, operation, plan, replica, session};
+
+/// An intent may be dated at most so far ahead.
+const AHEAD: Duration = Duration::from_secs(5 * 60);
+
+/// Whether an intent is new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Repeat {
+    /// It is to be decided.
+    New,
+    /// It was decided: the verdict stands at this position.
+    Known(Position),
+    /// Its key was used for another body: refused, and not recorded again under that key.
+    Reused(Position),
+}
+
+/// Looks an intent's key up.
+pub fn repeat(keys: &Keys, request: &Request) -> Repeat {
+    match keys.get(request.key()) {
+        None => Repeat::New,
+        Some(known) if known.digest == request.digest() => Repeat::Known(known.verdict),
+        Some(known) => Repeat::Reused(known.verdict),
+    }
+}
+
+/// Decides an intent that is new: the facts that it makes true, or why it makes none. No facts: it is so already.
+pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    if let Some(time) = request.time {
+        if time <= fleet.keys().floor() {
+            let detail = format!("it is dated {time}; intents up to {} may have been decided", fleet.keys().floor());
+            return Err(Refusal::new(Code::Expired, detail));
+        }
+        if time > ctx.now + AHEAD {
+            let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.now);
+            return Err(Refusal::new(Code::FromTheFuture, detail));
+        }
+    }
+    let subject = request.intent.subject();
+    if let Some(expected) = request.expect {
+        let found = subject.as_ref().and_then(|subject| version(fleet, subject)).unwrap_or(0);
+        if found != expected {
+            let detail = format!("it was based on version {expected}, and the version is {found}");
+            return Err(Refusal::new(Code::VersionConflict, detail));
+        }
+    }
+    by_type(fleet, &request.intent, ctx)
+}
+
+fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    match intent {
+        Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
+        Intent::ClusterSetActivity(ask) => catalogue::cluster_set_activity(fleet, ask),
+        Intent::ClusterDelete(ask) => catalogue::cluster_delete(fleet, ask),
+        Intent::CapabilityApply(ask) => catalogue::capability_apply(fleet, ask),
+        Intent::CapabilitySetActivity(ask) => catalogue::capability_set_activity(fleet, ask),
+        Intent::CapabilityDelete(ask) => catalogue::capability_delete(fleet, ask),
+        Intent::NodeApply(ask) => node::apply(fleet, ask),
+        Intent::NodeSetState(ask) => node::set_state(fleet, ask),
+        Intent::NodeDelete(ask) => node::delete(fleet, ask),
+        Intent::PlanApply(ask) => plan::apply(fleet, ask),
+        Intent::PlanSetActivity(ask) => plan::set_activity(fleet, ask),
+        Intent::PlanDelete(ask) => plan::delete(fleet, ask),
+        Intent::DeploymentCreate(ask) => deployment::create(fleet, ask),
+        Intent::DeploymentCancel(ask) => deployment::cancel(fleet, ask),
+        Intent::ReplicaStart(ask) => replica::start(fleet, ask, ctx),
+        Intent::ReplicaStop(ask) => replica::stop(fleet, ask, ctx),
+        Intent::ReplicaDelete(ask) => replica::delete(fleet, ask, ctx),
+        Intent::OperationApprove(ask) => operation::approve(fleet, ask, ctx),
+        Intent::OperationReject(ask) => operation::reject(fleet, ask, ctx),
+    }
+}
+
+/// The fact that follows an intent, given what was decided. `at` it is dated if its sender did not.
+pub fn verdict(fleet: &Fleet, request: &Request, decided: &Result<Vec<Fact>, Refusal>, ctx: &Context) -> Fact {
+    let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
+    let subject = request.intent.subject();
+    let now = subject.as_ref().and_then(|subject| version(fleet, subject));
+    match decided {
+        Ok(facts) => {
+            let about = facts.iter().filter(|fact| fact.subjects().first() == subject.as_ref()).count() as u64;
+            let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
+            let version = now.or((about > 0).then_some(0)).map(|version| version + about);
+            IntentAccepted { key, digest, at, outcome, subject, version }.into()
+        }
+        Err(refusal) => IntentRefused {
+            key,
+            digest,
+            at,
+            code: refusal.code,
+            detail: refusal.detail.clone(),
+            subject: refusal.subject.clone().or(subject),
+            version: refusal.version.or(now),
+            errors: refusal.errors.clone(),
+        }
+        .into(),
+    }
+}
+
+/// What follows from an observation. Nothing, if it is stale or changes nothing: then it is not recorded.
+pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<Fact> {
+    match observation {
+        Observation::SessionHello(saw) => session::hello(fleet, saw),
+        Observation::SessionOver(saw) => session::over(fleet, saw),
+        Observation::IncarnationReported(saw) => {
+            // An executor speaks for what its cluster hosts, and for nothing else.
+            let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
+                let incarnation = fleet.incarnations().get(&saw.report.incarnation);
+                session.end.is_none() && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
+            });
+            if hosts { incarnation::report(fleet, &saw.report, ctx) } else { Vec::new() }
+        }
+        Observation::ObjectReported(saw) => session::object(fleet, saw),
+    }
+}
+
+/// The version of an entity, if it exists.
+pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
+    let meta = match subject {
+        Subject::Fleet => return None,
+        Subject::Cluster(key) => fleet.clusters().get(key)?.meta,
+        Subject::Capability(key) => fleet.capabilities().get(key)?.meta,
+        Subject::Node(key) => fleet.nodes().get(key)?.meta,
+        Subject::Plan(key) => fleet.plans().get(key)?.meta,
+        Subject::Deployment(plan, name) => fleet.deployments().get(&(plan.clone(), name.clone()))?.meta,
+        Subject::Replica(key) => fleet.replicas().get(key)?.meta,
+        Subject::Incarnation(key) => fleet.incarnations().get(key)?.meta,
+        Subject::Operation(key) => fleet.operations().get(key)?.meta,
+        Subject::Session(key) => fleet.sessions().get(key)?.meta,
+    };
+    Some(meta.version)
+}
+
+/// Folds one fact. It judges nothing; it fails only when the journal contradicts itself, and the caller stops then.
+pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
+    fleet.head = at.position;
+    match fact {
+        Fact::TermStarted(_) => {
+            fleet.term = at.term;
+            fleet.lineages.current = at.lineage;
+        }
+        Fact::LineageStarted(fact) => {
+            fleet.term = at.term;
+            fleet.lineages.ancestors.push((fact.previous, fact.at));
+            fleet.lineages.current = at.lineage;
+        }
+        Fact::IntentAccepted(fact) => remember(fleet, fact.key, fact.digest, fact.at, at),
+        Fact::IntentRefused(fact) => remember(fleet, fact.key, fact.digest, fact.at, at),
+        Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
+        Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
+        Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),
+        Fact::ClusterDeleted(fact) => return catalogue::cluster_deleted(fleet, fact),
+        Fact::CapabilityApplied(fact) => catalogue::capability_applied(fleet, fact, at),
+        Fact::CapabilityActivityChanged(fact) => return catalogue::capability_activity_changed(fleet, fact, at),
+        Fact::CapabilityDeleted(fact) => return catalogue::capability_deleted(fleet, fact),
+        Fact::NodeApplied(fact) => return node::applied(fleet, fact, at),
+        Fact::NodeMoved(fact) => return node::moved(fleet, fact, at),
+        Fact::NodeDeleted(fact) => return node::deleted(fleet, fact),
+        Fact::PlanApplied(fact) => return plan::applied(fleet, fact, at),
+        Fact::PlanActivityChanged(fact) => return plan::activity_changed(fleet, fact, at),
+        Fact::PlanWaiting(fact) => return plan::waiting(fleet, fact, at),
+        Fact::PlanDeleted(fact) => return plan::deleted(fleet, fact),
+        Fact::DeploymentCreated(fact) => return deployment::created(fleet, fact, at),
+        Fact::DeploymentStarted(fact) => return deployment::started(fleet, fact, at),
+        Fact::DeploymentEnding(fact) => return deployment::ending(fleet, fact, at),
+        Fact::DeploymentEnded(fact) => return deployment::ended(fleet, fact, at),
+        Fact::ReplicaCreated(fact) => replica::created(fleet, fact, at),
+        Fact::ReplicaDeleted(fact) => return replica::deleted(fleet, fact, at),
+        Fact::OperationOpened(fact) => return operation::opened(fleet, fact, at),
+        Fact::OperationApproved(fact) => return operation::approved(fleet, fact, at),
+        Fact::OperationEnded(fact) => return operation::ended(fleet, fact, at),
+        Fact::IncarnationReserved(fact) => return incarnation::reserved(fleet, fact, at),
+        Fact::IncarnationCommanded(fact) => return incarnation::commanded(fleet, fact, at),
+        Fact::CommandFailed(fact) => return incarnation::command_failed(fleet, fact, at),
+        Fact::IncarnationEnsured(fact) => return incarnation::ensured(fleet, fact, at),
+        Fact::IncarnationRunning(fact) => return incarnation::running(fleet, fact, at),
+        Fact::IncarnationStatus(fact) => return incarnation::status(fleet, fact, at),
+        Fact::IncarnationEnded(fact) => return incarnation::ended(fleet, fact, at),
+        Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
+        Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
+        Fact::ObjectJudged(fact) => {
+            return fleet.change::<Cluster>(&fact.cluster, |cluster| cluster.meta.bump(at));
+        }
+    }
+    Ok(())
+}
+
+/// Passes over an event that is no fact: it changes nothing but the head.
+pub fn pass(fleet: &mut Fleet, position: Position) {
+    fleet.head = position;
+}
+
+fn remember(
+    fleet: &mut Fleet,
+    key: chancery_events::digest::Digest,
+    digest: chancery_events::digest::Digest,
+    asked: chancery_events::time::Time,
+    at: At,
+) {
+    fleet.keys.remember(key, Known { digest, verdict: at.position, at: asked }, at.time);
+}
+
+/// Takes the entity out of the queues that lead to it.
+fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<(), Contradiction> {
+    match subject {
+        Subject::Plan(name) => fleet.change::<Plan>(name, |plan| {
+            plan.parked = Some(detail.to_owned());
+            plan.meta.bump(at);
+        }),
+        Subject::Incarnation(id) => fleet.change::<Incarnation>(id, |incarnation| {
+            incarnation.deadline = None;
+            incarnation.meta.bump(at);
+        }),
+        Subject::Operation(id) => fleet.change::<Operation>(id, |operation| {
+            if let crate::state::OperationState::PendingApproval(proposal) = &mut operation.state {
+                proposal.expires = chancery_events::time::Time::FAR;
+            }
+            operation.meta.bump(at);
+        }),
+        Subject::Fleet
+        | Subject::Cluster(_)
+        | Subject::Capability(_)
+        | Subject::Node(_)
+        | Subject::Deployment(..)
+        | Subject::Replica(_)
+        | Subject::Session(_) => Ok(()),
+    }
+}

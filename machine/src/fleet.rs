@@ -1,0 +1,349 @@
+//! The state of a fleet: a table an entity, what is remembered of idempotency keys, and the indexes that make each
+//! step cheap.
+//!
+//! Every change goes through [`Fleet::put`], [`Fleet::change`] or [`Fleet::remove`], which keep the indexes and note
+//! what was there before. So a commit that goes wrong is taken back whole, and a projector learns what was touched,
+//! by the same few lines.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
+use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::subject::Subject;
+use serde::{Deserialize, Serialize};
+
+use crate::index::Index;
+use crate::keys::Keys;
+use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Replica, Session};
+use crate::table::Table;
+
+/// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{subject}: {problem}")]
+pub struct Contradiction {
+    /// The entity concerned.
+    pub subject: Subject,
+    /// What does not fit.
+    pub problem: String,
+}
+
+/// The key of a deployment.
+pub type DeploymentKey = (PlanName, DeploymentName);
+
+/// The lineages of a journal: the one in force, and those before it with the last position under each.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lineages {
+    /// In force.
+    pub current: Lineage,
+    /// Before, oldest first.
+    pub ancestors: Vec<(Lineage, Position)>,
+}
+
+impl Lineages {
+    /// Whether the id made of these was issued by this journal, as far as it has come.
+    pub fn issued(&self, lineage: Lineage, position: Position, head: Position) -> bool {
+        if lineage == self.current {
+            return position <= head;
+        }
+        self.ancestors.iter().any(|(ancestor, last)| *ancestor == lineage && position <= *last)
+    }
+}
+
+/// Everything that the facts so far tell of a fleet.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    pub(crate) head: Position,
+    pub(crate) term: Term,
+    pub(crate) lineages: Lineages,
+    pub(crate) keys: Keys,
+    pub(crate) clusters: Table<ClusterName, Cluster>,
+    pub(crate) capabilities: Table<CapabilityName, Capability>,
+    pub(crate) nodes: Table<NodeName, Node>,
+    pub(crate) plans: Table<PlanName, Plan>,
+    pub(crate) deployments: Table<DeploymentKey, Deployment>,
+    pub(crate) replicas: Table<ReplicaName, Replica>,
+    pub(crate) incarnations: Table<IncarnationId, Incarnation>,
+    pub(crate) operations: Table<OperationId, Operation>,
+    pub(crate) sessions: Table<SessionId, Session>,
+    pub(crate) index: Index,
+    notes: Option<Vec<Before>>,
+}
+
+/// An entity as it was before it was changed.
+#[derive(Clone, Debug)]
+pub(crate) enum Before {
+    Cluster(ClusterName, Option<Arc<Cluster>>),
+    Capability(CapabilityName, Option<Arc<Capability>>),
+    Node(NodeName, Option<Arc<Node>>),
+    Plan(PlanName, Option<Arc<Plan>>),
+    Deployment(DeploymentKey, Option<Arc<Deployment>>),
+    Replica(ReplicaName, Option<Arc<Replica>>),
+    Incarnation(IncarnationId, Option<Arc<Incarnation>>),
+    Operation(OperationId, Option<Arc<Operation>>),
+    Session(SessionId, Option<Arc<Session>>),
+    Globals(Box<(Position, Term, Lineages, crate::keys::KeysBefore)>),
+}
+
+/// What a table holds.
+pub(crate) trait Entity: Clone + Sized {
+    type Key: Clone + Eq + Hash + Ord;
+    fn key(&self) -> Self::Key;
+    fn subject(key: &Self::Key) -> Subject;
+    fn table(fleet: &Fleet) -> &Table<Self::Key, Self>;
+    fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, Self>;
+    fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
+    fn index(fleet: &mut Fleet, old: Option<&Self>, new: Option<&Self>);
+}
+
+macro_rules! entities {
+    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $index:ident;)*) => {$(
+        impl Entity for $entity {
+            type Key = $key;
+            fn key(&self) -> $key {
+                let $e = self;
+                $of
+            }
+            fn subject($k: &$key) -> Subject {
+                $subject
+            }
+            fn table(fleet: &Fleet) -> &Table<$key, $entity> {
+                &fleet.$table
+            }
+            fn table_mut(fleet: &mut Fleet) -> &mut Table<$key, $entity> {
+                &mut fleet.$table
+            }
+            fn before(key: $key, entity: Option<Arc<$entity>>) -> Before {
+                Before::$entity(key, entity)
+            }
+            fn index(fleet: &mut Fleet, old: Option<&$entity>, new: Option<&$entity>) {
+                fleet.index.$index(old, new);
+            }
+        }
+
+        impl Fleet {
+            /// All of the kind, by key.
+            pub fn $table(&self) -> &Table<$key, $entity> {
+                &self.$table
+            }
+        }
+    )*};
+}
+
+entities! {
+    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), cluster;
+    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), capability;
+    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), node;
+    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), plan;
+    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), deployment;
+    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), replica;
+    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, incarnation;
+    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, operation;
+    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, session;
+}
+
+impl Fleet {
+    /// Of a journal in which nothing stands yet.
+    pub fn new(lineage: Lineage) -> Fleet {
+        Fleet {
+            head: Position::ZERO,
+            term: Term::default(),
+            lineages: Lineages { current: lineage, ancestors: Vec::new() },
+            keys: Keys::default(),
+            clusters: Table::default(),
+            capabilities: Table::default(),
+            nodes: Table::default(),
+            plans: Table::default(),
+            deployments: Table::default(),
+            replicas: Table::default(),
+            incarnations: Table::default(),
+            operations: Table::default(),
+            sessions: Table::default(),
+            index: Index::default(),
+            notes: None,
+        }
+    }
+
+    /// The last position folded.
+    pub fn head(&self) -> Position {
+        self.head
+    }
+
+    /// The term of the last commit folded.
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// The journal's identities.
+    pub fn lineages(&self) -> &Lineages {
+        &self.lineages
+    }
+
+    /// What is remembered of idempotency keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// What follows from the tables.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::touched`]. Forgets earlier notes.
+    pub fn note(&mut self) {
+        let globals = (self.head, self.term, self.lineages.clone(), self.keys.begin());
+        self.notes = Some(vec![Before::Globals(Box::new(globals))]);
+    }
+
+    /// Puts everything back as it was when [`Fleet::note`] was called last.
+    pub fn roll_back(&mut self) {
+        let Some(notes) = self.notes.take() else { return };
+        for before in notes.into_iter().rev() {
+            match before {
+                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity),
+                Before::Capability(key, entity) => self.restore::<Capability>(key, entity),
+                Before::Node(key, entity) => self.restore::<Node>(key, entity),
+                Before::Plan(key, entity) => self.restore::<Plan>(key, entity),
+                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity),
+                Before::Replica(key, entity) => self.restore::<Replica>(key, entity),
+                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity),
+                Before::Operation(key, entity) => self.restore::<Operation>(key, entity),
+                Before::Session(key, entity) => self.restore::<Session>(key, entity),
+                Before::Globals(globals) => {
+                    let (head, term, lineages, keys) = *globals;
+                    self.head = head;
+                    self.term = term;
+                    self.lineages = lineages;
+                    self.keys.roll_back(keys);
+                }
+            }
+        }
+    }
+
+    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>) {
+        let now = E::table_mut(self).set(key, entity.clone());
+        E::index(self, now.as_deref(), entity.as_deref());
+    }
+
+    /// Every entity changed since [`Fleet::note`] was called last, in order, perhaps more than once.
+    pub fn touched(&self) -> impl Iterator<Item = Subject> {
+        self.notes.iter().flatten().filter_map(|before| match before {
+            Before::Cluster(key, _) => Some(Cluster::subject(key)),
+            Before::Capability(key, _) => Some(Capability::subject(key)),
+            Before::Node(key, _) => Some(Node::subject(key)),
+            Before::Plan(key, _) => Some(Plan::subject(key)),
+            Before::Deployment(key, _) => Some(Deployment::subject(key)),
+            Before::Replica(key, _) => Some(Replica::subject(key)),
+            Before::Incarnation(key, _) => Some(Incarnation::subject(key)),
+            Before::Operation(key, _) => Some(Operation::subject(key)),
+            Before::Session(key, _) => Some(Session::subject(key)),
+            Before::Globals(_) => None,
+        })
+    }
+
+    /// The entity, or the contradiction that it is not there.
+    pub(crate) fn want<E: Entity>(&self, key: &E::Key) -> Result<&E, Contradiction> {
+        E::table(self).get(key).ok_or_else(|| absent::<E>(key))
+    }
+
+    /// Sets an entity, new or not.
+    pub(crate) fn put<E: Entity>(&mut self, entity: E) {
+        let key = entity.key();
+        self.set::<E>(key, Some(Arc::new(entity)));
+    }
+
+    /// Changes an entity that is there.
+    pub(crate) fn change<E: Entity>(&mut self, key: &E::Key, how: impl FnOnce(&mut E)) -> Result<(), Contradiction> {
+        let mut entity = E::table(self).shared(key).ok_or_else(|| absent::<E>(key))?;
+        how(Arc::make_mut(&mut entity));
+        self.set::<E>(key.clone(), Some(entity));
+        Ok(())
+    }
+
+    /// Removes an entity that is there.
+    pub(crate) fn remove<E: Entity>(&mut self, key: &E::Key) -> Result<(), Contradiction> {
+        if E::table(self).get(key).is_none() {
+            return Err(absent::<E>(key));
+        }
+        self.set::<E>(key.clone(), None);
+        Ok(())
+    }
+
+    fn set<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>) {
+        let new = entity.clone();
+        let old = E::table_mut(self).set(key.clone(), entity);
+        E::index(self, old.as_deref(), new.as_deref());
+        if let Some(notes) = &mut self.notes {
+            notes.push(E::before(key, old));
+        }
+    }
+}
+
+fn absent<E: Entity>(key: &E::Key) -> Contradiction {
+    Contradiction { subject: E::subject(key), problem: "the fact is about it, and it does not exist".into() }
+}
+
+/// A fleet without what follows from it: what a snapshot keeps.
+#[derive(Serialize, Deserialize)]
+pub struct Image {
+    head: Position,
+    term: Term,
+    lineages: Lineages,
+    keys: Keys,
+    clusters: Vec<Cluster>,
+    capabilities: Vec<Capability>,
+    nodes: Vec<Node>,
+    plans: Vec<Plan>,
+    deployments: Vec<Deployment>,
+    replicas: Vec<Replica>,
+    incarnations: Vec<Incarnation>,
+    operations: Vec<Operation>,
+    sessions: Vec<Session>,
+}
+
+/// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-1";
+
+impl Image {
+    /// Of the fleet, in the order of keys: equal fleets have equal images.
+    pub fn of(fleet: &Fleet) -> Image {
+        fn all<E: Entity>(fleet: &Fleet) -> Vec<E> {
+            E::table(fleet).sorted().into_iter().cloned().collect()
+        }
+        Image {
+            head: fleet.head,
+            term: fleet.term,
+            lineages: fleet.lineages.clone(),
+            keys: fleet.keys.clone(),
+            clusters: all(fleet),
+            capabilities: all(fleet),
+            nodes: all(fleet),
+            plans: all(fleet),
+            deployments: all(fleet),
+            replicas: all(fleet),
+            incarnations: all(fleet),
+            operations: all(fleet),
+            sessions: all(fleet),
+        }
+    }
+
+    /// The fleet, with its indexes.
+    pub fn fleet(self) -> Fleet {
+        let mut fleet = Fleet::new(self.lineages.current);
+        fleet.head = self.head;
+        fleet.term = self.term;
+        fleet.lineages = self.lineages;
+        fleet.keys = self.keys;
+        // Nodes need capabilities and clusters, incarnations their nodes, plans' indexes everything.
+        self.capabilities.into_iter().for_each(|e| fleet.put(e));
+        self.clusters.into_iter().for_each(|e| fleet.put(e));
+        self.nodes.into_iter().for_each(|e| fleet.put(e));
+        self.plans.into_iter().for_each(|e| fleet.put(e));
+        self.deployments.into_iter().for_each(|e| fleet.put(e));
+        self.replicas.into_iter().for_each(|e| fleet.put(e));
+        self.incarnations.into_iter().for_each(|e| fleet.put(e));
+        self.operations.into_iter().for_each(|e| fleet.put(e));
+        self.sessions.into_iter().for_each(|e| fleet.put(e));
+        fleet
+    }
+}

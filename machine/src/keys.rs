@@ -1,0 +1,135 @@
+//! What is remembered of idempotency keys: the first verdict on each, for as long as the window lasts.
+//!
+//! Keys leave in the order of their intents' times, by age and by count; the *floor* is the highest time that has
+//! left. An intent at or below it is refused, never decided again: whether it was decided cannot be told any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chancery_events::digest::Digest;
+use chancery_events::id::Position;
+use chancery_events::time::Time;
+use serde::{Deserialize, Serialize};
+
+/// Keys are kept this long,
+const AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// and at most so many.
+const COUNT: usize = 100_000;
+
+/// The first verdict on a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Known {
+    /// Of the body that was asked for.
+    pub digest: Digest,
+    /// The position of its `accepted` or `refused` fact, which tells the rest.
+    pub verdict: Position,
+    /// The intent's time.
+    pub at: Time,
+}
+
+/// The keys of a fleet.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Keys {
+    known: BTreeMap<Digest, Known>,
+    by_time: BTreeSet<(Time, Digest)>,
+    floor: Time,
+    #[serde(skip)]
+    undo: Option<Vec<(Digest, Option<Known>)>>,
+}
+
+/// What [`Keys::roll_back`] needs.
+#[derive(Clone, Debug)]
+pub(crate) struct KeysBefore {
+    floor: Time,
+}
+
+impl Keys {
+    /// What is known of a key.
+    pub fn get(&self, key: Digest) -> Option<Known> {
+        self.known.get(&key).copied()
+    }
+
+    /// The highest time of a key that is no longer known.
+    pub fn floor(&self) -> Time {
+        self.floor
+    }
+
+    /// Remembers a key, and forgets those whose time is over at `now`.
+    pub(crate) fn remember(&mut self, key: Digest, known: Known, now: Time) {
+        self.set(key, Some(known));
+        while let Some((at, oldest)) = self.by_time.first().copied() {
+            if self.by_time.len() <= COUNT && at >= now.before(AGE) {
+                break;
+            }
+            self.set(oldest, None);
+            self.floor = self.floor.max(at);
+        }
+    }
+
+    fn set(&mut self, key: Digest, known: Option<Known>) {
+        let old = match known {
+            Some(known) => {
+                self.by_time.insert((known.at, key));
+                self.known.insert(key, known)
+            }
+            None => self.known.remove(&key),
+        };
+        if let Some(old) = old
+            && known.is_none_or(|known| known.at != old.at)
+        {
+            self.by_time.remove(&(old.at, key));
+        }
+        if let Some(undo) = &mut self.undo {
+            undo.push((key, old));
+        }
+    }
+
+    pub(crate) fn begin(&mut self) -> KeysBefore {
+        self.undo = Some(Vec::new());
+        KeysBefore { floor: self.floor }
+    }
+
+    pub(crate) fn roll_back(&mut self, before: KeysBefore) {
+        for (key, known) in self.undo.take().unwrap_or_default().into_iter().rev() {
+            self.set(key, known);
+        }
+        self.floor = before.floor;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> Digest {
+        Digest::of(&[&n.to_be_bytes()])
+    }
+
+    fn known(n: u64, at: Time) -> Known {
+        Known { digest: key(n), verdict: Position::new(n), at }
+    }
+
+    #[test]
+    fn a_key_leaves_by_age_and_raises_the_floor() {
+        let mut keys = Keys::default();
+        let start = Time::EPOCH + Duration::from_secs(1);
+        keys.remember(key(1), known(1, start), start);
+        let later = start + AGE + Duration::from_secs(1);
+        keys.remember(key(2), known(2, later), later);
+        assert_eq!((keys.get(key(1)), keys.floor()), (None, start));
+        assert!(keys.get(key(2)).is_some());
+    }
+
+    #[test]
+    fn rolling_back_gives_the_same_keys() {
+        let mut keys = Keys::default();
+        let start = Time::EPOCH + Duration::from_secs(1);
+        keys.remember(key(1), known(1, start), start);
+        let same = keys.clone();
+        let before = keys.begin();
+        let later = start + AGE + Duration::from_secs(1);
+        keys.remember(key(2), known(2, later), later);
+        keys.roll_back(before);
+        assert_eq!(keys, same);
+    }
+}

@@ -1,0 +1,186 @@
+//! Nodes: places with capacity, on their way into and out of clusters.
+//!
+//! | from \ to | unallocated | allocating | allocated | evicted | sanitizing | expunged |
+//! |---|---|---|---|---|---|---|
+//! | unallocated | same | yes | by way of allocating | – | – | yes |
+//! | allocating | – | same | yes | yes | – | yes |
+//! | allocated | – | – | same | if empty | – | yes |
+//! | evicted | – | – | – | same | yes | yes |
+//! | sanitizing | yes | – | – | yes | same | yes |
+//! | expunged | – | – | – | – | – | same |
+//!
+//! Allocating and allocated name the cluster, which must be there and active, and stays the same between the two.
+//! Expunged is final, on the operator's word: everything on the node is gone.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use chancery_events::fact::{Fact, NodeApplied, NodeDeleted, NodeMoved};
+use chancery_events::intent::{NodeApply, NodeDelete, NodeSetState};
+use chancery_events::name::ClusterName;
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{Activity, NodeSpec, NodeState};
+use chancery_events::subject::Subject;
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::refuse::{Faults, bad_transition, not_found};
+use crate::state::Node;
+
+pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
+    check(fleet, &ask.spec)?;
+    let now = fleet.nodes().get(&ask.name);
+    let mut facts = Vec::new();
+    if let Some(now) = now {
+        if now.state == NodeState::Expunged {
+            return Err(Refusal::new(Code::BadTransition, format!("node {} is expunged", ask.name)));
+        }
+        check_held(fleet, now, &ask.spec)?;
+    }
+    if now.is_none_or(|now| *now.spec != ask.spec) {
+        facts.push(NodeApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into());
+    }
+    if let Some(cluster) = &ask.cluster {
+        match now.map(|now| (now.state, now.cluster.as_ref())) {
+            None | Some((NodeState::Unallocated, _)) => {
+                check_cluster(fleet, cluster)?;
+                facts.extend(allocate(ask, cluster));
+            }
+            Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
+            Some((state, _)) => {
+                let detail = format!("node {} is {state} and cannot be allocated to {cluster} from there", ask.name);
+                return Err(Refusal::new(Code::BadTransition, detail).at("/cluster", "differs"));
+            }
+        }
+    }
+    Ok(facts)
+}
+
+/// Both steps in one commit: a crash leaves the node unallocated or allocated, never between.
+fn allocate(ask: &NodeApply, cluster: &ClusterName) -> [Fact; 2] {
+    [NodeState::Allocating, NodeState::Allocated]
+        .map(|to| NodeMoved { name: ask.name.clone(), to, cluster: Some(cluster.clone()) }.into())
+}
+
+fn check(fleet: &Fleet, spec: &NodeSpec) -> Result<(), Refusal> {
+    let mut faults = Faults::default();
+    faults.check(spec.total.cpu > 0, "/spec/total/cpu", "must be more than zero");
+    faults.check(spec.total.memory > 0, "/spec/total/memory", "must be more than zero");
+    faults.check(spec.reserved.fits(spec.total), "/spec/reserved", "is more than the total");
+    let mut classes = BTreeSet::new();
+    for (i, storage) in spec.storage.iter().enumerate() {
+        faults.check(classes.insert(&storage.class), format!("/spec/storage/{i}/class"), "is named twice");
+    }
+    let mut named = BTreeSet::new();
+    for (i, capability) in spec.capabilities.iter().enumerate() {
+        let pointer = format!("/spec/capabilities/{i}");
+        faults.check(named.insert(capability), &pointer, "is named twice");
+        faults.check(fleet.capabilities().get(capability).is_some(), &pointer, format!("there is no capability {capability}"));
+    }
+    faults.done()
+}
+
+fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal> {
+    let held = fleet.index().places.held(&now.name);
+    let room = spec.total.checked_sub(spec.reserved).unwrap_or_default();
+    if !held.amounts.fits(room) {
+        let detail = format!("placements hold {} of node {}; less cannot be had", held.amounts, now.name);
+        return Err(Refusal::new(Code::InUse, detail).at("/spec/total", "is less than what is held"));
+    }
+    for (class, bytes) in &held.volumes {
+        let has = spec.storage.iter().find(|s| s.class == *class).map_or(0, |s| s.capacity);
+        if has < *bytes {
+            let detail = format!("placements hold {bytes} bytes of class {class} on node {}", now.name);
+            return Err(Refusal::new(Code::InUse, detail).at("/spec/storage", "is less than what is held"));
+        }
+    }
+    if !held.incarnations.is_empty() && spec.domain != now.spec.domain {
+        let detail = format!("node {} is in use, its domain cannot be edited", now.name);
+        return Err(Refusal::new(Code::InUse, detail).at("/spec/domain", "differs"));
+    }
+    Ok(())
+}
+
+fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
+    match fleet.clusters().get(cluster) {
+        None => Err(not_found(&Subject::Cluster(cluster.clone())).at("/cluster", "does not exist")),
+        Some(found) if found.activity == Activity::Inactive => {
+            Err(Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive")).at("/cluster", "is inactive"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, Refusal> {
+    use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
+    let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
+    let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
+    if matches!(ask.state, Allocating | Allocated) != ask.cluster.is_some() {
+        let what = "is for allocating and allocated, and needed there";
+        return Err(Refusal::new(Code::Invalid, format!("/cluster: {what}")).at("/cluster", what));
+    }
+    if now.state == ask.state {
+        return if now.cluster == ask.cluster { Ok(vec![]) } else { Err(impossible()) };
+    }
+    let steps: &[NodeState] = match (now.state, ask.state) {
+        (Unallocated, Allocating) => &[Allocating],
+        (Unallocated, Allocated) => &[Allocating, Allocated],
+        (Allocating, Allocated) if now.cluster == ask.cluster => &[Allocated],
+        (Allocating | Allocated | Sanitizing, Evicted) => &[Evicted],
+        (Evicted, Sanitizing) => &[Sanitizing],
+        (Sanitizing, Unallocated) => &[Unallocated],
+        (Unallocated | Allocating | Allocated | Evicted | Sanitizing, Expunged) => &[Expunged],
+        (Unallocated | Allocating | Allocated | Evicted | Sanitizing | Expunged, _) => return Err(impossible()),
+    };
+    if let (Unallocated, Some(cluster)) = (now.state, &ask.cluster) {
+        check_cluster(fleet, cluster)?;
+    }
+    if ask.state == Evicted {
+        check_empty(fleet, now)?;
+    }
+    let moved = |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
+    Ok(steps.iter().map(moved).collect())
+}
+
+fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
+    let held = fleet.index().places.held(&node.name);
+    match held.incarnations.first() {
+        None => Ok(()),
+        Some(first) => {
+            let count = held.incarnations.len();
+            let replica = fleet.incarnations().get(first).map_or(String::new(), |i| format!(", among them {}", i.replica));
+            Err(Refusal::new(Code::InUse, format!("node {} holds {count} incarnations{replica}", node.name)))
+        }
+    }
+}
+
+pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete) -> Result<Vec<Fact>, Refusal> {
+    let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
+    check_empty(fleet, now)?;
+    Ok(vec![NodeDeleted { name: ask.name.clone() }.into()])
+}
+
+pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(), Contradiction> {
+    let spec = Arc::new(fact.spec.clone());
+    if fleet.nodes().get(&fact.name).is_some() {
+        return fleet.change::<Node>(&fact.name, |node| {
+            node.spec = spec;
+            node.meta.bump(at);
+        });
+    }
+    let name = fact.name.clone();
+    fleet.put(Node { name, spec, state: NodeState::Unallocated, cluster: None, meta: Meta::new(at) });
+    Ok(())
+}
+
+pub(crate) fn moved(fleet: &mut Fleet, fact: &NodeMoved, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Node>(&fact.name, |node| {
+        node.state = fact.to;
+        node.cluster.clone_from(&fact.cluster);
+        node.meta.bump(at);
+    })
+}
+
+pub(crate) fn deleted(fleet: &mut Fleet, fact: &NodeDeleted) -> Result<(), Contradiction> {
+    fleet.remove::<Node>(&fact.name)
+}

@@ -1,0 +1,203 @@
+//! Plans: what to run and where it may run.
+//!
+//! ```text
+//!             apply                      set_activity   delete
+//! (none)      active, generation 1       refused        refused
+//! active      a new generation, or same  inactive       (none), if it has no replicas and no deployment goes on
+//! inactive    a new generation, or same  active         the same
+//! ```
+//! An inactive plan accepts no deployment. Running replicas follow an edit by deployment only, so earlier
+//! generations are kept as long as a deployment refers to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use chancery_events::fact::{Fact, PlanActivityChanged, PlanApplied, PlanDeleted, PlanWaiting};
+use chancery_events::intent::{PlanApply, PlanDelete, PlanSetActivity};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{Activity, Payload, PlanSpec, Probe, Protocol};
+use chancery_events::subject::Subject;
+use chancery_events::template;
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::refuse::{Faults, not_found};
+use crate::state::{Deployment, Plan};
+
+/// Placeholders that the executor fills, besides `port.NAME`.
+pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "node", "process"];
+
+/// Payloads of a plan, at most.
+const PAYLOADS: usize = 64;
+/// Processes of a payload, at most.
+const PROCESSES: u16 = 1024;
+/// The longest timeout: a year.
+const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
+
+pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
+    check(&ask.spec)?;
+    let generation = match fleet.plans().get(&ask.name) {
+        Some(now) if *now.spec == ask.spec => return Ok(vec![]),
+        Some(now) => now.generation + 1,
+        None => 1,
+    };
+    Ok(vec![PlanApplied { name: ask.name.clone(), generation, spec: ask.spec.clone() }.into()])
+}
+
+fn check(spec: &PlanSpec) -> Result<(), Refusal> {
+    let mut faults = Faults::default();
+    faults.check(!spec.payloads.is_empty(), "/spec/payloads", "must name at least one");
+    faults.check(spec.payloads.len() <= PAYLOADS, "/spec/payloads", format!("must be at most {PAYLOADS}"));
+    let mut names = BTreeSet::new();
+    for (i, payload) in spec.payloads.iter().enumerate() {
+        let at = format!("/spec/payloads/{i}");
+        faults.check(names.insert(&payload.name), format!("{at}/name"), "is named twice");
+        check_payload(&mut faults, &at, payload);
+    }
+    let mut types = BTreeSet::new();
+    for (i, matcher) in spec.matchers.iter().enumerate() {
+        let at = format!("/spec/matchers/{i}");
+        faults.check(types.insert(&matcher.kind), format!("{at}/type"), "has a matcher already");
+        faults.check(!matcher.names.is_empty(), format!("{at}/names"), "must name at least one");
+    }
+    let timeouts = [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
+    for (name, millis) in timeouts {
+        let right = (1..=LONGEST).contains(&millis);
+        faults.check(right, format!("/spec/timeouts/{name}"), "must be from 1 ms to a year");
+    }
+    faults.done()
+}
+
+fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
+    let right = (1..=PROCESSES).contains(&payload.processes);
+    faults.check(right, format!("{at}/processes"), format!("must be from 1 to {PROCESSES}"));
+    let largest = u64::MAX / u64::from(u16::MAX) / PAYLOADS as u64;
+    let resources = payload.resources;
+    let sane = [resources.cpu, resources.memory, resources.disk].iter().all(|amount| *amount <= largest);
+    faults.check(sane, format!("{at}/resources"), "is more than can be counted");
+    let mut ports = BTreeMap::new();
+    for (i, port) in payload.ports.iter().enumerate() {
+        let fresh = ports.insert(&port.name, port.protocol).is_none();
+        faults.check(fresh, format!("{at}/ports/{i}/name"), "is named twice");
+        faults.check(port.port > 0, format!("{at}/ports/{i}/port"), "must be from 1 to 65535");
+    }
+    let mut mounts = BTreeSet::new();
+    for (i, volume) in payload.volumes.iter().enumerate() {
+        let at = format!("{at}/volumes/{i}");
+        faults.check(volume.capacity > 0, format!("{at}/capacity"), "must be more than zero");
+        faults.check(volume.capacity <= largest, format!("{at}/capacity"), "is more than can be counted");
+        faults.check(volume.mount.starts_with('/'), format!("{at}/mount"), "must be an absolute path");
+        faults.check(mounts.insert(&volume.mount), format!("{at}/mount"), "is named twice");
+    }
+    if let Some(run) = &payload.run {
+        let program = run.argv.first().is_some_and(|program| !program.is_empty());
+        faults.check(program, format!("{at}/run/argv"), "must begin with the program");
+        for (text, place) in texts(payload, at) {
+            faults.check(!text.contains('\0'), &place, "may not hold a zero byte");
+            let filled = template::fill(text, |name| match name.strip_prefix("port.") {
+                Some(port) => ports.keys().any(|known| known.as_str() == port).then(String::new),
+                None => Some(String::new()),
+            });
+            if let Err(error) = filled {
+                faults.add(place, error.to_string());
+            }
+        }
+    }
+    match &payload.ready {
+        None => {}
+        Some(Probe::Tcp { port } | Probe::Http { port, .. }) => {
+            let tcp = ports.get(port) == Some(&Protocol::Tcp);
+            faults.check(tcp, format!("{at}/ready"), format!("there is no TCP port {port}"));
+        }
+    }
+    if let Some(Probe::Http { path, .. }) = &payload.ready {
+        let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
+        faults.check(sane, format!("{at}/ready/http/path"), "must begin with / and hold no spaces");
+    }
+}
+
+/// Everything of a payload that may hold placeholders, with its place.
+pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)> {
+    let Some(run) = &payload.run else { return Vec::new() };
+    let argv = run.argv.iter().enumerate().map(|(i, text)| (text.as_str(), format!("{at}/run/argv/{i}")));
+    let env = run.env.iter().map(|(key, text)| (text.as_str(), format!("{at}/run/env/{key}")));
+    argv.chain(env).collect()
+}
+
+pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<Fact>, Refusal> {
+    let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    if now.activity == ask.activity {
+        return Ok(vec![]);
+    }
+    Ok(vec![PlanActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
+}
+
+pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete) -> Result<Vec<Fact>, Refusal> {
+    let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    let replicas = fleet.index().plan_index(&ask.name).map_or(0, |index| index.replicas.len());
+    if replicas > 0 {
+        let detail = format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
+    if let Some(deployment) = now.current.as_ref().or(now.next.as_ref()) {
+        let detail = format!("deployment {deployment} of plan {} is not over: cancel it first", ask.name);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
+    Ok(vec![PlanDeleted { name: ask.name.clone() }.into()])
+}
+
+pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(), Contradiction> {
+    let spec = Arc::new(fact.spec.clone());
+    if fleet.plans().get(&fact.name).is_some() {
+        return fleet.change::<Plan>(&fact.name, |plan| {
+            plan.generation = fact.generation;
+            plan.generations.insert(fact.generation, Arc::clone(&spec));
+            plan.spec = spec;
+            plan.meta.bump(at);
+        });
+    }
+    fleet.put(Plan {
+        name: fact.name.clone(),
+        generation: fact.generation,
+        spec: Arc::clone(&spec),
+        generations: BTreeMap::from([(fact.generation, spec)]),
+        activity: Activity::Active,
+        deployments: Vec::new(),
+        current: None,
+        next: None,
+        unfit: Vec::new(),
+        totals: BTreeMap::new(),
+        parked: None,
+        meta: Meta::new(at),
+    });
+    Ok(())
+}
+
+pub(crate) fn activity_changed(fleet: &mut Fleet, fact: &PlanActivityChanged, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Plan>(&fact.name, |plan| {
+        plan.activity = fact.activity;
+        plan.meta.bump(at);
+    })
+}
+
+pub(crate) fn waiting(fleet: &mut Fleet, fact: &PlanWaiting, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.unfit.clone_from(&fact.reasons);
+        plan.meta.bump(at);
+    })
+}
+
+pub(crate) fn deleted(fleet: &mut Fleet, fact: &PlanDeleted) -> Result<(), Contradiction> {
+    let plan = fleet.want::<Plan>(&fact.name)?;
+    for name in plan.deployments.clone() {
+        fleet.remove::<Deployment>(&(fact.name.clone(), name))?;
+    }
+    fleet.remove::<Plan>(&fact.name)
+}
+
+impl Plan {
+    /// The spec that a deployment refers to.
+    pub fn spec_of(&self, generation: u32) -> &Arc<PlanSpec> {
+        self.generations.get(&generation).unwrap_or(&self.spec)
+    }
+}

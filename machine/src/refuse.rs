@@ -1,0 +1,41 @@
+//! Refusals that several rooms word alike.
+
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::subject::Subject;
+
+pub(crate) fn not_found(subject: &Subject) -> Refusal {
+    let text = subject.to_string();
+    let (kind, name) = text.split_once('/').unwrap_or(("fleet", ""));
+    Refusal::new(Code::NotFound, format!("there is no {kind} {name}"))
+}
+
+pub(crate) fn bad_transition(what: &str, from: &str, to: &str) -> Refusal {
+    Refusal::new(Code::BadTransition, format!("{what} is {from}, and cannot become {to} from there"))
+}
+
+/// Collects everything that is wrong with a body, so that its sender can mend it in one go.
+#[derive(Default)]
+pub(crate) struct Faults(std::collections::BTreeMap<String, String>);
+
+impl Faults {
+    pub(crate) fn add(&mut self, pointer: impl Into<String>, what: impl Into<String>) {
+        self.0.entry(pointer.into()).or_insert(what.into());
+    }
+
+    pub(crate) fn check(&mut self, holds: bool, pointer: impl Into<String>, what: impl Into<String>) {
+        if !holds {
+            self.add(pointer, what);
+        }
+    }
+
+    pub(crate) fn done(self) -> Result<(), Refusal> {
+        let Some((pointer, what)) = self.0.first_key_value() else { return Ok(()) };
+        let more = match self.0.len() {
+            1 => String::new(),
+            many => format!(" (and {} more)", many - 1),
+        };
+        let mut refusal = Refusal::new(Code::Invalid, format!("{pointer}: {what}{more}"));
+        refusal.errors = self.0;
+        Err(refusal)
+    }
+}

@@ -1,0 +1,123 @@
+//! Sessions: an executor's lease on a cluster. At most one lives for each cluster.
+//!
+//! ```text
+//!            hello, same executor   hello, another      lease over, goodbye
+//! (none)     opened                 opened              –
+//! open       same                   refused             closed
+//! ```
+//! Losing one proves nothing about what runs: placements stay, and are handed out again to whoever comes next.
+
+use chancery_events::fact::{Fact, Judgement, ObjectJudged, SessionClosed, SessionOpened};
+use chancery_events::id::SessionId;
+use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::state::{Cluster, Session};
+
+/// Closed sessions of a cluster are kept so many.
+const KEPT: usize = 20;
+
+/// Why a hello is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HelloRefused {
+    /// The cluster does not exist, yet.
+    #[error("there is no cluster {0}")]
+    NoCluster(String),
+    /// The cluster is of another runtime.
+    #[error("cluster {cluster} is of runtime {runtime}")]
+    OtherRuntime {
+        /// The cluster.
+        cluster: String,
+        /// Its runtime.
+        runtime: String,
+    },
+    /// Another executor holds it.
+    #[error("executor {holder} holds cluster {cluster}")]
+    Held {
+        /// The cluster.
+        cluster: String,
+        /// Who holds it.
+        holder: String,
+    },
+}
+
+/// The session that a hello resumes, if it may have one: `None` if a new one is to be opened.
+pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>, HelloRefused> {
+    let name = hello.cluster.to_string();
+    let cluster = fleet.clusters().get(&hello.cluster).ok_or(HelloRefused::NoCluster(name.clone()))?;
+    if cluster.spec.runtime != hello.runtime {
+        let runtime = cluster.spec.runtime.to_string();
+        return Err(HelloRefused::OtherRuntime { cluster: name, runtime });
+    }
+    let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else { return Ok(None) };
+    if session.executor == hello.executor {
+        return Ok(Some(session.id));
+    }
+    Err(HelloRefused::Held { cluster: name, holder: session.executor.to_string() })
+}
+
+pub(crate) fn hello(fleet: &Fleet, saw: &SessionHello) -> Vec<Fact> {
+    match resumes(fleet, saw) {
+        Ok(None) => {
+            let (cluster, executor) = (saw.cluster.clone(), saw.executor.clone());
+            vec![SessionOpened { cluster, executor, runtime: saw.runtime }.into()]
+        }
+        Ok(Some(_)) | Err(_) => Vec::new(),
+    }
+}
+
+pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
+    let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
+    let closed = |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
+    open.map(closed).into_iter().collect()
+}
+
+/// An object with our labels that has no place in the fleet. It is removed only if this journal issued its id and
+/// its story is over; the head is past everything that the executor has seen, which is checked before this.
+pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
+    let Some(session) = fleet.sessions().get(&saw.session) else { return Vec::new() };
+    let id = saw.incarnation;
+    let live = fleet.incarnations().get(&id).is_some_and(crate::state::Incarnation::is_live);
+    if live {
+        return Vec::new();
+    }
+    let ours = fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
+    let judgement = if ours { Judgement::Remove } else { Judgement::Quarantine };
+    let revision = saw.revision.saturating_add(1);
+    vec![ObjectJudged { cluster: session.cluster.clone(), incarnation: id, judgement, revision }.into()]
+}
+
+pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<(), Contradiction> {
+    let id = SessionId::issue(at.lineage, at.position);
+    fleet.change::<Cluster>(&fact.cluster, |cluster| {
+        cluster.session = Some(id);
+        cluster.meta.bump(at);
+    })?;
+    let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
+    fleet.put(Session { id, cluster, executor, runtime: fact.runtime, end: None, meta: Meta::new(at) });
+    Ok(())
+}
+
+pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Session>(&fact.session, |session| {
+        session.end = Some(fact.end);
+        session.meta.bump(at);
+    })?;
+    fleet.change::<Cluster>(&fact.cluster, |cluster| {
+        cluster.session = None;
+        cluster.meta.touch(at);
+    })?;
+    // Sessions are few: one a connection of an executor that was away for a lease.
+    let over: Vec<_> = fleet
+        .sessions()
+        .sorted()
+        .into_iter()
+        .filter(|session| session.cluster == fact.cluster && session.end.is_some())
+        .map(|session| session.id)
+        .collect();
+    for id in &over[..over.len().saturating_sub(KEPT)] {
+        fleet.remove::<Session>(id)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,335 @@
+//! The entities of a fleet as the facts so far tell them. Each has a room of its own for its rules; here stand their
+//! shapes, because snapshots and rows are made of them.
+//!
+//! The shapes are encoded by position (bincode): no field may be left out when it is written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chancery_events::amount::Amounts;
+use chancery_events::fact::{Approver, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit};
+use chancery_events::id::{IncarnationId, OperationId, SessionId};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DeploymentName, DomainName, ExecutorName, NodeName, PlanName, ReplicaName, StorageClass,
+};
+use chancery_events::observation::{Process, SessionEnd};
+use chancery_events::spec::{
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec, Runtime,
+};
+use chancery_events::time::Time;
+use serde::{Deserialize, Serialize};
+
+use crate::meta::{Meta, Stamp};
+
+/// A set of nodes behind one orchestrator.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Cluster {
+    /// Its name.
+    pub name: ClusterName,
+    /// What it is.
+    pub spec: ClusterSpec,
+    /// Whether nodes may be allocated to it and placements made in it.
+    pub activity: Activity,
+    /// Its live session.
+    pub session: Option<SessionId>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// Something a node may have.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Capability {
+    /// Its name.
+    pub name: CapabilityName,
+    /// What it is.
+    pub spec: CapabilitySpec,
+    /// Whether it counts in placement.
+    pub activity: Activity,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// A place with capacity.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// What it is.
+    pub spec: Arc<NodeSpec>,
+    /// Its state.
+    pub state: NodeState,
+    /// Its cluster, while allocating or allocated.
+    pub cluster: Option<ClusterName>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// What to run and where it may run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Its name.
+    pub name: PlanName,
+    /// Counts its edits, from 1.
+    pub generation: u32,
+    /// What it is now.
+    pub spec: Arc<PlanSpec>,
+    /// What it was, as far as a deployment still refers to it.
+    pub generations: BTreeMap<u32, Arc<PlanSpec>>,
+    /// Whether it takes deployments.
+    pub activity: Activity,
+    /// Its deployments, oldest first.
+    pub deployments: Vec<DeploymentName>,
+    /// The deployment being carried out.
+    pub current: Option<DeploymentName>,
+    /// The deployment that waits for its turn.
+    pub next: Option<DeploymentName>,
+    /// Why operations that wait for a place have none.
+    pub unfit: Vec<Unfit>,
+    /// How many operations ended, by kind and outcome, for ever.
+    pub totals: BTreeMap<(OperationKind, String), u64>,
+    /// Why it is left alone.
+    pub parked: Option<String>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// The states of a deployment.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum DeploymentState {
+    /// Waits for its turn.
+    Pending,
+    /// Is being carried out.
+    InProgress,
+    /// Starts nothing more, and ends so when what runs has settled.
+    Ending(DeploymentEnd),
+    /// Is over.
+    Ended(DeploymentEnd),
+}
+
+/// A version of a plan's payloads, and a count.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Deployment {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Its name in the plan.
+    pub name: DeploymentName,
+    /// Of which generation of the plan.
+    pub generation: u32,
+    /// What should run.
+    pub spec: Arc<DeploymentSpec>,
+    /// Its state.
+    pub state: DeploymentState,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// What is wanted of a replica, by approval.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Will {
+    /// Nothing yet: its create is not approved.
+    Proposed,
+    /// That it runs.
+    Running,
+    /// That it is stopped, until someone says otherwise.
+    Stopped,
+    /// That it goes.
+    Deleted,
+}
+
+/// What a replica keeps of its incarnation that is not over.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Active {
+    /// Which.
+    pub incarnation: IncarnationId,
+    /// Where.
+    pub node: NodeName,
+    /// The node's update domain.
+    pub domain: DomainName,
+    /// Whether it runs, and all its processes were online in the last report.
+    pub healthy: bool,
+}
+
+/// One member of a plan's service.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Replica {
+    /// Its name.
+    pub name: ReplicaName,
+    /// Of which plan.
+    pub plan: PlanName,
+    /// The deployment that it runs by.
+    pub deployment: DeploymentName,
+    /// What is wanted of it.
+    pub will: Will,
+    /// Its incarnation that is not over.
+    pub active: Option<Active>,
+    /// Its operation that is not over and may have begun.
+    pub operation: Option<(OperationId, OperationKind)>,
+    /// Its operation that waits behind that one: a stop or delete.
+    pub next: Option<(OperationId, OperationKind)>,
+    /// How its last incarnation ended.
+    pub last: Option<IncarnationEnd>,
+    /// Its operations that are kept, oldest first.
+    pub operations: Vec<OperationId>,
+    /// Its incarnations that are kept, oldest first.
+    pub incarnations: Vec<IncarnationId>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// The states of an operation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum OperationState {
+    /// Has no place yet.
+    Preparing,
+    /// May be approved.
+    PendingApproval(Proposal),
+    /// Approved, and being carried out.
+    Running(Approver),
+    /// Is over.
+    Ended(OperationEnd),
+}
+
+/// One approved change of one replica.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its id.
+    pub id: OperationId,
+    /// On which replica.
+    pub replica: ReplicaName,
+    /// Of which plan.
+    pub plan: PlanName,
+    /// What it does.
+    pub kind: OperationKind,
+    /// On which deployment's behalf, if any.
+    pub deployment: Option<DeploymentName>,
+    /// Its state.
+    pub state: OperationState,
+    /// The hash of what it does, once it is known.
+    pub hash: Option<chancery_events::digest::Digest>,
+    /// Who approved it.
+    pub approved: Option<(Approver, Stamp)>,
+    /// The incarnation that it brings up or ends.
+    pub incarnation: Option<IncarnationId>,
+    /// Where that is, or was to be.
+    pub node: Option<NodeName>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// The states of an incarnation. See [`crate::incarnation`] for the table.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum IncarnationState {
+    /// Holds its place; no command exists.
+    Reserved,
+    /// Asked for.
+    Creating,
+    /// Started.
+    Starting,
+    /// Was ready.
+    Running,
+    /// Asked to end; becomes this by proof.
+    Stopping(IncarnationEnd),
+    /// Is over.
+    Ended(IncarnationEnd),
+}
+
+/// A command without an outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Outstanding {
+    /// What is asked.
+    pub effect: Effect,
+    /// Which attempt, from 1.
+    pub attempt: u32,
+    /// Not to be sent before.
+    pub not_before: Time,
+}
+
+/// One placed run of a replica on one node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Incarnation {
+    /// Its id.
+    pub id: IncarnationId,
+    /// Of which replica.
+    pub replica: ReplicaName,
+    /// Of which plan.
+    pub plan: PlanName,
+    /// By which deployment's coordinates and generation.
+    pub deployment: DeploymentName,
+    /// Where.
+    pub node: NodeName,
+    /// In which cluster.
+    pub cluster: ClusterName,
+    /// Its state.
+    pub state: IncarnationState,
+    /// What it holds of its node.
+    pub amounts: Amounts,
+    /// What it holds of its node's storage.
+    pub volumes: BTreeMap<StorageClass, u64>,
+    /// Each process as last reported.
+    pub processes: Vec<Process>,
+    /// Whether all processes were online in the last report.
+    pub ready: bool,
+    /// Counts its commands.
+    pub revision: u32,
+    /// The last command's effect.
+    pub asked: Option<Effect>,
+    /// The last command, while it has no outcome.
+    pub command: Option<Outstanding>,
+    /// When its state has lasted too long.
+    pub deadline: Option<Time>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+impl Replica {
+    /// Whether it is on its way out, or asked to be.
+    pub fn is_going(&self) -> bool {
+        let deletes = |open: &Option<(OperationId, OperationKind)>| {
+            open.is_some_and(|(_, kind)| kind == OperationKind::Delete)
+        };
+        self.will == Will::Deleted || deletes(&self.operation) || deletes(&self.next)
+    }
+
+    /// Whether it should run, does not, and nothing is being done about it.
+    pub fn is_idle(&self) -> bool {
+        self.will == Will::Running && self.active.is_none() && self.operation.is_none() && self.next.is_none()
+    }
+}
+
+impl Operation {
+    /// Whether it is not over.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, OperationState::Ended(_))
+    }
+}
+
+impl Deployment {
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, DeploymentState::Ended(_))
+    }
+}
+
+impl Incarnation {
+    /// Whether it may be alive: it holds its place.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.state, IncarnationState::Ended(_))
+    }
+}
+
+/// An executor's lease on a cluster.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Session {
+    /// Its id.
+    pub id: SessionId,
+    /// Its scope.
+    pub cluster: ClusterName,
+    /// Who.
+    pub executor: ExecutorName,
+    /// What it drives.
+    pub runtime: Runtime,
+    /// How it ended, if it has.
+    pub end: Option<SessionEnd>,
+    /// Its history.
+    pub meta: Meta,
+}

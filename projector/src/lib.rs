@@ -1,0 +1,3 @@
+//! Folds the journal into read models.
+
+pub mod rows;

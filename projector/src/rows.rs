@@ -1,0 +1,259 @@
+//! Rows: what readers see of each entity. A function of the state, so that a rebuild gives the same rows.
+//!
+//! The same shapes are answers in JSON (documented in the OpenAPI description) and values in the store in a
+//! positional codec: no field may be left out when it is written.
+
+use std::collections::BTreeMap;
+
+use chancery_events::amount::Amounts;
+use chancery_events::digest::Digest;
+use chancery_events::fact::{Approver, Effect, Unfit};
+use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
+use chancery_events::name::{
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, ExecutorName, Key, NodeName, PlanName,
+    ReplicaName, StorageClass, ZoneName,
+};
+use chancery_events::observation::Process;
+use chancery_events::spec::{Activity, Coordinates, NodeState, OperationKind, PlanSpec, Runtime};
+use chancery_events::time::{Time, shown};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+macro_rules! rows {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+        pub struct $name {
+            $($(#[$fdoc])* pub $field: $type),*,
+            /// One more for each fact about it.
+            pub version: u64,
+            /// When it came.
+            #[serde(with = "shown")]
+            #[schemars(with = "String")]
+            pub created: Time,
+            /// When it last changed.
+            #[serde(with = "shown")]
+            #[schemars(with = "String")]
+            pub changed: Time,
+            /// The position of the fact that last changed it.
+            pub position: Position,
+        }
+    )*};
+}
+
+rows! {
+    /// A cluster.
+    ClusterRow {
+        /// Its name.
+        name: ClusterName,
+        /// What its orchestrator is made of.
+        runtime: Runtime,
+        /// Whether it is in use.
+        activity: Activity,
+        /// The executor that holds it.
+        executor: Option<ExecutorName>,
+        /// That executor's session.
+        session: Option<SessionId>,
+        /// Nodes in it.
+        nodes: u64,
+    }
+    /// A capability.
+    CapabilityRow {
+        /// Its name.
+        name: CapabilityName,
+        /// What it is a measure of.
+        kind: CapabilityType,
+        /// Higher is better, within a type.
+        score: u32,
+        /// Whether it counts.
+        activity: Activity,
+    }
+    /// A node.
+    NodeRow {
+        /// Its name.
+        name: NodeName,
+        /// Its state.
+        state: NodeState,
+        /// Its cluster.
+        cluster: Option<ClusterName>,
+        /// Its update domain.
+        domain: DomainName,
+        /// Where it stands.
+        zone: Option<ZoneName>,
+        /// For selectors.
+        labels: BTreeMap<Key, String>,
+        /// All that it has.
+        total: Amounts,
+        /// What of it is not for placements.
+        reserved: Amounts,
+        /// What is free for placements.
+        remaining: Amounts,
+        /// What it has, by name.
+        capabilities: Vec<CapabilityName>,
+        /// Its storage, by class.
+        storage: Vec<StorageRow>,
+        /// Incarnations that hold a place on it.
+        incarnations: u64,
+    }
+    /// A plan.
+    PlanRow {
+        /// Its name.
+        name: PlanName,
+        /// Counts its edits.
+        generation: u32,
+        /// Whether it takes deployments.
+        activity: Activity,
+        /// What it is.
+        spec: PlanSpec,
+        /// The deployment being carried out.
+        current: Option<DeploymentName>,
+        /// The deployment that waits for its turn.
+        next: Option<DeploymentName>,
+        /// Its replicas by phase, and `total`.
+        replicas: BTreeMap<String, u64>,
+        /// Its operations: kind, then `preparing`, `pending_approval`, `running` now, and outcomes ever.
+        operations: BTreeMap<String, BTreeMap<String, u64>>,
+        /// Why operations without a place have none, by node.
+        waiting: Vec<Unfit>,
+        /// Why it is as it is.
+        message: String,
+    }
+    /// A deployment.
+    DeploymentRow {
+        /// Of which plan.
+        plan: PlanName,
+        /// Its name in the plan.
+        name: DeploymentName,
+        /// Of which generation of the plan.
+        generation: u32,
+        /// How many replicas.
+        count: u32,
+        /// Which version of each payload.
+        coordinates: Coordinates,
+        /// `pending`, `in_progress`, `completed`, `failed`, `cancelled` or `superseded`.
+        state: String,
+        /// Why it is as it is.
+        message: String,
+    }
+    /// A replica.
+    ReplicaRow {
+        /// Its name.
+        name: ReplicaName,
+        /// Of which plan.
+        plan: PlanName,
+        /// The deployment that it runs by.
+        deployment: DeploymentName,
+        /// `proposed`, `running`, `stopped` or `deleted`.
+        will: String,
+        /// `pending`, `starting`, `running`, `stopping`, `stopped`, `failed` or `deleting`.
+        phase: String,
+        /// Whether it runs and all its processes are online.
+        ready: bool,
+        /// Where it is.
+        node: Option<NodeName>,
+        /// Its incarnation that is not over.
+        incarnation: Option<IncarnationId>,
+        /// Its processes.
+        processes: Vec<Process>,
+        /// Its operation that is not over.
+        operation: Option<OperationId>,
+        /// Why it is as it is.
+        message: String,
+    }
+    /// An incarnation.
+    IncarnationRow {
+        /// Its id.
+        id: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// Of which plan.
+        plan: PlanName,
+        /// By which deployment.
+        deployment: DeploymentName,
+        /// Where.
+        node: NodeName,
+        /// In which cluster.
+        cluster: ClusterName,
+        /// `reserved`, `creating`, `starting`, `running`, `stopping`, `destroyed`, `failed` or `unwound`.
+        state: String,
+        /// Whether all its processes are online.
+        ready: bool,
+        /// What it holds.
+        amounts: Amounts,
+        /// What it holds of storage, by class.
+        volumes: BTreeMap<StorageClass, u64>,
+        /// Its processes.
+        processes: Vec<Process>,
+        /// Counts its commands.
+        revision: u32,
+        /// Why it is as it is.
+        message: String,
+    }
+    /// An operation.
+    OperationRow {
+        /// Its id.
+        id: OperationId,
+        /// On which replica.
+        replica: ReplicaName,
+        /// Of which plan.
+        plan: PlanName,
+        /// What it does.
+        kind: OperationKind,
+        /// On which deployment's behalf.
+        deployment: Option<DeploymentName>,
+        /// `preparing`, `pending_approval`, `running`, `succeeded`, `failed`, `rejected`, `expired`, `cancelled` or
+        /// `superseded`.
+        state: String,
+        /// The hash of what it does: approving needs it.
+        hash: Option<Digest>,
+        /// Where.
+        node: Option<NodeName>,
+        /// The incarnation concerned.
+        incarnation: Option<IncarnationId>,
+        /// Who approved it.
+        approved_by: Option<Approver>,
+        /// Why it is as it is.
+        message: String,
+    }
+    /// A session.
+    SessionRow {
+        /// Its id.
+        id: SessionId,
+        /// Its scope.
+        cluster: ClusterName,
+        /// Who.
+        executor: ExecutorName,
+        /// What it drives.
+        runtime: Runtime,
+        /// `open`, `lost`, `left` or `replaced`.
+        state: String,
+    }
+    /// A command without an outcome.
+    CommandRow {
+        /// On which incarnation; with the revision, its name.
+        incarnation: IncarnationId,
+        /// Which.
+        revision: u32,
+        /// What.
+        effect: Effect,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// Where.
+        node: NodeName,
+        /// In which cluster.
+        cluster: ClusterName,
+        /// Of which replica.
+        replica: ReplicaName,
+    }
+}
+
+/// Storage of one class on a node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StorageRow {
+    /// Its class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+    /// Bytes that are free.
+    pub remaining: u64,
+}

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::spec::words;
 use crate::subject::Subject;
 
@@ -42,7 +44,7 @@ words! {
 }
 
 /// Why an intent does not hold.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Refusal {
     /// For programs.
     pub code: Code,

@@ -10,11 +10,11 @@
 //! nothing else.
 
 pub mod board;
-//pub mod conformance;
+pub mod conformance;
 mod durable;
 pub mod orchestrator;
 pub mod plan;
-//pub mod process;
+pub mod process;
 mod run;
 mod scope;
 pub mod session;

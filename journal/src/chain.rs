@@ -224,6 +224,17 @@ pub enum Broken {
     },
 }
 
+impl Broken {
+    /// The first position of the record.
+    pub const fn position(&self) -> Position {
+        match self {
+            Broken::Body { position, .. }
+            | Broken::Time { position, .. }
+            | Broken::Begun { position, .. } => *position,
+        }
+    }
+}
+
 /// What a reader makes of bytes in a log.
 #[derive(Debug)]
 pub enum Link {

@@ -8,10 +8,10 @@ pub mod chain;
 mod journal;
 
 pub mod memory;
-//pub mod segments;
-//pub mod snapshots;
+pub mod segments;
+pub mod snapshots;
 
-//pub mod conformance;
+pub mod conformance;
 
 pub use chain::{Broken, Chain, Cursor, Judgement, Signature, SkipReason, Skipped, genesis, judge};
 pub use journal::{AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source};

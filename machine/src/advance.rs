@@ -27,14 +27,21 @@ pub struct Step {
 }
 
 /// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub struct Agenda {
+    /// Deadlines do not ring before: after a takeover, everybody has a lease to come back.
+    pub grace: Time,
     last: Option<PlanName>,
     tried: BTreeMap<PlanName, Position>,
     parked: BTreeSet<Subject>,
 }
 
 impl Agenda {
+    /// Nothing tried, nothing parked.
+    pub fn new(grace: Time) -> Agenda {
+        Agenda { grace, last: None, tried: BTreeMap::new(), parked: BTreeSet::new() }
+    }
+
     /// Leaves an entity alone, because a step on it went wrong.
     pub fn park(&mut self, subject: Subject) {
         self.parked.insert(subject);
@@ -50,8 +57,8 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
 }
 
 /// When something will be due next, if nothing happens before.
-pub fn next_alarm(fleet: &Fleet) -> Option<Time> {
-    fleet.index().alarms.first().map(|(when, _)| *when)
+pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
+    fleet.index().alarms.first().map(|(when, _)| agenda.grace.max(*when))
 }
 
 fn settle_lost(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
@@ -67,6 +74,9 @@ fn settle_lost(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
 }
 
 fn ring(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
+    if ctx.now < agenda.grace {
+        return None;
+    }
     let due = fleet.index().alarms.iter().take_while(|(when, _)| *when <= ctx.now);
     due.filter_map(|(_, alarm)| match alarm {
         Alarm::Operation(id) => {

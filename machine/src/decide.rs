@@ -1,6 +1,7 @@
 //! The pure functions that the decider calls: [`decide`] an intent, [`observe`] an observation, and [`evolve`] the
 //! state by a fact. No clock, no randomness, no I/O: the same state and words always give the same facts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::fact::{Fact, IntentAccepted, IntentRefused, Outcome};
@@ -12,7 +13,7 @@ use chancery_events::subject::Subject;
 
 use crate::context::Context;
 use crate::fleet::{Contradiction, Fleet};
-use crate::keys::{Keys, Known};
+use crate::keys::{Accepted, Keys, Known};
 use crate::meta::At;
 use crate::state::{Cluster, Incarnation, Operation, Plan};
 use crate::{catalogue, deployment, incarnation, node, operation, plan, replica, session};
@@ -21,22 +22,25 @@ use crate::{catalogue, deployment, incarnation, node, operation, plan, replica, 
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 
 /// Whether an intent is new.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Repeat {
+#[derive(Debug)]
+pub enum Repeat<'a> {
     /// It is to be decided.
     New,
-    /// It was decided: the verdict stands at this position.
-    Known(Position),
-    /// Its key was used for another body: refused, and not recorded again under that key.
-    Reused(Position),
+    /// It was decided: it gets the same verdict.
+    Known(&'a Known),
+    /// Its key was used for another body: it is refused, and the first verdict stays.
+    Reused(Refusal),
 }
 
 /// Looks an intent's key up.
-pub fn repeat(keys: &Keys, request: &Request) -> Repeat {
+pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
     match keys.get(request.key()) {
         None => Repeat::New,
-        Some(known) if known.digest == request.digest() => Repeat::Known(known.verdict),
-        Some(known) => Repeat::Reused(known.verdict),
+        Some(known) if known.digest == request.digest() => Repeat::Known(known),
+        Some(known) => {
+            let detail = format!("id {} was used for another intent, at position {}", request.id, known.verdict);
+            Repeat::Reused(Refusal::new(Code::KeyReused, detail))
+        }
     }
 }
 
@@ -160,8 +164,8 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
             fleet.lineages.ancestors.push((fact.previous, fact.at));
             fleet.lineages.current = at.lineage;
         }
-        Fact::IntentAccepted(fact) => remember(fleet, fact.key, fact.digest, fact.at, at),
-        Fact::IntentRefused(fact) => remember(fleet, fact.key, fact.digest, fact.at, at),
+        Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
+        Fact::IntentRefused(fact) => refused(fleet, fact, at),
         Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),
@@ -206,14 +210,26 @@ pub fn pass(fleet: &mut Fleet, position: Position) {
     fleet.head = position;
 }
 
-fn remember(
-    fleet: &mut Fleet,
-    key: chancery_events::digest::Digest,
-    digest: chancery_events::digest::Digest,
-    asked: chancery_events::time::Time,
-    at: At,
-) {
-    fleet.keys.remember(key, Known { digest, verdict: at.position, at: asked }, at.time);
+fn accepted(fleet: &mut Fleet, fact: &IntentAccepted, at: At) {
+    let reply = Accepted { outcome: fact.outcome, subject: fact.subject.clone(), version: fact.version };
+    let known = Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Ok(reply)), at: fact.at };
+    fleet.keys.remember(fact.key, known, at.time);
+}
+
+fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
+    // These say something about the key or its time, not about the intent: the window must not move by them.
+    if matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture) {
+        return;
+    }
+    let refusal = Refusal {
+        code: fact.code,
+        detail: fact.detail.clone(),
+        subject: fact.subject.clone(),
+        version: fact.version,
+        errors: fact.errors.clone(),
+    };
+    let known = Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Err(refusal)), at: fact.at };
+    fleet.keys.remember(fact.key, known, at.time);
 }
 
 /// Takes the entity out of the queues that lead to it.

@@ -272,10 +272,10 @@ impl Fleet {
     fn set<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>) {
         let new = entity.clone();
         let old = E::table_mut(self).set(key.clone(), entity);
-        E::index(self, old.as_deref(), new.as_deref());
         if let Some(notes) = &mut self.notes {
-            notes.push(E::before(key, old));
+            notes.push(E::before(key, old.clone()));
         }
+        E::index(self, old.as_deref(), new.as_deref());
     }
 }
 

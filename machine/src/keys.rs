@@ -4,31 +4,48 @@
 //! left. An intent at or below it is refused, never decided again: whether it was decided cannot be told any more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::digest::Digest;
+use chancery_events::fact::Outcome;
 use chancery_events::id::Position;
+use chancery_events::refusal::Refusal;
+use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
 /// Keys are kept this long,
 const AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// and at most so many.
-const COUNT: usize = 100_000;
+const COUNT: usize = 250_000;
 
 /// The first verdict on a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Known {
     /// Of the body that was asked for.
     pub digest: Digest,
-    /// The position of its `accepted` or `refused` fact, which tells the rest.
+    /// The position of its `accepted` or `refused` fact.
     pub verdict: Position,
+    /// What that said: a repeat gets the same.
+    pub reply: Arc<Result<Accepted, Refusal>>,
     /// The intent's time.
     pub at: Time,
 }
 
+/// The intent holds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Whether it changed anything.
+    pub outcome: Outcome,
+    /// What it was about.
+    pub subject: Option<Subject>,
+    /// The subject's version now.
+    pub version: Option<u64>,
+}
+
 /// The keys of a fleet.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Keys {
     known: BTreeMap<Digest, Known>,
     by_time: BTreeSet<(Time, Digest)>,
@@ -45,8 +62,8 @@ pub(crate) struct KeysBefore {
 
 impl Keys {
     /// What is known of a key.
-    pub fn get(&self, key: Digest) -> Option<Known> {
-        self.known.get(&key).copied()
+    pub fn get(&self, key: Digest) -> Option<&Known> {
+        self.known.get(&key)
     }
 
     /// The highest time of a key that is no longer known.
@@ -70,15 +87,21 @@ impl Keys {
         let old = match known {
             Some(known) => {
                 self.by_time.insert((known.at, key));
-                self.known.insert(key, known)
+                let at = known.at;
+                let old = self.known.insert(key, known);
+                if let Some(old) = old.as_ref().filter(|old| old.at != at) {
+                    self.by_time.remove(&(old.at, key));
+                }
+                old
             }
-            None => self.known.remove(&key),
+            None => {
+                let old = self.known.remove(&key);
+                if let Some(old) = &old {
+                    self.by_time.remove(&(old.at, key));
+                }
+                old
+            }
         };
-        if let Some(old) = old
-            && known.is_none_or(|known| known.at != old.at)
-        {
-            self.by_time.remove(&(old.at, key));
-        }
         if let Some(undo) = &mut self.undo {
             undo.push((key, old));
         }
@@ -106,7 +129,8 @@ mod tests {
     }
 
     fn known(n: u64, at: Time) -> Known {
-        Known { digest: key(n), verdict: Position::new(n), at }
+        let reply = Arc::new(Ok(Accepted { outcome: Outcome::Changed, subject: None, version: None }));
+        Known { digest: key(n), verdict: Position::new(n), reply, at }
     }
 
     #[test]

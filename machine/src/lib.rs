@@ -27,3 +27,8 @@ pub mod scheduler;
 pub mod session;
 pub mod state;
 pub mod table;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,64 @@ use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
+        pub enum $name {
+            $(
+                #[doc = concat!("`", $word, "`")]
+                #[serde(rename = $word)]
+                $variant
+            ),*
+        }
+
+        impl $name {
+            /// Every one, in order.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The word for it, everywhere.
+            pub const fn word(self) -> &'static str {
+                match self { $($name::$variant => $word),* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    )*};
+}
+
+words! {
+    /// The states of a deployment, as readers see them. One that is ending is still in progress.
+    DeploymentWord {
+        Pending = "pending", InProgress = "in_progress", Completed = "completed", Failed = "failed",
+        Cancelled = "cancelled", Superseded = "superseded",
+    }
+    /// What is wanted of a replica.
+    WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
+    /// What people see of a replica.
+    PhaseWord {
+        Pending = "pending", Starting = "starting", Running = "running", Stopping = "stopping", Stopped = "stopped",
+        Failed = "failed", Deleting = "deleting",
+    }
+    /// The states of an incarnation, as readers see them.
+    IncarnationWord {
+        Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
+        Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
+    }
+    /// The states of an operation, as readers see them.
+    OperationWord {
+        Preparing = "preparing", PendingApproval = "pending_approval", Running = "running", Succeeded = "succeeded",
+        Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
+        Superseded = "superseded",
+    }
+    /// The states of a session, as readers see them.
+    SessionWord { Open = "open", Lost = "lost", Left = "left", Replaced = "replaced" }
+}
+
 macro_rules! rows {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$doc])*
@@ -130,8 +188,8 @@ rows! {
         count: u32,
         /// Which version of each payload.
         coordinates: Coordinates,
-        /// `pending`, `in_progress`, `completed`, `failed`, `cancelled` or `superseded`.
-        state: String,
+        /// Its state.
+        state: DeploymentWord,
         /// Why it is as it is.
         message: String,
     }
@@ -143,10 +201,10 @@ rows! {
         plan: PlanName,
         /// The deployment that it runs by.
         deployment: DeploymentName,
-        /// `proposed`, `running`, `stopped` or `deleted`.
-        will: String,
-        /// `pending`, `starting`, `running`, `stopping`, `stopped`, `failed` or `deleting`.
-        phase: String,
+        /// What is wanted of it.
+        will: WillWord,
+        /// What people see of it.
+        phase: PhaseWord,
         /// Whether it runs and all its processes are online.
         ready: bool,
         /// Where it is.
@@ -174,8 +232,8 @@ rows! {
         node: NodeName,
         /// In which cluster.
         cluster: ClusterName,
-        /// `reserved`, `creating`, `starting`, `running`, `stopping`, `destroyed`, `failed` or `unwound`.
-        state: String,
+        /// Its state.
+        state: IncarnationWord,
         /// Whether all its processes are online.
         ready: bool,
         /// What it holds.
@@ -201,9 +259,8 @@ rows! {
         kind: OperationKind,
         /// On which deployment's behalf.
         deployment: Option<DeploymentName>,
-        /// `preparing`, `pending_approval`, `running`, `succeeded`, `failed`, `rejected`, `expired`, `cancelled` or
-        /// `superseded`.
-        state: String,
+        /// Its state.
+        state: OperationWord,
         /// The hash of what it does: approving needs it.
         hash: Option<Digest>,
         /// Where.
@@ -225,8 +282,8 @@ rows! {
         executor: ExecutorName,
         /// What it drives.
         runtime: Runtime,
-        /// `open`, `lost`, `left` or `replaced`.
-        state: String,
+        /// Its state.
+        state: SessionWord,
     }
     /// A command without an outcome.
     CommandRow {

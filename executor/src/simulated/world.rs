@@ -9,7 +9,7 @@ use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus, 
 use chancery_events::protocol::{Command, RunSpec};
 
 use super::faults::{Behaviour, Ending, Faults, Readiness};
-use crate::plan::{self, Before, Order, Present, State, Step, Told};
+use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -114,23 +114,21 @@ impl World {
 
     fn order(&mut self, id: IncarnationId, order: Order, spec: Option<&RunSpec>) -> Told {
         let present = self.items.get(&id).map(|item| &item.present);
-        let step = plan::step(present, &order, spec);
-        match step {
+        match plan::step(present, &order, spec) {
             Step::Start => return self.start(id, order, spec),
             Step::Adopt => self.set(id, order, spec, None),
-            Step::End(_) => self.set(id, order, spec, Some(State::Gone)),
-            Step::Bury => self.set(id, order, spec, Some(State::Gone)),
+            Step::End(_) if order.aim == Aim::Down => {
+                // Nothing here needs any grace.
+                let spec = present.and_then(|present| present.spec.as_ref());
+                let processes = processes(id, spec, |_| ProcessStatus::Signaled { signal: 15 });
+                self.set(id, order, None, Some(State::Ended { exit: Exit::Clean, processes }));
+            }
+            Step::End(_) | Step::Bury => self.set(id, order, spec, Some(State::Gone)),
             Step::Answer => {}
             Step::Refuse(message, hope) => {
                 let saw = Saw::Failed { message: message.to_owned(), hope };
                 return Told::Change(Report { incarnation: id, revision: order.revision, saw });
             }
-        }
-        if matches!(step, Step::End(_)) && order.aim != plan::Aim::Removed {
-            // Nothing here needs any grace.
-            let item = self.items.get_mut(&id).expect("it was set above");
-            let processes = processes(id, item.present.spec.as_ref(), |_| ProcessStatus::Signaled { signal: 15 });
-            item.present.state = State::Ended { exit: Exit::Clean, processes };
         }
         plan::report(id, &self.items[&id].present)
     }

@@ -117,6 +117,8 @@ pub(super) fn find(rest: &[u8]) -> Found<'_> {
 /// The highest position that any whole frame in `rest` names, wherever it begins: behind damage the frames' places
 /// are unknown.
 pub(super) fn highest_named(rest: &[u8]) -> Option<Position> {
+    // A frame may end in zeros, those of its number, but is never all of them.
+    let rest = &rest[..rest.len().min(len_without_zeros(rest) + HEAD)];
     let mut highest = None;
     let mut at = 0;
     while let Some(next) = rest[at..].windows(MAGIC.len()).position(|window| window == MAGIC) {

@@ -1,0 +1,315 @@
+//! What every orchestrator must do, as one suite. It panics with a sentence where one does not.
+//!
+//! It waits for states, never for a time, and counts what exists without asking the orchestrator.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
+use chancery_events::protocol::{Command, RunSpec};
+
+use crate::orchestrator::Orchestrator;
+
+/// Nothing that is waited for takes as long as this.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Enough for readers to be slow in.
+const LIMIT: usize = 3;
+
+/// How what is started behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Behaves {
+    /// It runs until it is asked to end.
+    Stays,
+    /// Its first process ends by itself with this status, soon after its start.
+    EndsWith(i32),
+    /// It can never be started.
+    CannotStart,
+}
+
+/// An orchestrator to be tried, and the world that it works on.
+pub trait Subject: Sync {
+    /// Its type.
+    type Orchestrator: Orchestrator;
+
+    /// Opens one on the world as it is. It is called again after the last one was dropped: a restart.
+    fn open(&self) -> impl Future<Output = Self::Orchestrator> + Send;
+
+    /// A spec of `processes` processes of one payload.
+    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec;
+
+    /// How many processes of it exist, whatever the orchestrator says.
+    fn running(&self, incarnation: IncarnationId) -> usize;
+
+    /// Puts things there that are not ours.
+    fn plant_foreign_things(&self);
+
+    /// Panics unless they are as they were.
+    fn check_foreign_things(&self);
+}
+
+/// Runs the whole suite.
+pub async fn check<S: Subject>(subject: &S) {
+    subject.plant_foreign_things();
+    let mut at = Position::FIRST;
+    let mut next = || {
+        at = at.plus(1);
+        IncarnationId::issue(Lineage::from_random(42), at)
+    };
+    an_ensure_is_idempotent(subject, next()).await;
+    a_stop_ends_it_and_what_is_late_changes_nothing(subject, next()).await;
+    a_higher_revision_closes_lower_ones(subject, next()).await;
+    a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
+    an_exit_is_reported_with_its_code(subject, next(), next()).await;
+    what_cannot_start_fails_for_ever_and_is_gone_when_stopped(subject, next()).await;
+    a_restart_finds_everything(subject, next(), next(), next()).await;
+    a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
+    a_judged_object_is_removed(subject, next(), next()).await;
+    what_runs_is_not_forgotten(subject, next()).await;
+    subject.check_foreign_things();
+}
+
+async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 3);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let first = reader.until(id, 1, "it is ready", is_ready).await;
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let again = reader.told(id).await;
+    assert_eq!(again, first, "the same command again is answered with its outcome");
+    assert_eq!(subject.running(id), 3, "twice the same command is one set of processes");
+    reader.order(id, 2, Effect::Ensure, &spec).await;
+    let higher = reader.until(id, 2, "a higher revision is met by what runs", is_ready).await;
+    assert_eq!(higher.saw, first.saw, "nothing was started again");
+    reader.end(id, 3, &spec).await;
+}
+
+async fn a_stop_ends_it_and_what_is_late_changes_nothing<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.until(id, 1, "it is ready", is_ready).await;
+    reader.order(id, 2, Effect::Stop, &spec).await;
+    let ended = reader.until(id, 2, "it ended, as asked", is_clean).await;
+    assert_eq!(subject.running(id), 0, "what ended does not exist");
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    assert_eq!(reader.told(id).await, ended, "a late ensure is answered with what is there");
+    let mut reader = reader.restart(subject).await;
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    assert_eq!(reader.told(id).await, ended, "a late ensure after a restart too");
+    assert_eq!(subject.running(id), 0, "a late ensure starts nothing");
+    reader.forget(id).await;
+}
+
+async fn a_higher_revision_closes_lower_ones<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    reader.order(id, 5, Effect::Ensure, &spec).await;
+    let ready = reader.until(id, 5, "it is ready", is_ready).await;
+    reader.order(id, 4, Effect::Kill, &spec).await;
+    assert_eq!(reader.told(id).await, ready, "a lower command is answered with what is there");
+    assert_eq!(subject.running(id), 1, "a lower command ends nothing");
+    reader.end(id, 6, &spec).await;
+}
+
+async fn a_stop_of_something_unknown_leaves_a_tombstone<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    reader.order(id, 2, Effect::Stop, &spec).await;
+    let gone = reader.until(id, 2, "what never was is gone", is_gone).await;
+    for restarted in [false, true] {
+        if restarted {
+            reader = reader.restart(subject).await;
+        }
+        reader.order(id, 1, Effect::Ensure, &spec).await;
+        assert_eq!(reader.told(id).await, gone, "the tombstone blocks a late ensure; restarted: {restarted}");
+        assert_eq!(subject.running(id), 0, "a late ensure starts nothing; restarted: {restarted}");
+    }
+    reader.forget(id).await;
+}
+
+async fn an_exit_is_reported_with_its_code<S: Subject>(subject: &S, failing: IncarnationId, clean: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::EndsWith(3), 3);
+    reader.order(failing, 1, Effect::Ensure, &spec).await;
+    let ended = reader.until(failing, 1, "it ended", |saw| matches!(saw, Saw::Ended { .. })).await;
+    let Saw::Ended { exit: Exit::Failed { reason }, processes } = &ended.saw else {
+        panic!("status 3 is a failure: {ended:?}")
+    };
+    assert!(reason.contains("status 3"), "the reason names the status: {reason}");
+    assert_eq!(processes.len(), 3, "every process is told of");
+    assert!(processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }), "and how it ended: {ended:?}");
+    assert_eq!(subject.running(failing), 0, "one that ends by itself ends its siblings");
+    reader.order(failing, 2, Effect::Stop, &spec).await;
+    let stopped = reader.until(failing, 2, "a stop of what ended is met", |saw| *saw == ended.saw).await;
+    assert_eq!(stopped.saw, ended.saw, "and does not change how it ended");
+    let spec = subject.spec(Behaves::EndsWith(0), 1);
+    reader.order(clean, 1, Effect::Ensure, &spec).await;
+    reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
+    reader.forget(failing).await;
+    reader.forget(clean).await;
+}
+
+async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::CannotStart, 1);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let failed = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
+    reader.until(id, 1, "it fails, and hopes for nothing", failed).await;
+    reader.order(id, 2, Effect::Stop, &spec).await;
+    reader.until(id, 2, "what never ran is gone", is_gone).await;
+    reader.forget(id).await;
+}
+
+async fn a_restart_finds_everything<S: Subject>(
+    subject: &S,
+    runs: IncarnationId,
+    ended: IncarnationId,
+    gone: IncarnationId,
+) {
+    let mut reader = Reader::open(subject).await;
+    let stays = subject.spec(Behaves::Stays, 1);
+    let ends = subject.spec(Behaves::EndsWith(7), 1);
+    reader.order(runs, 1, Effect::Ensure, &stays).await;
+    reader.order(ended, 1, Effect::Ensure, &ends).await;
+    reader.order(gone, 1, Effect::Stop, &stays).await;
+    let ready = reader.until(runs, 1, "it is ready", is_ready).await;
+    let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, Saw::Ended { .. })).await;
+    reader.until(gone, 1, "what never was is gone", is_gone).await;
+    let mut reader = reader.restart(subject).await;
+    reader.until(runs, 1, "what runs is adopted as it is", |saw| *saw == ready.saw).await;
+    assert_eq!(subject.running(runs), 1, "a restart neither ends nor doubles anything");
+    let listed = reader.list().await;
+    assert_eq!(listed.get(&ended), Some(&over), "what ended is kept until it is forgotten");
+    assert_eq!(listed.get(&gone).map(|r| &r.saw), Some(&Saw::Gone), "so is a tombstone");
+    reader.forget(ended).await;
+    reader.forget(gone).await;
+    let mut reader = reader.restart(subject).await;
+    let listed = reader.list().await;
+    assert!(!listed.contains_key(&ended) && !listed.contains_key(&gone), "what was forgotten stays so: {listed:?}");
+    reader.end(runs, 2, &stays).await;
+}
+
+async fn a_slow_reader_gets_the_last_state_of_each<S: Subject>(subject: &S, ids: [IncarnationId; 5]) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    for id in ids {
+        reader.order(id, 1, Effect::Ensure, &spec).await;
+        reader.order(id, 2, Effect::Stop, &spec).await;
+    }
+    for id in ids {
+        let over = |saw: &Saw| matches!(saw, Saw::Ended { .. } | Saw::Gone);
+        reader.until(id, 2, "the end reaches a reader that comes late", over).await;
+        assert_eq!(subject.running(id), 0, "and is true");
+        reader.forget(id).await;
+    }
+}
+
+async fn a_judged_object_is_removed<S: Subject>(subject: &S, runs: IncarnationId, unknown: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 2);
+    reader.order(runs, 1, Effect::Ensure, &spec).await;
+    reader.until(runs, 1, "it is ready", is_ready).await;
+    reader.orchestrator.remove(runs, 4).await;
+    reader.until(runs, 4, "what was removed is gone", is_gone).await;
+    assert_eq!(subject.running(runs), 0, "gone means that nothing exists");
+    reader.orchestrator.remove(unknown, 1).await;
+    let gone = reader.until(unknown, 1, "removing what is not there is proof of absence too", is_gone).await;
+    reader.order(unknown, 1, Effect::Ensure, &spec).await;
+    assert_eq!(reader.told(unknown).await, gone, "and a tombstone");
+    reader.forget(runs).await;
+    reader.forget(unknown).await;
+}
+
+async fn what_runs_is_not_forgotten<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let ready = reader.until(id, 1, "it is ready", is_ready).await;
+    reader.orchestrator.forget(id).await;
+    assert_eq!(reader.list().await.get(&id), Some(&ready), "what runs is never forgotten");
+    assert_eq!(subject.running(id), 1, "nor ended by that");
+    reader.end(id, 2, &spec).await;
+}
+
+fn is_ready(saw: &Saw) -> bool {
+    matches!(saw, Saw::Ready { .. })
+}
+
+fn is_gone(saw: &Saw) -> bool {
+    *saw == Saw::Gone
+}
+
+fn is_clean(saw: &Saw) -> bool {
+    matches!(saw, Saw::Ended { exit: Exit::Clean, .. })
+}
+
+/// One life of an orchestrator, and what its reader knows.
+struct Reader<O> {
+    orchestrator: O,
+    known: BTreeMap<IncarnationId, Report>,
+}
+
+impl<O: Orchestrator> Reader<O> {
+    async fn open<S: Subject<Orchestrator = O>>(subject: &S) -> Reader<O> {
+        let mut reader = Reader { orchestrator: subject.open().await, known: BTreeMap::new() };
+        reader.list().await;
+        reader
+    }
+
+    async fn restart<S: Subject<Orchestrator = O>>(self, subject: &S) -> Reader<O> {
+        drop(self.orchestrator);
+        Reader::open(subject).await
+    }
+
+    async fn order(&self, incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) {
+        let grace = Duration::from_secs(20);
+        let command = Command { incarnation, revision, attempt: 1, effect, grace, spec: spec.clone() };
+        self.orchestrator.carry_out(command).await;
+    }
+
+    async fn list(&mut self) -> BTreeMap<IncarnationId, Report> {
+        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.incarnation, r)).collect();
+        self.known.clone()
+    }
+
+    /// Waits for what is told next of one.
+    async fn told(&mut self, id: IncarnationId) -> Report {
+        self.known.remove(&id);
+        self.wait(id, "it is told of", |_| true).await
+    }
+
+    async fn until(&mut self, id: IncarnationId, revision: u32, what: &str, is: impl Fn(&Saw) -> bool) -> Report {
+        self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
+    }
+
+    async fn wait(&mut self, id: IncarnationId, what: &str, is: impl Fn(&Report) -> bool) -> Report {
+        let found = tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
+                    return report.clone();
+                }
+                let news = self.orchestrator.changes(LIMIT).await;
+                self.known.extend(news.into_iter().map(|report| (report.incarnation, report)));
+            }
+        });
+        match found.await {
+            Ok(report) => report,
+            Err(_) => panic!("{what}: not seen of {id}, but {:?}", self.known.get(&id)),
+        }
+    }
+
+    /// Ends one and forgets it.
+    async fn end(&mut self, id: IncarnationId, revision: u32, spec: &RunSpec) {
+        self.order(id, revision, Effect::Kill, spec).await;
+        self.until(id, revision, "it ended", is_clean).await;
+        self.forget(id).await;
+    }
+
+    async fn forget(&mut self, id: IncarnationId) {
+        self.orchestrator.forget(id).await;
+        assert!(!self.list().await.contains_key(&id), "what is over is forgotten when that is asked");
+    }
+}

@@ -1,0 +1,31 @@
+use super::*;
+
+#[test]
+fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
+    let spec: RunSpec = serde_json::from_value(serde_json::json!({
+        "replica": "web-1", "plan": "web", "node": "n1", "payloads": []
+    }))
+    .unwrap();
+    let incarnation = IncarnationId::issue(
+        chancery_events::id::Lineage::from_random(7),
+        chancery_events::id::Position::new(9),
+    );
+    let ports = BTreeMap::from([("http".parse().unwrap(), 8080)]);
+    let coordinates = BTreeMap::from([("version".parse().unwrap(), "1.2".to_owned())]);
+    let values = Values { incarnation, spec: &spec, index: 3, ports: &ports, coordinates: &coordinates };
+    let cases = [
+        ("plain", Ok("plain".to_owned())),
+        ("${port.http}/${replica}/${node}/${process}", Ok("8080/web-1/n1/3".to_owned())),
+        ("${incarnation}", Ok(incarnation.to_string())),
+        ("v${version}", Ok("v1.2".to_owned())),
+        ("$$5 $${replica}", Ok("$5 ${replica}".to_owned())),
+        ("${port.grpc}", Err(BadText::Unknown("port.grpc".to_owned()))),
+        ("${}", Err(BadText::Unknown(String::new()))),
+        ("a$b", Err(BadText::Dollar("a$b".to_owned()))),
+        ("${version", Err(BadText::Dollar("${version".to_owned()))),
+    ];
+    for (text, then) in cases {
+        assert_eq!(fill(text, &values), then, "{text}");
+    }
+    assert_eq!(port_variable(&"admin-v2.x".parse().unwrap()), "PORT_ADMIN_V2_X");
+}

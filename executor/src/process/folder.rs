@@ -1,0 +1,239 @@
+//! The folder of one incarnation, and the durable records in it.
+//!
+//! | file | written by | holds |
+//! |---|---|---|
+//! | `spec.json` | the executor | the highest order, and the spec; makes the folder ours |
+//! | `tombstone.json` | the executor, holding `keeper.lock` | the revision at or below which nothing will be carried out |
+//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended; never started twice from one record |
+//! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
+//! | `ready` | the executor | there once it has been ready; a hint, not synced |
+//! | `<payload>-<index>.out`, `.err` | the process | its output |
+//! | `<payload>-<index>/work` | the process | its working folder |
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use chancery_events::id::IncarnationId;
+use chancery_events::name::PayloadName;
+use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus};
+use chancery_events::protocol::RunSpec;
+use serde::{Deserialize, Serialize};
+
+use super::KeeperProgram;
+use crate::durable::{self, Lock};
+use crate::plan::{Before, Order, Present, State};
+
+/// What is wanted: `spec.json`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Wanted {
+    pub(super) incarnation: IncarnationId,
+    pub(super) order: Order,
+    /// With the labels: replica, plan and node; the id tells the lineage. Absent if it was removed unseen.
+    pub(super) spec: Option<RunSpec>,
+    pub(super) program: KeeperProgram,
+}
+
+/// `tombstone.json`
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Tombstone {
+    pub(super) revision: u32,
+}
+
+/// What was started: `processes.json`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The boot in which the pids mean something.
+    pub(super) boot: String,
+    pub(super) phase: Phase,
+    pub(super) processes: Vec<Started>,
+}
+
+/// How far it has come.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    /// The processes exist, and wait to be told to execute their programs, or were told.
+    Recorded,
+    /// All programs were executed.
+    Started,
+    /// Nothing of it exists any more.
+    Ended { exit: Exit },
+    /// It could not be started; nothing of it exists.
+    Failed { message: String, hope: Hope },
+}
+
+/// One process.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Started {
+    pub(super) payload: PayloadName,
+    pub(super) index: u16,
+    pub(super) pid: u32,
+    /// In clock ticks since the boot; with the boot, this tells it from a later process with the same pid.
+    pub(super) start_time: u64,
+    pub(super) addresses: Vec<Address>,
+    pub(super) end: Option<End>,
+}
+
+/// How a process ended.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct End {
+    pub(super) status: ProcessStatus,
+    pub(super) cause: Cause,
+}
+
+/// Why a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Cause {
+    /// By itself.
+    Itself,
+    /// It was asked to, or killed, by us.
+    Asked,
+}
+
+impl Started {
+    pub(super) fn name(&self) -> String {
+        format!("{}-{}", self.payload, self.index)
+    }
+}
+
+impl Record {
+    /// The exit that its ends add up to: the first failure that nobody asked for.
+    pub(super) fn exit(&self) -> Exit {
+        for process in &self.processes {
+            if let Some(End { status, cause: Cause::Itself }) = &process.end {
+                let how = match status {
+                    ProcessStatus::Exited { code: 0 } => continue,
+                    ProcessStatus::Exited { code } => format!("ended with status {code}"),
+                    ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
+                    ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
+                    ProcessStatus::Unknown | ProcessStatus::Online | ProcessStatus::Initializing => {
+                        "ended, and nobody saw how".to_owned()
+                    }
+                };
+                return Exit::Failed { reason: format!("{} {how}", process.name()) };
+            }
+        }
+        Exit::Clean
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
+    }
+
+    /// What is to be told of each process; `ready` says so of each that has not ended.
+    pub(super) fn processes(&self, ready: impl Fn(usize) -> bool) -> Vec<Process> {
+        let tell = |(number, process): (usize, &Started)| Process {
+            payload: process.payload.clone(),
+            index: process.index,
+            pid: Some(process.pid),
+            addresses: process.addresses.clone(),
+            status: match &process.end {
+                Some(end) => end.status.clone(),
+                None if self.phase == Phase::Started && ready(number) => ProcessStatus::Online,
+                None => ProcessStatus::Initializing,
+            },
+        };
+        self.processes.iter().enumerate().map(tell).collect()
+    }
+}
+
+/// The folder.
+#[derive(Clone, Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn at(path: PathBuf) -> Folder {
+        Folder { path }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Makes the folder, if it is missing, and lets its name outlive a crash.
+    pub(super) fn make(&self) -> io::Result<()> {
+        durable::make_folder(&self.path)?;
+        durable::sync_folder(&self.path)?;
+        self.path.parent().map_or(Ok(()), durable::sync_folder)
+    }
+
+    pub(super) fn wanted(&self) -> io::Result<Option<Wanted>> {
+        durable::read(&self.file("spec.json"))
+    }
+
+    pub(super) fn want(&self, wanted: &Wanted) -> io::Result<()> {
+        durable::write(&self.file("spec.json"), wanted)
+    }
+
+    pub(super) fn tombstone(&self) -> io::Result<Option<Tombstone>> {
+        durable::read(&self.file("tombstone.json"))
+    }
+
+    pub(super) fn bury(&self, revision: u32) -> io::Result<()> {
+        durable::write(&self.file("tombstone.json"), &Tombstone { revision })
+    }
+
+    pub(super) fn record(&self) -> io::Result<Option<Record>> {
+        durable::read(&self.file("processes.json"))
+    }
+
+    pub(super) fn write_record(&self, record: &Record) -> io::Result<()> {
+        durable::write(&self.file("processes.json"), record)
+    }
+
+    pub(super) fn drop_record(&self) -> io::Result<()> {
+        durable::remove(&self.file("processes.json"))
+    }
+
+    /// Tries to become the holder of `keeper.lock`.
+    pub(super) fn lock(&self) -> io::Result<Lock> {
+        durable::lock(&self.file("keeper.lock"))
+    }
+
+    /// As [`Folder::lock`], for a keeper: it must not make anything in a folder that is being removed.
+    pub(super) fn lock_existing(&self) -> io::Result<Lock> {
+        durable::lock_existing(&self.file("keeper.lock"))
+    }
+
+    pub(super) fn was_ready(&self) -> Before {
+        if self.file("ready").exists() { Before::Ready } else { Before::NeverReady }
+    }
+
+    pub(super) fn note_ready(&self) {
+        if let Err(error) = File::create(self.file("ready")) {
+            tracing::warn!(%error, folder = %self.path.display(), "note that it was ready");
+        }
+    }
+}
+
+/// What is there, as the records tell it.
+pub(super) fn present(
+    wanted: &Wanted,
+    tombstone: Option<Tombstone>,
+    record: Option<&Record>,
+    before: Before,
+    ready: impl Fn(usize) -> bool,
+) -> Present {
+    let state = match record {
+        _ if tombstone.is_some_and(|t| t.revision >= wanted.order.revision) => State::Gone,
+        None => State::Accepted,
+        Some(record) => {
+            let processes = record.processes(ready);
+            match &record.phase {
+                Phase::Recorded => State::Starting { processes },
+                Phase::Started => State::Up { processes, before },
+                Phase::Ended { exit } => State::Ended { exit: exit.clone(), processes },
+                Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
+            }
+        }
+    };
+    Present { order: wanted.order, spec: wanted.spec.clone(), state }
+}

@@ -1,0 +1,147 @@
+//! Orphans: processes whose keeper died. They are adopted by identity, watched, and ended like others; only how they
+//! ended stays unknown, because the parent that could have asked is gone.
+//!
+//! Besides the recorded processes, descendants are known by the incarnation's name in their environment: a group's
+//! number may have been given to another group meanwhile, a name like that is given to nobody else.
+
+use std::fs::File;
+use std::io;
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::ProcessStatus;
+use rustix::process::Signal;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
+
+use super::folder::{Cause, End, Folder, Phase, Record};
+use super::identity::{Handle, Stat, boot};
+use super::start::INCARNATION_VARIABLE;
+
+/// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
+const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
+const SWEEP: Duration = Duration::from_millis(50);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Foster {
+    /// For as long as this lives, no keeper starts anything here.
+    _lock: File,
+    incarnation: IncarnationId,
+    living: Vec<(usize, AsyncFd<Handle>)>,
+    kill_at: Option<Instant>,
+    /// When to look again though nothing died.
+    next: Option<Instant>,
+}
+
+impl Foster {
+    /// Takes over what the record names and still lives; notes the rest as ended.
+    pub(super) fn adopt(lock: File, incarnation: IncarnationId, record: &mut Record) -> io::Result<Foster> {
+        let same_boot = record.boot == boot()?;
+        let mut living = Vec::new();
+        for (number, process) in record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none()) {
+            match Handle::open(process.pid, process.start_time)? {
+                Some(handle) if same_boot => living.push((number, watched(handle)?)),
+                Some(_) | None => process.end = Some(unseen(Cause::Itself)),
+            }
+        }
+        let next = (record.phase == Phase::Recorded).then(|| Instant::now() + TRAMPOLINES_GONE);
+        Ok(Foster { _lock: lock, incarnation, living, kill_at: None, next })
+    }
+
+    /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
+    pub(super) async fn next(&mut self) -> Option<usize> {
+        let dead = std::future::poll_fn(|context| {
+            for (place, (_, fd)) in self.living.iter().enumerate() {
+                if fd.poll_read_ready(context).is_ready() {
+                    return std::task::Poll::Ready(place);
+                }
+            }
+            std::task::Poll::Pending
+        });
+        tokio::select! {
+            place = dead => Some(self.living.swap_remove(place).0),
+            () = tokio::time::sleep_until(self.next.unwrap_or_else(Instant::now)), if self.next.is_some() => None,
+        }
+    }
+
+    /// Takes in a death, and does what is due.
+    pub(super) fn go_on(&mut self, dead: Option<usize>, record: &mut Record, grace: Duration) {
+        let cause = if self.kill_at.is_some() { Cause::Asked } else { Cause::Itself };
+        if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
+            process.end.get_or_insert(unseen(cause));
+        }
+        if record.processes.iter().any(|process| process.end.is_some()) {
+            self.end(grace);
+        }
+        let now = Instant::now();
+        if self.kill_at.is_some_and(|at| now >= at) {
+            self.signal_all(Signal::KILL);
+            self.next = Some(now + SWEEP);
+        } else if self.kill_at.is_some() {
+            let kill_at = self.kill_at.unwrap_or(now);
+            self.next = Some(if self.living.is_empty() { kill_at.min(now + SWEEP) } else { kill_at });
+        } else {
+            if record.phase == Phase::Recorded {
+                record.phase = Phase::Started;
+            }
+            self.next = None;
+        }
+    }
+
+    /// Begins to end everything, or brings the time of killing nearer.
+    pub(super) fn end(&mut self, grace: Duration) {
+        let kill_at = Instant::now() + grace.min(Duration::from_secs(24 * 60 * 60));
+        match &mut self.kill_at {
+            Some(at) => *at = kill_at.min(*at),
+            None => {
+                self.kill_at = Some(kill_at);
+                self.signal_all(Signal::TERM);
+            }
+        }
+        let soon = self.kill_at.unwrap_or(kill_at);
+        self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
+    }
+
+    /// Whether nothing of it lives any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.living.is_empty() && others(self.incarnation).is_empty()
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        for (_, fd) in &self.living {
+            fd.get_ref().signal(signal);
+        }
+        for handle in others(self.incarnation) {
+            handle.signal(signal);
+        }
+    }
+}
+
+#[expect(deprecated, reason = "its successor is unsafe, for types that may lie about their descriptor; a handle owns its")]
+fn watched(handle: Handle) -> io::Result<AsyncFd<Handle>> {
+    AsyncFd::with_interest(handle, Interest::READABLE)
+}
+
+/// Writes how it all ended. The caller holds the lock, by way of the foster.
+pub(super) fn finish(folder: &Folder, record: &mut Record) -> io::Result<()> {
+    record.phase = Phase::Ended { exit: record.exit() };
+    folder.write_record(record)
+}
+
+fn unseen(cause: Cause) -> End {
+    End { status: ProcessStatus::Unknown, cause }
+}
+
+/// Everything living that names the incarnation in its environment.
+fn others(incarnation: IncarnationId) -> Vec<Handle> {
+    let variable = format!("{INCARNATION_VARIABLE}={incarnation}");
+    let names_it = |stat: &Stat| {
+        let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let all = Stat::all().unwrap_or_default();
+    let named = all.iter().filter(|stat| !stat.is_dead() && names_it(stat));
+    named.filter_map(|stat| Handle::open(stat.pid, stat.start_time).ok().flatten()).collect()
+}

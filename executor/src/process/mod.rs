@@ -1,0 +1,286 @@
+//! Operating-system processes on the executor's own machine.
+//!
+//! Each incarnation has a folder (`folder`), and while it runs a keeper (`keeper`) that is its processes' parent and
+//! outlives the executor; in the executor, a task tends it (`tender`). Whoever holds the folder's `keeper.lock` is
+//! the only one to start, end or record anything: the keeper; or the executor itself, if nothing runs, or if the
+//! keeper died and it looks after the orphans (`foster`).
+//!
+//! A crash at any point leaves one of these, and the same command again ends in one set of processes:
+//!
+//! | crash after | what is found | what comes of it |
+//! |---|---|---|
+//! | making the folder | a folder without `spec.json` | not ours until the command comes again |
+//! | writing `spec.json` | an order, no record, lock free | the command again starts a keeper |
+//! | starting the keeper | the same, or lock held | both keepers want the lock, one gets it, the other exits |
+//! | starting trampolines | keeper dead: they exit, having executed nothing | as after writing `spec.json` |
+//! | recording | keeper dead: they exit | an end that nobody saw |
+//! | telling them | keeper dead: they run | adopted by identity |
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chancery_events::id::IncarnationId;
+use chancery_events::name::{NodeName, PayloadName};
+use chancery_events::observation::Report;
+use chancery_events::protocol::Command;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+mod fill;
+mod folder;
+mod foster;
+mod hold;
+mod identity;
+mod keeper;
+mod probe;
+mod start;
+mod tender;
+mod trampoline;
+mod wire;
+
+pub use keeper::keeper_main;
+pub use trampoline::trampoline_main;
+
+use crate::board::Board;
+use crate::durable;
+use crate::orchestrator::Orchestrator;
+use crate::plan::Order;
+use folder::Folder;
+use tender::{Ask, Tender};
+
+/// Keepers that are being started at once: each writes to the disk and executes two programs.
+const STARTS_AT_ONCE: usize = 16;
+const TENDER_THREADS: usize = 4;
+
+/// Where processes are kept and what keeps them.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Holds `nodes/<node>/<incarnation>/`. May be the root of the executor.
+    pub root: PathBuf,
+    /// How a keeper is started.
+    pub program: KeeperProgram,
+}
+
+/// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeeperProgram {
+    /// Its path, absolute.
+    pub program: PathBuf,
+    /// Its arguments as a keeper; the folder is added as the last one.
+    pub keeper_args: Vec<String>,
+    /// Its arguments as a trampoline.
+    pub trampoline_args: Vec<String>,
+}
+
+/// An orchestrator of processes.
+#[derive(Debug)]
+pub struct Processes {
+    shared: Arc<Shared>,
+    /// A tender ends when its sender is dropped; what it tends goes on.
+    tenders: Mutex<BTreeMap<IncarnationId, mpsc::Sender<Ask>>>,
+    /// What earlier lives left is not listed before it was looked at.
+    settling: tokio::sync::Mutex<Vec<oneshot::Receiver<()>>>,
+    /// Tenders write to disks and look through `/proc`: on threads of their own, nobody else waits for that.
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What all tenders share.
+#[derive(Debug)]
+struct Shared {
+    root: PathBuf,
+    program: KeeperProgram,
+    board: Board,
+    starts: Arc<Semaphore>,
+}
+
+impl Processes {
+    /// Finds everything that earlier lives left under the root, and begins to tend it.
+    pub async fn open(config: Config) -> io::Result<Processes> {
+        let Config { root, program } = config;
+        let root = std::path::absolute(root)?;
+        let shared = Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };
+        let shared = Arc::new(shared);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(TENDER_THREADS)
+            .thread_name("chancery-tender")
+            .enable_all()
+            .build()?;
+        let processes = Processes {
+            shared: shared.clone(),
+            tenders: Mutex::default(),
+            settling: tokio::sync::Mutex::default(),
+            runtime: Some(runtime),
+        };
+        let found = tokio::task::spawn_blocking(move || shared.find()).await.map_err(io::Error::other)??;
+        let mut settling = processes.settling.lock().await;
+        for (incarnation, folder) in found {
+            let (settled, settles) = oneshot::channel();
+            processes.tend(incarnation, folder, Some(settled));
+            settling.push(settles);
+        }
+        drop(settling);
+        Ok(processes)
+    }
+
+    fn tend(&self, id: IncarnationId, folder: Folder, settled: Option<oneshot::Sender<()>>) -> mpsc::Sender<Ask> {
+        let (sender, asks) = mpsc::channel(1);
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(Tender::new(id, folder, self.shared.clone()).tend(asks, settled));
+        }
+        self.lock_tenders().insert(id, sender.clone());
+        sender
+    }
+
+    fn lock_tenders(&self) -> std::sync::MutexGuard<'_, BTreeMap<IncarnationId, mpsc::Sender<Ask>>> {
+        self.tenders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tender of an incarnation; a new one if there is none, or if the last one broke.
+    fn tender(&self, id: IncarnationId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
+        let known = self.lock_tenders().get(&id).filter(|sender| !sender.is_closed()).cloned();
+        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None))
+    }
+
+    async fn ask(&self, id: IncarnationId, node: Option<&NodeName>, ask: impl FnOnce(oneshot::Sender<()>) -> Ask) {
+        let (done, answered) = oneshot::channel();
+        if self.tender(id, node).send(ask(done)).await.is_err() || answered.await.is_err() {
+            tracing::error!(incarnation = %id, "an order was dropped; the decider will give it again");
+        }
+    }
+}
+
+impl Orchestrator for Processes {
+    async fn carry_out(&self, command: Command) {
+        let order = Order::of(&command);
+        let (id, spec) = (command.incarnation, command.spec);
+        let node = spec.node.clone();
+        self.ask(id, Some(&node), |done| Ask::Order { order, spec: Some(spec), done }).await;
+    }
+
+    async fn remove(&self, incarnation: IncarnationId, revision: u32) {
+        let order = Order::removal(revision);
+        self.ask(incarnation, None, |done| Ask::Order { order, spec: None, done }).await;
+    }
+
+    async fn forget(&self, incarnation: IncarnationId) {
+        if !self.lock_tenders().contains_key(&incarnation) {
+            return;
+        }
+        self.ask(incarnation, None, Ask::Forget).await;
+        let mut tenders = self.lock_tenders();
+        if tenders.get(&incarnation).is_some_and(mpsc::Sender::is_closed) {
+            tenders.remove(&incarnation);
+        }
+    }
+
+    async fn list(&self) -> Vec<Report> {
+        for settles in self.settling.lock().await.drain(..) {
+            // An error says that the tender broke; what it tends is then not listed, and still there.
+            let _ = settles.await;
+        }
+        self.shared.board.list()
+    }
+
+    async fn changes(&self, limit: usize) -> Vec<Report> {
+        self.shared.board.read(limit).await
+    }
+}
+
+impl Shared {
+    /// Where an incarnation is kept, or will be. One that was removed unseen has no node.
+    fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> Folder {
+        Folder::at(match node {
+            Some(node) => self.root.join("nodes").join(node.as_str()).join(id.to_string()),
+            None => self.root.join("removed").join(id.to_string()),
+        })
+    }
+
+    /// Where a folder is moved before its files are removed one by one, so that half of it is never taken for whole.
+    fn forgotten(&self) -> PathBuf {
+        self.root.join("forgotten")
+    }
+
+    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder)>> {
+        let _ = std::fs::remove_dir_all(self.forgotten());
+        durable::make_folder(&self.root)?;
+        let mut found = Vec::new();
+        let mut parents = vec![self.root.join("removed")];
+        parents.extend(entries(&self.root.join("nodes"))?);
+        for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
+            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            let folder = Folder::at(path);
+            match (id, folder.wanted()) {
+                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => found.push((id, folder)),
+                (_, wanted) => {
+                    let error = wanted.err().map(tracing::field::display);
+                    tracing::warn!(error, folder = %folder.path().display(), "not ours: left as it is");
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What is in a folder, if there is one.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A file with the output of a process.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct LogFile {
+    /// Of which payload.
+    pub payload: PayloadName,
+    /// Of which of its processes.
+    pub index: u16,
+    /// Which output.
+    pub stream: Stream,
+    /// The file. It goes when the incarnation is forgotten.
+    pub path: PathBuf,
+}
+
+/// An output of a process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stream {
+    /// Its standard output.
+    Out,
+    /// Its standard error.
+    Err,
+}
+
+/// The outputs of an incarnation's processes, in order; none if nothing is kept of it.
+pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
+    let mut files = Vec::new();
+    for node in entries(&root.join("nodes"))? {
+        for path in entries(&node.join(incarnation.to_string()))? {
+            files.extend(log_file(path));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn log_file(path: PathBuf) -> Option<LogFile> {
+    let stream = match path.extension()?.to_str()? {
+        "out" => Stream::Out,
+        "err" => Stream::Err,
+        _ => return None,
+    };
+    let (payload, index) = path.file_stem()?.to_str()?.rsplit_once('-')?;
+    let (payload, index) = (payload.parse().ok()?, index.parse().ok()?);
+    Some(LogFile { payload, index, stream, path })
+}

@@ -1,0 +1,184 @@
+//! How a keeper starts an incarnation's processes: ports, trampolines, record, and only then the programs.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use chancery_events::name::{PayloadName, PortName};
+use chancery_events::observation::{Address, Hope};
+use chancery_events::protocol::{RunPayload, RunSpec};
+use chancery_events::spec::{Port, Protocol};
+
+use super::fill::{BadText, Values, fill, port_variable};
+use super::folder::{Folder, Started, Wanted};
+use super::identity::Stat;
+use super::trampoline::{Execute, NotExecuted, hope};
+use crate::durable;
+
+/// Where programs are looked for, unless the run says otherwise.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A process to start, with its ports held so that nobody else is given them.
+pub(super) struct Prepared {
+    payload: PayloadName,
+    index: u16,
+    execute: Execute,
+    addresses: Vec<Address>,
+    held: Vec<OwnedFd>,
+}
+
+/// A trampoline that waits to be told.
+pub(super) struct Waiting {
+    pub(super) started: Started,
+    pub(super) socket: UnixStream,
+    pub(super) execute: Execute,
+    held: Vec<OwnedFd>,
+}
+
+impl Waiting {
+    /// Lets go of the ports: the program is about to bind them itself.
+    pub(super) fn release_ports(&mut self) {
+        self.held.clear();
+    }
+}
+
+fn never(message: String) -> NotExecuted {
+    NotExecuted { message, hope: Hope::Never }
+}
+
+fn failed(doing: &str, error: &io::Error) -> NotExecuted {
+    NotExecuted { message: format!("{doing}: {error}"), hope: hope(error) }
+}
+
+/// Works out what is to be executed, without starting anything.
+pub(super) fn prepare(folder: &Folder, wanted: &Wanted) -> Result<Vec<Prepared>, NotExecuted> {
+    let Some(spec) = &wanted.spec else {
+        return Err(never("there is no spec".to_owned()));
+    };
+    let mut prepared = Vec::new();
+    for payload in &spec.payloads {
+        for index in 0..payload.processes {
+            prepared.push(prepare_one(folder, wanted, spec, payload, index)?);
+        }
+    }
+    if prepared.is_empty() {
+        return Err(never("the spec has no process".to_owned()));
+    }
+    Ok(prepared)
+}
+
+fn prepare_one(
+    folder: &Folder,
+    wanted: &Wanted,
+    spec: &RunSpec,
+    payload: &RunPayload,
+    index: u16,
+) -> Result<Prepared, NotExecuted> {
+    let name = &payload.name;
+    let Some(run) = &payload.run else {
+        return Err(never(format!("payload {name} has nothing to run")));
+    };
+    let mut ports = BTreeMap::new();
+    let mut held = Vec::new();
+    for port in &payload.ports {
+        let (number, socket) = free_port(port).map_err(|error| failed("find a free port", &error))?;
+        ports.insert(port.name.clone(), number);
+        held.push(socket);
+    }
+    let values =
+        Values { incarnation: wanted.incarnation, spec, index, ports: &ports, coordinates: &payload.coordinates };
+    let fill = |text: &str| fill(text, &values);
+    let bad = |bad: BadText| never(format!("payload {name}: {bad}"));
+    let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
+    let mut env = environment(folder, wanted, spec, name, index, &ports);
+    for (key, value) in &run.env {
+        env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
+    }
+    let address = |(port, number): (&PortName, &u16)| Address {
+        port: port.clone(),
+        address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
+    };
+    let addresses = ports.iter().map(address).collect();
+    Ok(Prepared { payload: name.clone(), index, execute: Execute { argv, env }, addresses, held })
+}
+
+/// The environment that the executor adds; the run's own goes over it.
+fn environment(
+    folder: &Folder,
+    wanted: &Wanted,
+    spec: &RunSpec,
+    payload: &PayloadName,
+    index: u16,
+    ports: &BTreeMap<PortName, u16>,
+) -> BTreeMap<String, String> {
+    let home = work_folder(folder.path(), payload, index);
+    let mut env = BTreeMap::from([
+        ("PATH".to_owned(), PATH.to_owned()),
+        ("HOME".to_owned(), home.display().to_string()),
+        ("CHANCERY_REPLICA".to_owned(), spec.replica.to_string()),
+        (INCARNATION_VARIABLE.to_owned(), wanted.incarnation.to_string()),
+        ("CHANCERY_NODE".to_owned(), spec.node.to_string()),
+        ("CHANCERY_PAYLOAD".to_owned(), payload.to_string()),
+        ("CHANCERY_PROCESS".to_owned(), index.to_string()),
+    ]);
+    env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
+    env
+}
+
+/// Names the incarnation in the environment of its processes.
+pub(super) const INCARNATION_VARIABLE: &str = "CHANCERY_INCARNATION";
+
+fn work_folder(folder: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {
+    folder.join(format!("{payload}-{index}")).join("work")
+}
+
+fn free_port(port: &Port) -> io::Result<(u16, OwnedFd)> {
+    let any = (Ipv4Addr::LOCALHOST, 0);
+    match port.protocol {
+        Protocol::Tcp => {
+            let listener = TcpListener::bind(any)?;
+            Ok((listener.local_addr()?.port(), listener.into()))
+        }
+        Protocol::Udp => {
+            let socket = UdpSocket::bind(any)?;
+            Ok((socket.local_addr()?.port(), socket.into()))
+        }
+    }
+}
+
+/// Starts a trampoline; it executes nothing until it is told, and exits if its socket is dropped first.
+pub(super) fn trampoline(folder: &Folder, wanted: &Wanted, prepared: Prepared) -> Result<Waiting, NotExecuted> {
+    let Prepared { payload, index, execute, addresses, held } = prepared;
+    let work = work_folder(folder.path(), &payload, index);
+    let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
+    let output = |stream| {
+        let path = folder.file(&format!("{payload}-{index}.{stream}"));
+        OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    };
+    let spawn = || -> io::Result<_> {
+        durable::make_folder(&work)?;
+        Command::new(&wanted.program.program)
+            .args(&wanted.program.trampoline_args)
+            .current_dir(&work)
+            .env_clear()
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(output("out")?)
+            .stderr(output("err")?)
+            .spawn()
+    };
+    // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
+    let retry = |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
+    let pid = spawn().map_err(retry)?.id();
+    // It is our child and not reaped, so the pid means it and nothing else.
+    let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
+    let started = Started { payload, index, pid, start_time: stat.start_time, addresses, end: None };
+    Ok(Waiting { started, socket, execute, held })
+}

@@ -1,0 +1,383 @@
+//! The task that tends one incarnation: it takes orders one after the other, follows the keeper or the orphans, and
+//! shows what there is. It decides by [`crate::plan`] alone.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::protocol::RunSpec;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use super::Shared;
+use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
+use super::foster::{self, Foster};
+use super::hold::{Event, Hold, KeeperLink};
+use super::probe::Probes;
+use crate::durable::{self, Lock};
+use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+
+/// What a tender is asked; it answers when the work has begun.
+#[derive(Debug)]
+pub(super) enum Ask {
+    Order { order: Order, spec: Option<RunSpec>, done: oneshot::Sender<()> },
+    Forget(oneshot::Sender<()>),
+}
+
+/// Whether the tender has anything left to tend.
+#[derive(PartialEq)]
+enum Next {
+    GoOn,
+    Over,
+}
+
+/// See the module.
+pub(super) struct Tender {
+    incarnation: IncarnationId,
+    folder: Folder,
+    shared: Arc<Shared>,
+    hold: Hold,
+    wanted: Option<Wanted>,
+    tombstone: Option<Tombstone>,
+    record: Option<Record>,
+    before: Before,
+    probes: Option<Probes>,
+    /// A keeper of ours is on its way, and nothing was recorded yet.
+    starting: bool,
+    shown: Option<Told>,
+}
+
+impl Tender {
+    pub(super) fn new(incarnation: IncarnationId, folder: Folder, shared: Arc<Shared>) -> Tender {
+        Tender {
+            incarnation,
+            folder,
+            shared,
+            hold: Hold::Unknown,
+            wanted: None,
+            tombstone: None,
+            record: None,
+            before: Before::NeverReady,
+            probes: None,
+            starting: false,
+            shown: None,
+        }
+    }
+
+    /// Tends until it is forgotten, or until the orchestrator is dropped.
+    pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
+        self.look();
+        self.settle();
+        if let Some(settled) = settled {
+            let _ = settled.send(());
+        }
+        loop {
+            tokio::select! {
+                biased;
+                ask = asks.recv() => match ask {
+                    None => return,
+                    Some(Ask::Order { order, spec, done }) => {
+                        self.order(order, spec).await;
+                        self.settle();
+                        let _ = done.send(());
+                    }
+                    Some(Ask::Forget(done)) => {
+                        if self.forget() == Next::Over {
+                            // Closed first, so that whoever is answered sees that this tender is over.
+                            asks.close();
+                            let _ = done.send(());
+                            return;
+                        }
+                        let _ = done.send(());
+                    }
+                },
+                event = self.hold.next() => {
+                    self.hear(event);
+                    self.settle();
+                }
+                () = changed(&mut self.probes) => self.settle(),
+            }
+        }
+    }
+
+    /// Finds out who holds the lock, and what is recorded.
+    fn look(&mut self) {
+        self.hold = match self.try_look() {
+            Ok(hold) => hold,
+            Err(error) => {
+                tracing::error!(%error, incarnation = %self.incarnation, "look at what is there");
+                Hold::Unknown
+            }
+        };
+    }
+
+    fn try_look(&mut self) -> io::Result<Hold> {
+        if !self.folder.path().try_exists()? {
+            return Ok(Hold::Nothing);
+        }
+        self.wanted = self.folder.wanted()?;
+        let lock = self.folder.lock()?;
+        // Behind the lock: nobody else writes these, if it is ours.
+        self.tombstone = self.folder.tombstone()?;
+        self.record = self.folder.record()?;
+        self.before = self.folder.was_ready();
+        let aim = self.wanted.as_ref().map(|wanted| wanted.order);
+        Ok(match (lock, &mut self.record) {
+            (Lock::Ours(lock), Some(record)) if !record.is_over() => {
+                let mut foster = Foster::adopt(lock, self.incarnation, record)?;
+                let grace = aim.map(|order| order.grace).unwrap_or_default();
+                if aim.is_some_and(|order| order.aim != Aim::Up) || record.processes.iter().any(|p| p.end.is_some()) {
+                    foster.end(grace);
+                }
+                Hold::Foster(foster)
+            }
+            (Lock::Ours(lock), _) => Hold::Ours(lock),
+            (Lock::Theirs, _) => {
+                let mut link = KeeperLink::new(self.folder.clone(), None, None);
+                // An earlier life may have been cut off before it could ask.
+                if let Some(order) = aim.filter(|order| order.aim != Aim::Up) {
+                    link.stop(order.grace);
+                }
+                Hold::Kept(link)
+            }
+        })
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Record(record) => {
+                self.starting = false;
+                self.record = Some(record);
+            }
+            Event::Look => self.look(),
+            Event::Orphan(dead) => {
+                let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return };
+                let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
+                foster.go_on(dead, record, grace);
+            }
+        }
+    }
+
+    /// What is there.
+    fn present(&self) -> Option<Present> {
+        let ready = |number| self.probes.as_ref().is_some_and(|probes| probes.ready(number));
+        let record = self.record.as_ref();
+        let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, ready);
+        // With a keeper at work, a record may come at any moment.
+        if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
+            present.state = State::Starting { processes: Vec::new() };
+        }
+        Some(present)
+    }
+
+    /// Brings everything that follows from what is there up to date.
+    fn settle(&mut self) {
+        self.conclude();
+        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started);
+        match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
+            (Some(record), Some(spec)) => {
+                self.probes.get_or_insert_with(|| Probes::begin(spec, record));
+            }
+            _ => self.probes = None,
+        }
+        let Some(present) = self.present() else { return };
+        let told = plan::report(self.incarnation, &present);
+        if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told {
+            if self.before == Before::NeverReady {
+                self.before = Before::Ready;
+                self.folder.note_ready();
+            }
+        }
+        // Something that could not be found out is not told: it may be running.
+        if self.shown.as_ref() != Some(&told) && !matches!(self.hold, Hold::Unknown) {
+            self.show(told);
+        }
+    }
+
+    fn show(&mut self, told: Told) {
+        match &told {
+            Told::Change(report) => self.shared.board.show(report.clone()),
+            Told::ListOnly(report) => self.shared.board.show_in_lists(report.clone()),
+        }
+        self.shown = Some(told);
+    }
+
+    /// Records ends and absences that are proved by now.
+    fn conclude(&mut self) {
+        if let Err(error) = self.try_conclude() {
+            tracing::error!(%error, incarnation = %self.incarnation, "record an end");
+            // Looked at again soon, and concluded then.
+            self.hold = Hold::Unknown;
+        }
+        if self.starting && matches!(self.hold, Hold::Ours(_)) {
+            self.starting = false;
+            self.refuse(self.wanted.as_ref().map_or(0, |w| w.order.revision), self.keeper_failure(), Hope::Retry);
+        }
+    }
+
+    fn try_conclude(&mut self) -> io::Result<()> {
+        if let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) {
+            if foster.is_over() {
+                foster::finish(&self.folder, record)?;
+                self.look();
+            }
+        }
+        let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        let kept = match self.record.as_ref().map(|record| &record.phase) {
+            None | Some(Phase::Failed { .. }) => false,
+            Some(Phase::Recorded | Phase::Started | Phase::Ended { .. }) => wanted.order.aim != Aim::Removed,
+        };
+        let revision = wanted.order.revision;
+        let buried = self.tombstone.is_some_and(|tombstone| tombstone.revision >= revision);
+        if wanted.order.aim != Aim::Up && !kept && !buried {
+            self.folder.bury(revision)?;
+            self.tombstone = Some(Tombstone { revision });
+            self.starting = false;
+        }
+        Ok(())
+    }
+
+    async fn order(&mut self, order: Order, spec: Option<RunSpec>) {
+        if let Hold::Unknown = self.hold {
+            self.look();
+        }
+        if let Hold::Unknown = self.hold {
+            self.refuse(order.revision, "what is there cannot be found out".to_owned(), Hope::Retry);
+            return;
+        }
+        let present = self.present();
+        match plan::step(present.as_ref(), &order, spec.as_ref()) {
+            Step::Answer => self.shown = None,
+            Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
+            step => {
+                if let Err(error) = self.take(&step, order, spec).await {
+                    self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
+                }
+            }
+        }
+    }
+
+    /// Records the order, then does what it asks for. Burying is left to `conclude`.
+    async fn take(&mut self, step: &Step, order: Order, spec: Option<RunSpec>) -> io::Result<()> {
+        if let Hold::Nothing = self.hold {
+            self.folder.make()?;
+            self.look();
+        }
+        if *step == Step::Start {
+            // What failed before would be taken for the outcome of this order.
+            self.folder.drop_record()?;
+            self.record = None;
+        }
+        let kept_spec = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
+        let wanted = Wanted {
+            incarnation: self.incarnation,
+            order,
+            spec: kept_spec.or(spec),
+            program: self.shared.program.clone(),
+        };
+        let written = self.folder.want(&wanted);
+        self.wanted = Some(wanted);
+        if written.is_err() {
+            // What is on disk counts.
+            self.hold = Hold::Unknown;
+        }
+        written?;
+        self.shown = None;
+        match (step, &mut self.hold) {
+            (Step::Start, _) => self.start().await?,
+            (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
+            (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
+            (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_)) => {}
+            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..), _) => {}
+        }
+        Ok(())
+    }
+
+    async fn start(&mut self) -> io::Result<()> {
+        let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
+        // Lets go of the lock: the keeper takes it.
+        self.hold = Hold::Nothing;
+        let child = self.spawn_keeper().inspect_err(|_| self.hold = Hold::Unknown)?;
+        self.starting = true;
+        self.hold = Hold::Kept(self.link(child, permit));
+        Ok(())
+    }
+
+    fn link(&self, child: Child, permit: OwnedSemaphorePermit) -> KeeperLink {
+        KeeperLink::new(self.folder.clone(), Some(child), Some(permit))
+    }
+
+    fn spawn_keeper(&self) -> io::Result<Child> {
+        let log =
+            OpenOptions::new().append(true).create(true).mode(0o600).open(self.folder.file("keeper.log"))?;
+        let program = &self.shared.program;
+        Command::new(&program.program)
+            .args(&program.keeper_args)
+            .arg(self.folder.path())
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+    }
+
+    fn keeper_failure(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.file("keeper.log")).unwrap_or_default();
+        let last = log.lines().last().unwrap_or("it left no word");
+        format!("the keeper ended before it started anything: {last}")
+    }
+
+    /// Says that an order cannot be carried out; what is there stays as it is.
+    fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
+        let saw = Saw::Failed { message, hope };
+        self.shared.board.show(Report { incarnation: self.incarnation, revision, saw });
+    }
+
+    /// Drops everything that is kept of an incarnation that is over.
+    fn forget(&mut self) -> Next {
+        let over = match (&self.hold, self.present().map(|present| present.state)) {
+            (Hold::Nothing, _) => true,
+            (Hold::Ours(_), Some(State::Starting { .. } | State::Up { .. })) => false,
+            (Hold::Ours(_), _) => true,
+            (Hold::Unknown | Hold::Foster(_) | Hold::Kept(_), _) => false,
+        };
+        let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
+        match dropped {
+            Ok(()) => {
+                self.shared.board.clear(self.incarnation);
+                Next::Over
+            }
+            Err(error) => {
+                tracing::error!(%error, incarnation = %self.incarnation, "forget it");
+                self.shown = None;
+                self.settle();
+                Next::GoOn
+            }
+        }
+    }
+
+    fn drop_folder(&self) -> io::Result<()> {
+        let forgotten = self.shared.forgotten();
+        durable::make_folder(&forgotten)?;
+        let moved = forgotten.join(self.incarnation.to_string());
+        match std::fs::rename(self.folder.path(), &moved) {
+            Ok(()) => durable::sync_folder(self.folder.path())?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if let Err(error) = std::fs::remove_dir_all(&moved) {
+            tracing::warn!(%error, folder = %moved.display(), "remove a forgotten folder; the next start tries again");
+        }
+        Ok(())
+    }
+}
+
+async fn changed(probes: &mut Option<Probes>) {
+    match probes {
+        Some(probes) => probes.changed().await,
+        None => std::future::pending().await,
+    }
+}

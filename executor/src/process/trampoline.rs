@@ -1,0 +1,90 @@
+//! What stands in a process's place until its identity is on disk.
+//!
+//! It waits at its standard input, a socket to the keeper, for one line: what to execute. If the keeper dies first,
+//! the line never comes, and it exits without having executed anything. The socket is closed by a successful
+//! `exec`; a failed one is told over it, so that it is never taken for the program's own end.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use chancery_events::observation::Hope;
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+
+/// The line from the keeper.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Execute {
+    pub(super) argv: Vec<String>,
+    pub(super) env: BTreeMap<String, String>,
+}
+
+/// The line to the keeper, if the program could not be executed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct NotExecuted {
+    pub(super) message: String,
+    pub(super) hope: Hope,
+}
+
+/// Runs as a trampoline; returns only if nothing was executed.
+pub fn trampoline_main() -> ExitCode {
+    // The duplicate is closed by `exec`; the standard input is not, and becomes the program's.
+    let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
+        return ExitCode::FAILURE;
+    };
+    let mut line = Vec::new();
+    let told = BufReader::new(&socket).read_until(b'\n', &mut line);
+    if told.is_err() || line.last() != Some(&b'\n') {
+        return ExitCode::FAILURE;
+    }
+    let not_executed = match serde_json::from_slice(&line) {
+        Ok(execute) => execute_it(&execute),
+        Err(error) => NotExecuted { message: format!("read the keeper's line: {error}"), hope: Hope::Never },
+    };
+    let mut answer = serde_json::to_vec(&not_executed).unwrap_or_default();
+    answer.push(b'\n');
+    let _ = (&socket).write_all(&answer);
+    ExitCode::from(127)
+}
+
+fn execute_it(execute: &Execute) -> NotExecuted {
+    let Some((program, args)) = execute.argv.split_first() else {
+        return NotExecuted { message: "argv is empty".to_owned(), hope: Hope::Never };
+    };
+    if let Err(error) = prepare() {
+        return NotExecuted { message: format!("prepare to execute {program}: {error}"), hope: Hope::Retry };
+    }
+    let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
+    NotExecuted { message: format!("execute {program}: {error}"), hope: hope(&error) }
+}
+
+fn prepare() -> io::Result<()> {
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    rustix::thread::set_no_new_privs(true)?;
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    Ok(())
+}
+
+/// What is short now may be there later; what is wrong with the program stays so.
+pub(super) fn hope(error: &io::Error) -> Hope {
+    use rustix::io::Errno;
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(
+            Errno::AGAIN
+            | Errno::NOMEM
+            | Errno::NFILE
+            | Errno::MFILE
+            | Errno::TXTBSY
+            | Errno::IO
+            | Errno::NOSPC
+            | Errno::DQUOT
+            | Errno::ADDRINUSE
+            | Errno::ADDRNOTAVAIL
+            | Errno::INTR,
+        ) => Hope::Retry,
+        _ => Hope::Never,
+    }
+}

@@ -1,0 +1,209 @@
+//! The loop and a decider that the test plays.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chancery_events::fact::{Effect, Judgement};
+use chancery_events::id::{Attach, Lineage, Position, SessionId, Term};
+use chancery_events::observation::Saw;
+use chancery_events::protocol::{Command, Envelope, FromDecider, Head, Part, ToDecider};
+use chancery_events::record::Hash;
+use chancery_events::spec::Runtime;
+use chancery_executor::simulated::{Faults, Simulated, World};
+use chancery_executor::{Config, Link, Stop};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::world::{PATIENCE, command, id, sleeper};
+
+/// The decider's end of a link.
+struct Decider {
+    hears: mpsc::Receiver<Vec<u8>>,
+    says: mpsc::Sender<Vec<u8>>,
+    attach: u64,
+    head: Head,
+}
+
+fn head(position: u64, hash: u8) -> Head {
+    Head { position: Position::new(position), hash: Hash::from_bytes([hash; 32]), term: Term::FIRST }
+}
+
+impl Decider {
+    async fn hear(&mut self) -> ToDecider {
+        let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("something is said");
+        serde_json::from_slice(&heard.expect("the link holds")).unwrap()
+    }
+
+    /// What is said next, but heartbeats.
+    async fn hear_news(&mut self) -> ToDecider {
+        loop {
+            match self.hear().await {
+                ToDecider::Heartbeat { beat, .. } => {
+                    let envelope = self.envelope();
+                    self.say(FromDecider::Beat { envelope, beat }).await;
+                }
+                news => return news,
+            }
+        }
+    }
+
+    async fn say(&mut self, message: FromDecider) {
+        let _ = self.says.send(serde_json::to_vec(&message).unwrap()).await;
+    }
+
+    fn envelope(&self) -> Envelope {
+        let session = SessionId::issue(Lineage::from_random(42), Position::FIRST);
+        Envelope { session, attach: Attach::from_random(self.attach), head: self.head }
+    }
+
+    async fn welcome(&mut self, lease: Duration, commands: Vec<Command>) {
+        let envelope = self.envelope();
+        let (lineage, fleet) = (Lineage::from_random(42), "main".parse().unwrap());
+        self.say(FromDecider::Welcome { envelope, lineage, fleet, lease, commands }).await;
+    }
+}
+
+/// An executor on simulated nodes, whose links come to the test.
+struct Executor {
+    links: mpsc::Receiver<Decider>,
+    stop: Option<oneshot::Sender<()>>,
+    running: JoinHandle<Result<(), Stop>>,
+}
+
+fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
+    let config = Config {
+        executor: "e1".parse().unwrap(),
+        cluster: "c1".parse().unwrap(),
+        runtime: Runtime::Simulated,
+        root: root.to_owned(),
+        at_once: 4,
+    };
+    let (offer, links) = mpsc::channel(1);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let simulated = Arc::new(Simulated::new(world.clone()));
+    let mut attach = 0;
+    let connect = move || {
+        let offer = offer.clone();
+        attach += 1;
+        async move {
+            let (to_decider, hears) = mpsc::channel(4);
+            let (says, from_decider) = mpsc::channel(4);
+            let decider = Decider { hears, says, attach, head: head(100, 1) };
+            offer.send(decider).await.map_err(std::io::Error::other)?;
+            Ok(Link { to_decider, from_decider })
+        }
+    };
+    let shutdown = async move {
+        let _ = stopped.await;
+    };
+    let running = tokio::spawn(chancery_executor::run(config, simulated, connect, shutdown));
+    Executor { links, stop: Some(stop), running }
+}
+
+impl Executor {
+    async fn link(&mut self) -> Decider {
+        tokio::time::timeout(PATIENCE, self.links.recv()).await.expect("it connects").unwrap()
+    }
+
+    async fn stop(mut self) -> Result<(), Stop> {
+        drop(self.stop.take());
+        self.running.await.unwrap()
+    }
+}
+
+const LEASE: Duration = Duration::from_millis(300);
+
+pub(crate) async fn a_session_starts_level_and_reports() {
+    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    // Something of an earlier life, which the inventory does not name, and something of another lineage.
+    world.lock().unwrap().carry_out(&command(id(7), 1, Effect::Ensure, &sleeper(1)));
+    let foreign = chancery_events::id::IncarnationId::issue(Lineage::from_random(43), Position::new(7));
+    world.lock().unwrap().carry_out(&command(foreign, 1, Effect::Ensure, &sleeper(1)));
+    let mut executor = start(root.path(), &world);
+    let mut decider = executor.link().await;
+    assert!(matches!(decider.hear().await, ToDecider::Hello { seen: None, .. }));
+    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
+    let ToDecider::Level { reports, part: Part::Last, .. } = decider.hear_news().await else { panic!("a level") };
+    assert_eq!(reports.iter().map(|r| r.incarnation).collect::<Vec<_>>(), [id(7), foreign]);
+    let ToDecider::Report { sequence: 1, report, .. } = decider.hear_news().await else { panic!("a report") };
+    assert_eq!((report.incarnation, matches!(report.saw, Saw::Ready { .. })), (id(8), true));
+    let envelope = decider.envelope();
+    for incarnation in [foreign, id(7)] {
+        let (envelope, judgement) = (envelope.clone(), Judgement::Remove);
+        decider.say(FromDecider::Judged { envelope, incarnation, judgement, revision: 5 }).await;
+    }
+    let ToDecider::Report { sequence: 2, report, .. } = decider.hear_news().await else { panic!("a report") };
+    assert_eq!((report.incarnation, report.revision, report.saw), (id(7), 5, Saw::Gone));
+    assert_eq!(world.lock().unwrap().running(foreign), 1, "what is of another lineage is not touched");
+    // Leases are renewed many times over, so it goes on acting.
+    for _ in 0..6 {
+        let ToDecider::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+        let envelope = decider.envelope();
+        decider.say(FromDecider::Beat { envelope, beat }).await;
+    }
+    let (envelope, command) = (decider.envelope(), command(id(8), 2, Effect::Stop, &sleeper(1)));
+    decider.say(FromDecider::Command { envelope, command }).await;
+    let ToDecider::Report { sequence: 3, report, .. } = decider.hear_news().await else { panic!("a report") };
+    assert!(matches!(report.saw, Saw::Ended { .. }));
+    let leaves = tokio::spawn(executor.stop());
+    assert!(matches!(decider.hear_news().await, ToDecider::Goodbye { .. }));
+    leaves.await.unwrap().unwrap();
+}
+
+pub(crate) async fn a_lost_link_is_taken_up_again() {
+    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let mut executor = start(root.path(), &world);
+    let mut decider = executor.link().await;
+    decider.hear().await;
+    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
+    decider.hear_news().await;
+    // The report is said, and never accepted.
+    assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }));
+    drop(decider);
+    let mut decider = executor.link().await;
+    let ToDecider::Hello { seen: Some((_, seen)), .. } = decider.hear().await else { panic!("a hello") };
+    assert_eq!(seen, head(100, 1));
+    decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
+    let ToDecider::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    assert!(matches!(&reports[..], [report] if matches!(report.saw, Saw::Ready { .. })), "{reports:?}");
+    assert!(matches!(decider.hear_news().await, ToDecider::Report { sequence: 1, .. }), "the outcome again");
+    assert_eq!(world.lock().unwrap().starts(), 1, "what ran was adopted");
+    // A decider that says nothing any more is left when the lease is over.
+    let mut decider = executor.link().await;
+    assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
+}
+
+pub(crate) async fn one_executor_a_scope() {
+    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let mut first = start(root.path(), &world);
+    first.link().await;
+    let second = start(root.path(), &world);
+    assert!(matches!(second.running.await.unwrap(), Err(Stop::ScopeTaken)));
+    first.stop().await.unwrap();
+    let mut third = start(root.path(), &world);
+    third.link().await;
+}
+
+pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
+    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    let mut executor = start(root.path(), &world);
+    let mut decider = executor.link().await;
+    decider.hear().await;
+    decider.welcome(LEASE, vec![]).await;
+    decider.hear_news().await;
+    decider.head = head(120, 2);
+    let (envelope, command) = (decider.envelope(), command(id(8), 1, Effect::Ensure, &sleeper(1)));
+    decider.say(FromDecider::Command { envelope, command }).await;
+    assert!(matches!(decider.hear_news().await, ToDecider::Report { .. }), "it was acted on, so it is on disk");
+    decider.head = head(120, 3);
+    let envelope = decider.envelope();
+    decider.say(FromDecider::Accepted { envelope, sequence: 1 }).await;
+    assert!(matches!(executor.running.await.unwrap(), Err(Stop::Diverged(120))));
+    let mut executor = start(root.path(), &world);
+    let mut decider = executor.link().await;
+    let ToDecider::Hello { seen: Some((_, seen)), .. } = decider.hear().await else { panic!("a hello") };
+    assert_eq!(seen, head(120, 2));
+    // This one's journal ends before what was seen.
+    decider.welcome(LEASE, vec![]).await;
+    assert!(matches!(executor.running.await.unwrap(), Err(Stop::NewerElsewhere(_))));
+}

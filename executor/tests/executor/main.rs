@@ -1,0 +1,57 @@
+//! Executors against real processes and simulated nodes.
+//!
+//! The program is its own keeper, trampoline, payload and victim: the first argument says which.
+
+mod bench;
+mod lives;
+mod loop_;
+mod world;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [_, "as-keeper", dir] => chancery_executor::process::keeper_main(Path::new(dir)),
+        [_, "as-trampoline"] => chancery_executor::process::trampoline_main(),
+        [_, "as-victim", root, count] => lives::victim(Path::new(root), count.parse().expect("a number")),
+        _ => run_tests(),
+    }
+}
+
+fn run_tests() -> ExitCode {
+    macro_rules! trials {
+        ($($module:ident::$name:ident),* $(,)?) => {
+            vec![$(Trial::test(concat!(stringify!($module), "::", stringify!($name)), || {
+                world::block_on($module::$name());
+                Ok(())
+            })),*]
+        };
+    }
+    let trials = trials![
+        world::processes_conform,
+        world::simulated_nodes_conform,
+        bench::a_hundred_thousand_ensures_take_seconds,
+        bench::coordinates_ask_for_behaviour,
+        lives::killing_the_executor_at_any_moment_neither_loses_nor_doubles,
+        lives::adoption_keeps_pids_and_ports,
+        lives::a_pid_that_is_another_process_is_neither_adopted_nor_killed,
+        lives::stale_files_do_not_block,
+        lives::orphans_of_a_dead_keeper_are_adopted_and_ended,
+        lives::a_keeper_that_dies_before_it_tells_leaves_nothing,
+        lives::one_that_dies_ends_its_siblings_and_their_children,
+        lives::what_ignores_the_asking_is_killed,
+        lives::placeholders_and_readiness,
+        lives::what_is_wrong_with_a_run_is_said,
+        lives::two_keepers_start_one_set,
+        lives::a_folder_deeper_than_a_socket_path_works,
+        loop_::a_session_starts_level_and_reports,
+        loop_::a_lost_link_is_taken_up_again,
+        loop_::one_executor_a_scope,
+        loop_::a_diverged_journal_stops_it_and_the_head_is_kept,
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}

@@ -1,0 +1,263 @@
+//! Worlds for tests: a root of real processes that cleans up after itself, and nodes in memory.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use chancery_events::fact::Effect;
+use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::observation::{Report, Saw};
+use chancery_events::protocol::{Command, RunPayload, RunSpec};
+use chancery_events::spec::Run;
+use chancery_executor::Orchestrator;
+use chancery_executor::conformance::{self, Behaves, Subject};
+use chancery_executor::process::{Config, KeeperProgram, Processes};
+use chancery_executor::simulated::{Faults, Simulated, World};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(future)
+}
+
+pub(crate) fn id(position: u64) -> IncarnationId {
+    IncarnationId::issue(Lineage::from_random(42), Position::new(position))
+}
+
+pub(crate) fn config(root: &Path) -> Config {
+    Config {
+        root: root.to_owned(),
+        program: KeeperProgram {
+            program: std::env::current_exe().unwrap(),
+            keeper_args: vec!["as-keeper".into()],
+            trampoline_args: vec!["as-trampoline".into()],
+        },
+    }
+}
+
+pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
+    RunPayload {
+        name: name.parse().unwrap(),
+        processes,
+        ports: vec![],
+        coordinates: BTreeMap::new(),
+        run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),
+        ready: None,
+    }
+}
+
+pub(crate) fn spec(payloads: Vec<RunPayload>) -> RunSpec {
+    let name = |name: &str| name.parse().unwrap();
+    RunSpec { replica: "web-1".parse().unwrap(), plan: "web".parse().unwrap(), node: name("n1"), payloads }
+}
+
+pub(crate) fn sleeper(processes: u16) -> RunSpec {
+    spec(vec![payload("web", processes, &["sleep", "3600"])])
+}
+
+pub(crate) fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
+    Command { incarnation, revision, attempt: 1, effect, grace: Duration::from_secs(20), spec: spec.clone() }
+}
+
+/// Waits for a report of one incarnation.
+pub(crate) async fn until(
+    orchestrator: &impl Orchestrator,
+    id: IncarnationId,
+    what: &str,
+    is: impl Fn(&Report) -> bool,
+) -> Report {
+    let mut last = None;
+    let found = tokio::time::timeout(PATIENCE, async {
+        let mut reports = orchestrator.list().await;
+        loop {
+            for report in reports.into_iter().filter(|report| report.incarnation == id) {
+                if is(&report) {
+                    return report;
+                }
+                last = Some(report);
+            }
+            reports = orchestrator.changes(100).await;
+        }
+    });
+    match found.await {
+        Ok(report) => report,
+        Err(_) => panic!("{what}: not seen of {id}, but {last:?}"),
+    }
+}
+
+pub(crate) fn is_ready(report: &Report) -> bool {
+    matches!(report.saw, Saw::Ready { .. })
+}
+
+pub(crate) fn is_ended(report: &Report) -> bool {
+    matches!(report.saw, Saw::Ended { .. })
+}
+
+/// Waits for a state of the machine.
+pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A root whose processes are killed when it goes.
+pub(crate) struct Root(tempfile::TempDir);
+
+impl Root {
+    pub(crate) fn new() -> Root {
+        Root(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn folder(&self, id: IncarnationId) -> PathBuf {
+        self.path().join("nodes/n1").join(id.to_string())
+    }
+
+    pub(crate) async fn open(&self) -> Processes {
+        Processes::open(config(self.path())).await.unwrap()
+    }
+
+    /// The pids of living payloads, by their working folder, which is under the root.
+    pub(crate) fn payloads(&self) -> Vec<i32> {
+        processes()
+            .filter(|pid| {
+                let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+                cwd.starts_with(self.path()) && cwd.ends_with("work") && !is_trampoline(*pid)
+            })
+            .collect()
+    }
+
+    pub(crate) fn payloads_of(&self, id: IncarnationId) -> Vec<i32> {
+        let mine = |pid: &i32| {
+            std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().starts_with(self.folder(id))
+        };
+        self.payloads().into_iter().filter(mine).collect()
+    }
+
+    pub(crate) fn keepers(&self) -> Vec<i32> {
+        let root = self.path().to_str().unwrap().to_owned();
+        processes().filter(|pid| command_line(*pid).contains(&format!("as-keeper\0{root}"))).collect()
+    }
+
+    pub(crate) fn trampolines(&self) -> usize {
+        let cwd = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+        processes().filter(|pid| cwd(pid).starts_with(self.path()) && is_trampoline(*pid)).count()
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        for pid in self.keepers().into_iter().chain(self.payloads()) {
+            kill(pid, rustix::process::Signal::KILL);
+        }
+        // A keeper may have been about to start something.
+        for pid in self.payloads() {
+            kill(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+pub(crate) fn kill(pid: i32, signal: rustix::process::Signal) {
+    let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal);
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    let all = std::fs::read_dir("/proc").unwrap();
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn command_line(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
+fn is_trampoline(pid: i32) -> bool {
+    command_line(pid).contains("as-trampoline")
+}
+
+struct Real(Root);
+
+impl Subject for Real {
+    type Orchestrator = Processes;
+
+    async fn open(&self) -> Processes {
+        self.0.open().await
+    }
+
+    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec {
+        match behaves {
+            Behaves::Stays => sleeper(processes),
+            Behaves::EndsWith(code) => {
+                let script = format!("test $CHANCERY_PROCESS = 0 && exit {code}; exec sleep 3600");
+                spec(vec![payload("web", processes, &["sh", "-c", &script.replace('$', "$$")])])
+            }
+            Behaves::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
+        }
+    }
+
+    fn running(&self, id: IncarnationId) -> usize {
+        self.0.payloads_of(id).len()
+    }
+
+    fn plant_foreign_things(&self) {
+        let node = self.0.path().join("nodes/n1");
+        std::fs::create_dir_all(node.join("someone-elses")).unwrap();
+        std::fs::write(node.join("someone-elses/spec.json"), "{}").unwrap();
+        std::fs::create_dir_all(node.join(id(1_000_000).to_string())).unwrap();
+        std::fs::write(node.join(id(1_000_000).to_string()).join("spec.json"), "not json").unwrap();
+        std::fs::write(node.join("a-file"), "x").unwrap();
+    }
+
+    fn check_foreign_things(&self) {
+        let node = self.0.path().join("nodes/n1");
+        assert_eq!(std::fs::read(node.join("someone-elses/spec.json")).unwrap(), b"{}");
+        let broken = node.join(id(1_000_000).to_string());
+        assert_eq!(std::fs::read(broken.join("spec.json")).unwrap(), b"not json");
+        assert_eq!(std::fs::read_dir(broken).unwrap().count(), 1, "nothing was added");
+        assert_eq!(std::fs::read(node.join("a-file")).unwrap(), b"x");
+    }
+}
+
+pub(crate) async fn processes_conform() {
+    conformance::check(&Real(Root::new())).await;
+}
+
+struct InMemory(Arc<Mutex<World>>);
+
+impl Subject for InMemory {
+    type Orchestrator = Simulated;
+
+    async fn open(&self) -> Simulated {
+        Simulated::new(self.0.clone())
+    }
+
+    fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec {
+        let mut spec = sleeper(processes);
+        let behaviour = match behaves {
+            Behaves::Stays => return spec,
+            Behaves::EndsWith(0) => "exit:0@5ms".to_owned(),
+            Behaves::EndsWith(code) => format!("crash:{code}"),
+            Behaves::CannotStart => "fail".to_owned(),
+        };
+        spec.payloads[0].coordinates.insert("simulate".parse().unwrap(), behaviour);
+        spec
+    }
+
+    fn running(&self, id: IncarnationId) -> usize {
+        self.0.lock().unwrap().running(id)
+    }
+
+    // Nothing that is not ours can be in memory.
+    fn plant_foreign_things(&self) {}
+    fn check_foreign_things(&self) {}
+}
+
+pub(crate) async fn simulated_nodes_conform() {
+    conformance::check(&InMemory(World::shared(Faults::default()))).await;
+}

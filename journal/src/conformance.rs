@@ -1,0 +1,353 @@
+//! What every journal must do, as one suite: memory, segments, Kafka run the same.
+//!
+//! A journal under test brings a [`Bench`], which opens the same log again and again, and, where the kind of journal
+//! allows it, puts bytes into the log that it did not write itself. Each check begins with an empty log. A failed
+//! check panics and says what it wanted.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::record::{Draft, HeaderParts, MAX_BYTES, NotPushed, Record, TERM_STARTED};
+use chancery_events::time::Time;
+
+use crate::chain::{Cursor, Signature, SkipReason, genesis};
+use crate::journal::{AppendError, Delivery, Journal, Sink};
+
+/// The fleet whose journals are tested.
+pub const FLEET: &str = "conformance";
+/// Nothing takes so long but what never comes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Opens the journals under test.
+pub trait Bench {
+    /// An empty log.
+    fn new() -> Self;
+    /// Opens it. What was open before has been closed.
+    fn open(&mut self, sink: Sink) -> Box<dyn Journal>;
+    /// Opens it for one more writer, while others have it open; `None` if there can only be one.
+    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>>;
+    /// Puts bytes into the log, past the journal; says whether that can be done.
+    fn inject(&mut self, bytes: &[u8]) -> bool;
+}
+
+/// Runs every check.
+pub fn run<B: Bench>() {
+    begins_empty::<B>();
+    delivers_in_order::<B>();
+    is_the_same_when_opened_again::<B>();
+    is_read_from_any_position::<B>();
+    a_reader_goes_on::<B>();
+    refuses_what_does_not_continue::<B>();
+    no_record_is_too_large::<B>();
+    a_takeover_shuts_out_the_last_writer::<B>();
+    a_lineage_can_begin::<B>();
+    strangers_are_skipped_or_delivered::<B>();
+    nothing_is_taken_after_closing::<B>();
+}
+
+/// Makes records as a decider does.
+pub struct Author {
+    by: Signature,
+    at: Option<Cursor>,
+    time: i64,
+}
+
+impl Author {
+    /// Goes on behind `at`.
+    pub fn new(writer: u64, at: Option<Cursor>) -> Author {
+        let by =
+            Signature { fleet: FLEET.into(), build: "0.0.0".into(), writer: Writer::from_random(writer) };
+        Author { by, at, time: at.map_or(0, |at| at.time.micros()) }
+    }
+
+    /// Where the next record goes.
+    pub fn at(&self) -> Option<Cursor> {
+        self.at
+    }
+
+    fn seal(&mut self, parts: impl FnOnce(&Self, Time) -> HeaderParts, lines: &[String]) -> Record {
+        self.time += 1;
+        let mut draft = Draft::new();
+        for line in lines {
+            draft.push(line.as_bytes()).expect("an event fits");
+        }
+        let parts = parts(self, Time::from_micros(self.time));
+        let record = draft.seal(parts).expect("a record");
+        self.at = Some(Cursor::after(&record));
+        record
+    }
+
+    /// The journal's first record.
+    pub fn genesis(&mut self) -> Record {
+        let lineage = Lineage::from_random(0x00c0_ffee);
+        self.seal(|me, now| genesis(&me.by, now, lineage), &[event(TERM_STARTED, 0)])
+    }
+
+    /// One more record, of `count` events of about `size` bytes.
+    pub fn record(&mut self, count: usize, size: usize) -> Record {
+        let at = self.at.expect("a genesis came before");
+        let lines: Vec<_> = (0..count).map(|_| event("thing.happened.v1", size)).collect();
+        self.seal(|me, now| at.follow(&me.by, now, None), &lines)
+    }
+
+    /// Takes over.
+    pub fn takeover(&mut self) -> Record {
+        let at = self.at.expect("a genesis came before");
+        self.seal(|me, now| at.take_over(&me.by, now, None), &[event(TERM_STARTED, 0)])
+    }
+
+    /// Begins another lineage.
+    pub fn renewal(&mut self) -> Record {
+        let at = self.at.expect("a genesis came before");
+        let lineage = Lineage::from_random(at.lineage.bits() + 1);
+        let line = event(chancery_events::record::LINEAGE_STARTED, 0);
+        self.seal(|me, now| at.renew(&me.by, now, lineage), &[line])
+    }
+}
+
+fn event(type_name: &str, size: usize) -> String {
+    format!(r#"{{"k":"fact","t":"{type_name}","d":{{"x":"{}"}}}}"#, "x".repeat(size))
+}
+
+/// A journal and what it has delivered.
+struct Desk {
+    journal: Box<dyn Journal>,
+    delivered: Receiver<Delivery>,
+}
+
+fn sink() -> (Sink, Receiver<Delivery>) {
+    let (to, delivered) = channel();
+    // A desk that is gone does not listen.
+    (Box::new(move |delivery| drop(to.send(delivery))), delivered)
+}
+
+impl Desk {
+    fn open(bench: &mut impl Bench) -> Desk {
+        let (sink, delivered) = sink();
+        Desk { journal: bench.open(sink), delivered }
+    }
+
+    fn append(&self, record: &Record) {
+        self.journal.append(record.clone()).expect("queued");
+    }
+
+    /// The next `count` records, whatever is skipped between them.
+    fn records(&self, count: usize) -> Vec<Arc<Record>> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            match self.delivered.recv_timeout(PATIENCE) {
+                Ok(Delivery::Records(records)) => {
+                    assert!(!records.is_empty(), "a delivery holds a record");
+                    all.extend(records);
+                }
+                Ok(Delivery::Skipped(_)) => {}
+                other => panic!("wanted {count} records, had {}, then {other:?}", all.len()),
+            }
+        }
+        assert_eq!(all.len(), count, "no more records than were appended");
+        all
+    }
+
+    /// Why the record with this hash was skipped.
+    fn skipped(&self, record: &Record) -> SkipReason {
+        loop {
+            match self.delivered.recv_timeout(PATIENCE) {
+                Ok(Delivery::Skipped(skipped)) if skipped.hash == record.hash() => return skipped.reason,
+                Ok(Delivery::Skipped(_)) => {}
+                other => panic!("wanted {record:?} to be skipped, not {other:?}"),
+            }
+        }
+    }
+
+    /// Appends what must not count: refused at once, or skipped later.
+    fn append_in_vain(&self, record: &Record) -> SkipReason {
+        match self.journal.append(record.clone()) {
+            Ok(()) => self.skipped(record),
+            Err(AppendError::Invalid(reason)) => reason,
+            Err(error) => panic!("wanted {record:?} to be invalid, not: {error}"),
+        }
+    }
+
+    fn close(self) {
+        self.journal.close().expect("closed");
+        match self.delivered.recv_timeout(Duration::ZERO) {
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            Ok(delivery) => panic!("nothing more was to come, but {delivery:?}"),
+        }
+    }
+
+    fn all(&self, from: u64) -> Vec<Arc<Record>> {
+        let records = self.journal.source().records(Position::new(from)).expect("readable");
+        records.map(|record| record.expect("a record")).collect()
+    }
+}
+
+fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
+    assert_eq!(found.len(), wanted.len(), "as many records");
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert_eq!(**found, *wanted, "the same record, byte for byte");
+    }
+}
+
+fn written<B: Bench>(count: usize) -> (B, Desk, Author, Vec<Record>) {
+    let mut bench = B::new();
+    let desk = Desk::open(&mut bench);
+    let mut author = Author::new(1, None);
+    let mut records = vec![author.genesis()];
+    records.extend((1..count).map(|at| author.record(1 + at % 3, 300)));
+    records.iter().for_each(|record| desk.append(record));
+    assert_same(&desk.records(count), &records);
+    (bench, desk, author, records)
+}
+
+fn begins_empty<B: Bench>() {
+    let mut bench = B::new();
+    let desk = Desk::open(&mut bench);
+    assert_eq!((desk.journal.head(), desk.journal.source().head()), (None, None));
+    assert!(desk.all(1).is_empty());
+    desk.close();
+}
+
+fn delivers_in_order<B: Bench>() {
+    let (_bench, desk, author, records) = written::<B>(500);
+    assert_eq!(desk.journal.head(), author.at());
+    assert_eq!(desk.journal.source().head(), author.at());
+    assert_same(&desk.all(1), &records);
+    desk.close();
+}
+
+fn is_the_same_when_opened_again<B: Bench>() {
+    let (mut bench, desk, mut author, mut records) = written::<B>(20);
+    desk.close();
+    for _ in 0..3 {
+        let desk = Desk::open(&mut bench);
+        assert_eq!(desk.journal.head(), author.at());
+        let more = author.record(2, 100);
+        desk.append(&more);
+        records.push(more);
+        assert_same(&desk.records(1), &records[records.len() - 1..]);
+        assert_same(&desk.all(0), &records);
+        desk.close();
+    }
+}
+
+fn is_read_from_any_position<B: Bench>() {
+    let (_bench, desk, author, records) = written::<B>(300);
+    let last = author.at().expect("a head").position.get();
+    for from in (0..=last).step_by(7).chain(last - 3..=last + 2) {
+        let wanted = records.partition_point(|record| record.last().get() < from);
+        assert_same(&desk.all(from), &records[wanted..]);
+    }
+    desk.close();
+}
+
+fn a_reader_goes_on<B: Bench>() {
+    let (_bench, desk, mut author, records) = written::<B>(10);
+    let mut reader = desk.journal.source().records(Position::new(5)).expect("readable");
+    let wanted = records.partition_point(|record| record.last().get() < 5);
+    assert_eq!(reader.by_ref().count(), records.len() - wanted);
+    for _ in 0..200 {
+        assert!(reader.next().is_none());
+        let more = author.record(1, 900);
+        desk.append(&more);
+        desk.records(1);
+        assert_eq!(reader.next().and_then(Result::ok).as_deref(), Some(&more));
+    }
+    desk.close();
+}
+
+fn refuses_what_does_not_continue<B: Bench>() {
+    let (_bench, desk, author, records) = written::<B>(5);
+    assert_eq!(desk.append_in_vain(&records[4]), SkipReason::Taken);
+    let mut ahead = Author::new(1, author.at());
+    ahead.record(1, 10);
+    assert_eq!(desk.append_in_vain(&ahead.record(1, 10)), SkipReason::Gap);
+    let other_past = author.at().map(|at| Cursor { hash: records[2].hash(), ..at });
+    assert_eq!(desk.append_in_vain(&Author::new(1, other_past).record(1, 10)), SkipReason::Prev);
+    assert_eq!(desk.append_in_vain(&Author::new(2, author.at()).record(1, 10)), SkipReason::Writer);
+    assert_eq!(desk.journal.head(), author.at());
+    assert_same(&desk.all(1), &records);
+    desk.close();
+}
+
+fn no_record_is_too_large<B: Bench>() {
+    let (_bench, desk, mut author, _) = written::<B>(1);
+    let mut draft = Draft::new();
+    assert!(matches!(
+        draft.push(event("thing.happened.v1", MAX_BYTES).as_bytes()),
+        Err(NotPushed::TooLarge { .. })
+    ));
+    let largest = author.record(1, MAX_BYTES - 1200);
+    desk.append(&largest);
+    assert_same(&desk.records(1), std::slice::from_ref(&largest));
+    assert_eq!(desk.all(2).first().map(|record| record.hash()), Some(largest.hash()));
+    desk.close();
+}
+
+fn a_takeover_shuts_out_the_last_writer<B: Bench>() {
+    let (mut bench, desk, mut zombie, _) = written::<B>(5);
+    let mut author = Author::new(2, zombie.at());
+    let (takeover, late) = (author.takeover(), zombie.record(1, 10));
+    let (sink, delivered) = sink();
+    let Some(journal) = bench.open_beside(sink) else {
+        // One process at a time: the new writer comes through the same door.
+        desk.append(&takeover);
+        assert_same(&desk.records(1), &[takeover]);
+        assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);
+        return desk.close();
+    };
+    let other = Desk { journal, delivered };
+    other.append(&takeover);
+    assert_same(&other.records(1), std::slice::from_ref(&takeover));
+    assert_same(&desk.records(1), &[takeover]);
+    assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);
+    let more = author.record(1, 10);
+    other.append(&more);
+    assert_same(&other.records(1), std::slice::from_ref(&more));
+    assert_same(&desk.records(1), &[more]);
+    desk.close();
+    other.close();
+}
+
+fn a_lineage_can_begin<B: Bench>() {
+    let (mut bench, desk, mut author, mut records) = written::<B>(5);
+    records.push(author.renewal());
+    records.push(author.record(1, 10));
+    records[5..].iter().for_each(|record| desk.append(record));
+    assert_same(&desk.records(2), &records[5..]);
+    desk.close();
+    let desk = Desk::open(&mut bench);
+    assert_eq!(desk.journal.head(), author.at());
+    assert_same(&desk.all(1), &records);
+    desk.close();
+}
+
+fn strangers_are_skipped_or_delivered<B: Bench>() {
+    let (mut bench, desk, author, mut records) = written::<B>(5);
+    if !bench.inject(b"noise") {
+        return desk.close();
+    }
+    let mut stranger = Author::new(3, author.at());
+    records.push(stranger.takeover());
+    for bytes in [records[3].bytes().to_vec(), records[5].bytes().to_vec(), records[5].bytes().to_vec()] {
+        bench.inject(&bytes);
+    }
+    assert_same(&desk.records(1), &records[5..]);
+    assert_eq!(desk.skipped(&records[5]), SkipReason::Taken);
+    assert_eq!(desk.journal.head(), stranger.at());
+    assert_same(&desk.all(1), &records);
+    desk.close();
+    let desk = Desk::open(&mut bench);
+    assert_eq!(desk.journal.head(), stranger.at());
+    desk.close();
+}
+
+fn nothing_is_taken_after_closing<B: Bench>() {
+    let (_bench, desk, mut author, _) = written::<B>(2);
+    desk.journal.close().expect("closed");
+    desk.journal.close().expect("closed once more");
+    let late = desk.journal.append(author.record(1, 10));
+    assert!(matches!(late, Err(AppendError::Closed)), "{late:?}");
+}

@@ -1,0 +1,270 @@
+//! Opening a folder of segments: what is kept, what is made durable again, what is cut, what is refused.
+//!
+//! | where | whole | damaged or missing |
+//! |---|---|---|
+//! | any segment but the last | kept | refused |
+//! | last segment, up to the highest position that a frame or the segment's name says was synced | kept | refused |
+//! | last segment, behind it | rewritten and synced before use | cut, loudly; the bytes are kept aside |
+//!
+//! Behind the named position a torn write cannot be told from damage done later, and nothing there can have been
+//! acknowledged but the very last group. What is whole there is rewritten because a sync that failed leaves pages
+//! that look clean but are not on the disk. What is cut is overwritten with zeros, so that it cannot be taken for
+//! frames later. A segment in a format of a newer build, or of another fleet, is never touched.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use chancery_events::id::Position;
+
+use super::catalog::{Catalog, Segment, list};
+use super::disk::Disk;
+use super::frame::len_without_zeros;
+use super::scan::{Before, Damage, NotOurs, Scan, scan, sweep};
+use super::writer::{Open, adopt};
+use super::{Check, Options, spare};
+use crate::chain::{Broken, Chain, Cursor};
+
+/// The journal cannot be opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Stop the other process, or choose another folder.
+    #[error("open the journal in {}: another process has it open", dir.display())]
+    Locked {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// See to the file system.
+    #[error("open the journal: {operation} {}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What failed.
+        source: io::Error,
+    },
+    /// Put the file back from a copy.
+    #[error(
+        "open the journal: {} is damaged at offset {offset}, where position {position} should stand: {reason}. \
+         Everything up to position {named} was synced once, so this is not the trace of a crash, and nothing was \
+         changed. Put the folder back from a backup or from another server's copy, or look at it with verify",
+        file.display()
+    )]
+    Damaged {
+        /// The segment.
+        file: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// The position that should stand there.
+        position: Position,
+        /// Up to where the journal was synced, as far as the folder tells.
+        named: Position,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Choose the right folder, or the right fleet.
+    #[error("open the journal: {} is of fleet {found:?}, not of {wanted:?}", file.display())]
+    OtherFleet {
+        /// The segment.
+        file: PathBuf,
+        /// Whose it is.
+        found: Arc<str>,
+        /// Who was to open it.
+        wanted: Arc<str>,
+    },
+    /// Use the build that wrote it, or a newer one.
+    #[error("open the journal: {}", file.display())]
+    Broken {
+        /// The segment.
+        file: PathBuf,
+        /// What cannot be taken.
+        source: Broken,
+    },
+}
+
+/// A tail that was cut off: the last group, torn while it was written, or damaged before any frame named it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// The first position that is gone, if it was ever acknowledged.
+    pub from: Position,
+    /// The segment.
+    pub file: PathBuf,
+    /// Where in it.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// What was wrong with the first of them.
+    pub reason: String,
+    /// Where they are kept.
+    pub kept: PathBuf,
+}
+
+/// What was found on opening.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Opened {
+    /// The last record.
+    pub head: Option<Cursor>,
+    /// The first position of what was rewritten, because no frame said that it was synced.
+    pub rewritten: Option<Position>,
+    /// What was cut.
+    pub cut: Option<Cut>,
+}
+
+pub(super) struct Ready {
+    pub(super) opened: Opened,
+    pub(super) chain: Chain,
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) open: Open,
+    pub(super) is_named: bool,
+}
+
+pub(super) fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Io { operation, path: path.to_owned(), source }
+}
+
+fn damaged(file: &Path, named: Position, damage: Damage) -> OpenError {
+    let Damage { offset, position, reason } = damage;
+    OpenError::Damaged { file: file.to_owned(), offset: offset as u64, position, named, reason }
+}
+
+/// Brings the folder, whose lock is held, into a state to write on.
+pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
+    let dir = &options.dir;
+    let left_over = dir.join(spare::NAME);
+    if left_over.exists() {
+        disk.remove(&left_over).map_err(failed("remove", &left_over))?;
+    }
+    let mut files = list(dir).map_err(failed("list", dir))?;
+    let Some((first, path)) = files.pop() else { return begin(options, disk) };
+    let (mut segments, before) = earlier(options, &files, first)?;
+    let bytes = fs::read(&path).map_err(failed("read", &path))?;
+    let scan = match scan(&bytes, Chain::new(options.fleet.clone(), before), |_| ()) {
+        Ok(scan) => scan,
+        Err(NotOurs::Broken { source, .. }) => return Err(OpenError::Broken { file: path, source }),
+        Err(NotOurs::Fleet { found, .. }) => {
+            return Err(OpenError::OtherFleet { file: path, found, wanted: options.fleet.clone() });
+        }
+    };
+    if let Some(damage) = &scan.damage
+        && !scan.is_torn_tail()
+    {
+        return Err(damaged(&path, scan.named, damage.clone()));
+    }
+    let file = disk.open(&path).map_err(failed("open", &path))?;
+    let cut = cut(dir, disk, &path, &bytes, &scan)?;
+    let tail = &bytes[scan.end..];
+    if cut.is_some() {
+        let zeros = vec![0; len_without_zeros(tail)];
+        file.write_at(&zeros, scan.end as u64).map_err(failed("write", &path))?;
+    }
+    let rewritten = scan.unnamed().map(|from| (from, scan.named.plus(1)));
+    if let Some((from, _)) = rewritten {
+        file.write_at(&bytes[from..scan.end], from as u64).map_err(failed("write", &path))?;
+    }
+    if cut.is_some() || rewritten.is_some() {
+        file.sync().map_err(failed("sync", &path))?;
+    }
+    let head = scan.chain.at().copied();
+    let segment = Arc::new(Segment::new(first, path, scan.end as u64, Some(scan.index)));
+    segments.push(segment.clone());
+    Ok(Ready {
+        opened: Opened { head, rewritten: rewritten.map(|(_, position)| position), cut },
+        catalog: Arc::new(Catalog::new(options.fleet.clone(), segments, head)),
+        open: Open { segment, file, offset: scan.end as u64, size: bytes.len() as u64 },
+        is_named: rewritten.is_none(),
+        chain: scan.chain,
+    })
+}
+
+/// Makes the first segment.
+fn begin(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
+    let dir = &options.dir;
+    let size = options.first_segment.min(options.largest_segment);
+    let path = dir.join(spare::NAME);
+    let file = spare::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
+    let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("make a segment in", dir))?;
+    Ok(Ready {
+        opened: Opened::default(),
+        chain: Chain::new(options.fleet.clone(), None),
+        catalog: Arc::new(Catalog::new(options.fleet.clone(), vec![open.segment.clone()], None)),
+        open,
+        is_named: true,
+    })
+}
+
+/// Looks at all segments but the last, which begins at `last`. Gives where they end.
+fn earlier(
+    options: &Options,
+    files: &[(Position, PathBuf)],
+    last: Position,
+) -> Result<(Vec<Arc<Segment>>, Option<Cursor>), OpenError> {
+    let named = Position::new(last.get().saturating_sub(1));
+    let mut segments = Vec::with_capacity(files.len() + 1);
+    let mut before = Before::Known(None);
+    let mut next = Position::FIRST;
+    for (at, (first, path)) in files.iter().enumerate() {
+        let is_read = options.check == Check::All || at + 1 == files.len();
+        if *first != next {
+            return Err(missing(path, next, named));
+        }
+        let next_file = files.get(at + 1).map_or(last, |(first, _)| *first);
+        if !is_read {
+            segments.push(Arc::new(Segment::new(*first, path.clone(), 0, None)));
+            (before, next) = (Before::Unknown, next_file);
+            continue;
+        }
+        let bytes = fs::read(path).map_err(failed("read", path))?;
+        let swept = sweep(&bytes, &options.fleet, before, *first);
+        let swept = swept.map_err(|damage| damaged(path, named, damage))?;
+        segments.push(Arc::new(Segment::new(*first, path.clone(), swept.end, Some(swept.index))));
+        (before, next) = (Before::Known(Some(swept.last)), swept.last.next());
+    }
+    if last != next {
+        return Err(missing(&options.dir.join(super::catalog::file_name(next)), next, named));
+    }
+    match before {
+        Before::Known(before) => Ok((segments, before)),
+        // The last of the earlier ones is always read.
+        Before::Unknown => Ok((segments, None)),
+    }
+}
+
+fn missing(file: &Path, position: Position, named: Position) -> OpenError {
+    let reason = "a segment is missing before the next one, or records at its end".into();
+    damaged(file, named, Damage { offset: 0, position, reason })
+}
+
+/// Keeps aside what is to be cut, and says so.
+fn cut(
+    dir: &Path,
+    disk: &dyn Disk,
+    path: &Path,
+    bytes: &[u8],
+    scan: &Scan,
+) -> Result<Option<Cut>, OpenError> {
+    let Some(damage) = &scan.damage else { return Ok(None) };
+    let tail = &bytes[damage.offset..];
+    let tail = &tail[..len_without_zeros(tail)];
+    let kept = dir.join(format!("{:020}-{}.cut", damage.position, damage.offset));
+    let file = disk.create(&kept).map_err(failed("make", &kept))?;
+    file.write_at(tail, 0).map_err(failed("write", &kept))?;
+    file.sync().map_err(failed("sync", &kept))?;
+    disk.sync_dir(dir).map_err(failed("sync", dir))?;
+    let cut = Cut {
+        from: damage.position,
+        file: path.to_owned(),
+        offset: damage.offset as u64,
+        bytes: tail.len() as u64,
+        reason: damage.reason.clone(),
+        kept,
+    };
+    tracing::warn!(
+        from = %cut.from, file = %cut.file.display(), offset = cut.offset, bytes = cut.bytes,
+        reason = cut.reason, kept = %cut.kept.display(),
+        "the journal's tail was cut: records from this position on were never named as synced and are not whole",
+    );
+    Ok(Some(cut))
+}

@@ -1,0 +1,170 @@
+//! Reading: by whoever wants to, with files of its own, up to what is durable.
+//!
+//! A reader checks each frame and the chain between records, so what it gives is what was written. Where it begins
+//! in the middle, its first record is taken on the word of its frame.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::record::{Header, Record};
+
+use super::catalog::{Catalog, Segment};
+use super::frame::{self, HEAD, Kind};
+use crate::chain::{Chain, Cursor, Link};
+use crate::journal::{ReadError, Records, Source};
+
+/// How much is read from a file at once, at least.
+const READ: usize = 256 << 10;
+
+/// Reads a folder's segments while its writer writes.
+pub(super) struct SegmentSource(pub(super) Arc<Catalog>);
+
+impl Source for SegmentSource {
+    fn head(&self) -> Option<Cursor> {
+        self.0.head()
+    }
+
+    fn records(&self, from: Position) -> Result<Records, ReadError> {
+        let Some(segment) = self.0.holding(from) else { return Ok(Box::new(std::iter::empty())) };
+        let offset = segment.seek(from).map_err(|source| io_error(&segment, source))?;
+        let chain = (from <= Position::FIRST).then(|| Chain::new(self.0.fleet.clone(), None));
+        let part = Part::open(segment, offset)?;
+        Ok(Box::new(Reader { catalog: self.0.clone(), from, chain, part, has_failed: false }))
+    }
+}
+
+fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
+    ReadError::Io { place: segment.path.display().to_string(), source }
+}
+
+/// An open segment and a piece of it in memory.
+struct Part {
+    segment: Arc<Segment>,
+    file: File,
+    buffer: Vec<u8>,
+    /// Where in the file the buffer begins.
+    start: u64,
+    /// Of the next frame in the file.
+    offset: u64,
+}
+
+impl Part {
+    fn open(segment: Arc<Segment>, offset: u64) -> Result<Part, ReadError> {
+        segment.know().map_err(|source| io_error(&segment, source))?;
+        let file = File::open(&segment.path).map_err(|source| io_error(&segment, source))?;
+        Ok(Part { segment, file, buffer: Vec::new(), start: offset, offset })
+    }
+
+    /// The `len` bytes at the next frame; `None` if fewer are durable.
+    fn bytes(&mut self, len: usize) -> Result<Option<&[u8]>, ReadError> {
+        let at = (self.offset - self.start) as usize;
+        if self.buffer.len() < at + len {
+            let durable = (self.segment.end() - self.offset) as usize;
+            if durable < len {
+                return Ok(None);
+            }
+            self.buffer.resize(len.max(READ).min(durable), 0);
+            self.start = self.offset;
+            let read = self.file.read_exact_at(&mut self.buffer, self.start);
+            read.map_err(|source| io_error(&self.segment, source))?;
+            return Ok(self.buffer.get(..len));
+        }
+        Ok(self.buffer.get(at..at + len))
+    }
+}
+
+struct Reader {
+    catalog: Arc<Catalog>,
+    from: Position,
+    /// `None` until the first record is found, unless that is the journal's first.
+    chain: Option<Chain>,
+    part: Part,
+    has_failed: bool,
+}
+
+impl Reader {
+    /// The next record, wherever `from` is; `None` at the head.
+    fn step(&mut self) -> Result<Option<Record>, ReadError> {
+        loop {
+            if self.part.offset == self.part.segment.end() && !self.cross()? {
+                return Ok(None);
+            }
+            let Some(head) = self.part.bytes(HEAD)?.and_then(|bytes| bytes.first_chunk()) else {
+                return Err(self.damage("a frame is cut short"));
+            };
+            let len = frame::len(head);
+            let len = len.map_err(|reason| self.damage(reason))?;
+            let frame = self.part.bytes(len)?.ok_or("a frame is cut short").and_then(frame::read);
+            let taken = match frame {
+                Err(reason) => Err(reason.to_owned()),
+                Ok(frame) if frame.kind == Kind::Marker => Ok(None),
+                Ok(frame) => take(&mut self.chain, &self.catalog.fleet, self.from, frame.payload)?,
+            };
+            let taken = taken.map_err(|reason| self.damage(&reason))?;
+            self.part.offset += len as u64;
+            if taken.is_some() {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Goes on to the next segment, if there is one.
+    fn cross(&mut self) -> Result<bool, ReadError> {
+        let Some(next) = self.catalog.behind(self.part.segment.first) else { return Ok(false) };
+        // The end may have moved before the next segment appeared; now it is final.
+        if self.part.offset == self.part.segment.end() {
+            self.part = Part::open(next, 0)?;
+        }
+        Ok(self.part.offset < self.part.segment.end())
+    }
+
+    fn damage(&self, reason: &str) -> ReadError {
+        let place = format!("{} at offset {}", self.part.segment.path.display(), self.part.offset);
+        let position = self.chain.as_ref().map_or(self.from.max(self.part.segment.first), Chain::next);
+        ReadError::Damaged { place, position, reason: reason.to_owned() }
+    }
+}
+
+/// Takes the next record: `None` if it is before `from`, the inner error if it should not stand there.
+fn take(
+    chain: &mut Option<Chain>,
+    fleet: &Arc<str>,
+    from: Position,
+    payload: &[u8],
+) -> Result<Result<Option<Record>, String>, ReadError> {
+    if let Some(chain) = chain {
+        return match chain.take(payload)? {
+            Link::Record(record) => Ok(Ok(Some(record).filter(|record| record.last() >= from))),
+            Link::Skip(skipped) => Ok(Err(skipped.reason.to_string())),
+        };
+    }
+    let last = match Header::peek(payload) {
+        Ok((header, _)) => header.last(),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    if last < from {
+        return Ok(Ok(None));
+    }
+    match Record::decode(payload) {
+        Ok(record) => {
+            *chain = Some(Chain::new(fleet.clone(), Some(Cursor::after(&record))));
+            Ok(Ok(Some(record)))
+        }
+        Err(error) => Ok(Err(error.to_string())),
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Arc<Record>, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let step = self.step();
+        self.has_failed = step.is_err();
+        step.transpose().map(|record| record.map(Arc::new))
+    }
+}

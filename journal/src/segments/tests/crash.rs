@@ -1,0 +1,302 @@
+//! Power cuts: at every operation, with any part of what was not synced lost, torn or reordered, what was
+//! acknowledged is there when the folder is opened again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use super::super::SegmentJournal;
+use super::*;
+use crate::journal::Journal;
+
+/// How much a disk writes at once: smaller than any real one, so that small records are torn as well.
+const SECTOR: usize = 64;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Create {
+        file: usize,
+        path: PathBuf,
+    },
+    Write {
+        file: usize,
+        offset: usize,
+        bytes: Vec<u8>,
+    },
+    Sync {
+        file: usize,
+    },
+    Rename {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Remove {
+        path: PathBuf,
+    },
+    SyncDir,
+    /// The sink was told of everything up to here.
+    Acknowledged {
+        position: Position,
+    },
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Op>>>);
+
+impl Log {
+    fn push(&self, op: Op) {
+        self.0.lock().expect("a log").push(op);
+    }
+}
+
+/// Does what it is told, and writes it down.
+struct Recording {
+    log: Log,
+    /// Files that are there have these numbers.
+    known: Mutex<BTreeMap<PathBuf, usize>>,
+}
+
+struct RecordingFile {
+    log: Log,
+    file: usize,
+    inner: Box<dyn DiskFile>,
+}
+
+impl Disk for Recording {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let inner = NoSync.create(path)?;
+        let mut log = self.log.0.lock().expect("a log");
+        let file = 1000 + log.len();
+        log.push(Op::Create { file, path: path.to_owned() });
+        self.known.lock().expect("names").insert(path.to_owned(), file);
+        Ok(Box::new(RecordingFile { log: self.log.clone(), file, inner }))
+    }
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let file = self.known.lock().expect("names")[path];
+        Ok(Box::new(RecordingFile { log: self.log.clone(), file, inner: NoSync.open(path)? }))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut known = self.known.lock().expect("names");
+        let file = known.remove(from).expect("a file");
+        known.insert(to.to_owned(), file);
+        self.log.push(Op::Rename { from: from.to_owned(), to: to.to_owned() });
+        NoSync.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.log.push(Op::Remove { path: path.to_owned() });
+        NoSync.remove(path)
+    }
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        self.log.push(Op::SyncDir);
+        Ok(())
+    }
+}
+
+impl DiskFile for RecordingFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.log.push(Op::Write { file: self.file, offset: offset as usize, bytes: bytes.to_vec() });
+        self.inner.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.log.push(Op::Sync { file: self.file });
+        self.inner.sync()
+    }
+}
+
+/// What becomes of what was not synced when the power goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Loss {
+    /// Nothing is lost: the process was killed.
+    None,
+    /// All of it.
+    All,
+    /// Any sectors, chosen by this seed.
+    Sectors(u64),
+    /// Everything but the first sector of each write.
+    Front,
+    /// The end of each write, from about the middle.
+    Back,
+}
+
+struct Coin(u64);
+
+impl Coin {
+    fn toss(&mut self) -> bool {
+        // Xorshift: any bits will do.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 & 0x10 != 0
+    }
+}
+
+fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: Loss, coin: &mut Coin) {
+    let end = offset + bytes.len();
+    if content.len() < end && loss != Loss::All {
+        content.resize(end, 0);
+    }
+    for (at, byte) in (offset..).zip(bytes) {
+        let is_first_of_sector = at == offset || at % SECTOR == 0;
+        if is_first_of_sector {
+            coin.0 = coin.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(at as u64 | 1);
+        }
+        let is_kept = match loss {
+            Loss::None => true,
+            Loss::All => false,
+            Loss::Sectors(_) => Coin(coin.0).toss(),
+            Loss::Front => at / SECTOR != offset / SECTOR,
+            Loss::Back => at < offset + bytes.len() / 2,
+        };
+        if is_kept {
+            content[at] = *byte;
+        }
+    }
+}
+
+/// The folder as it is found after the power went behind the first `ops`.
+fn after_crash(before: &BTreeMap<PathBuf, Vec<u8>>, ops: &[Op], loss: Loss) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut coin = Coin(match loss {
+        Loss::Sectors(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        Loss::None | Loss::All | Loss::Front | Loss::Back => 1,
+    });
+    let mut names: BTreeMap<PathBuf, usize> = before.keys().cloned().zip(0..).collect();
+    let mut contents: BTreeMap<usize, Vec<u8>> = (0..).zip(before.values().cloned()).collect();
+    let durable_names = ops.iter().rposition(|op| matches!(op, Op::SyncDir)).unwrap_or(0);
+    for (at, op) in ops.iter().enumerate() {
+        // Names that the folder's sync has not reached may be lost or not; the later ones never come first.
+        let is_name_lost = at > durable_names && matches!(loss, Loss::All | Loss::Back);
+        match op {
+            Op::Create { file, path } => {
+                contents.insert(*file, Vec::new());
+                if !is_name_lost {
+                    names.insert(path.clone(), *file);
+                }
+            }
+            Op::Write { file, offset, bytes } => {
+                let is_synced =
+                    ops[at..].iter().any(|op| matches!(op, Op::Sync { file: synced } if synced == file));
+                let loss = if is_synced { Loss::None } else { loss };
+                apply(contents.get_mut(file).expect("a file"), *offset, bytes, loss, &mut coin);
+            }
+            Op::Rename { from, to } if !is_name_lost => {
+                if let Some(file) = names.remove(from) {
+                    names.insert(to.clone(), file);
+                }
+            }
+            Op::Remove { path } if !is_name_lost => drop(names.remove(path)),
+            Op::Rename { .. }
+            | Op::Remove { .. }
+            | Op::Sync { .. }
+            | Op::SyncDir
+            | Op::Acknowledged { .. } => {}
+        }
+    }
+    names.into_iter().filter_map(|(path, file)| Some((path, contents.get(&file)?.clone()))).collect()
+}
+
+fn lay_out(dir: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) {
+    fs::create_dir_all(dir).expect("a folder");
+    for entry in fs::read_dir(dir).expect("listed") {
+        fs::remove_file(entry.expect("an entry").path()).expect("removed");
+    }
+    for (path, content) in files {
+        fs::write(dir.join(path.file_name().expect("a name")), content).expect("written");
+    }
+}
+
+fn acknowledged(ops: &[Op]) -> Position {
+    let last = ops.iter().rev().find_map(|op| match op {
+        Op::Acknowledged { position } => Some(*position),
+        _ => None,
+    });
+    last.unwrap_or_default()
+}
+
+/// Writes records in groups of several sizes, with segments that end now and then, and markers in between.
+fn recorded_run(dir: &Path, records: &[Record]) -> Vec<Op> {
+    let log = Log::default();
+    let its_log = log.clone();
+    let (to, delivered) = channel();
+    let sink: Sink = Box::new(move |delivery| {
+        if let Delivery::Records(records) = &delivery {
+            let position = records.last().map_or(Position::ZERO, |record| record.last());
+            its_log.push(Op::Acknowledged { position });
+        }
+        drop(to.send(delivery));
+    });
+    let disk = arc(Recording { log: log.clone(), known: Mutex::default() });
+    let options = Options { pause: Duration::from_millis(1), ..options(dir, 1500, 4000) };
+    let (journal, _) = SegmentJournal::open_on(disk, &options, sink).expect("open");
+    let mut rest = records;
+    for size in [1, 1, 2, 4, 3, 1, 6].iter().cycle() {
+        let (group, behind) = rest.split_at(rest.len().min(*size));
+        let Some(last) = group.last() else { break };
+        group.iter().for_each(|record| journal.append(record.clone()).expect("queued"));
+        wait_for(&delivered, last);
+        if *size == 4 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rest = behind;
+    }
+    journal.close().expect("closed");
+    let ops = log.0.lock().expect("a log").clone();
+    ops
+}
+
+fn losses() -> impl Iterator<Item = Loss> {
+    [Loss::None, Loss::All, Loss::Front, Loss::Back].into_iter().chain((1..6).map(Loss::Sectors))
+}
+
+#[test]
+fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
+    let (live, found) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let records = some_records(36);
+    let ops = recorded_run(live.path(), &records);
+    let options = options(found.path(), 1500, 4000);
+    let mut cuts = 0;
+    for crash in 0..=ops.len() {
+        for loss in losses() {
+            lay_out(found.path(), &after_crash(&BTreeMap::new(), &ops[..crash], loss));
+            let (opened, kept) =
+                recover(&options).unwrap_or_else(|error| panic!("{crash} {loss:?}: {error}"));
+            cuts += usize::from(opened.cut.is_some());
+            assert_prefix(&kept, &records);
+            assert!(position_of(&kept) >= acknowledged(&ops[..crash]), "{crash} {loss:?}: {opened:?}");
+            assert!(loss != Loss::None || opened.cut.is_none(), "{crash}: nothing was torn");
+            let (again, kept_again) = recover(&options).expect("open");
+            assert_eq!((again.cut, kept_again.len()), (None, kept.len()));
+        }
+    }
+    assert!(cuts > 20, "some of it was torn, or this test shows nothing: {cuts}");
+}
+
+#[test]
+fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
+    let (live, found) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let records = some_records(20);
+    let ops = recorded_run(live.path(), &records);
+    let options = options(found.path(), 1500, 4000);
+    let mut tried = 0;
+    for crash in (0..=ops.len()).step_by(3) {
+        let torn = after_crash(&BTreeMap::new(), &ops[..crash], Loss::Sectors(crash as u64));
+        lay_out(found.path(), &torn);
+        let log = Log::default();
+        let torn: BTreeMap<_, _> = torn
+            .into_iter()
+            .map(|(path, content)| (found.path().join(path.file_name().expect("a name")), content))
+            .collect();
+        let known = torn.keys().cloned().zip(0..).collect();
+        open(&options, &Recording { log: log.clone(), known: Mutex::new(known) }).expect("open");
+        let mending = log.0.lock().expect("a log").clone();
+        for second in 0..=mending.len() {
+            for loss in losses() {
+                lay_out(found.path(), &after_crash(&torn, &mending[..second], loss));
+                let (_, kept) = recover(&options).expect("open");
+                assert_prefix(&kept, &records);
+                assert!(position_of(&kept) >= acknowledged(&ops[..crash]), "{crash} {second} {loss:?}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 200, "{tried}");
+}

@@ -1,0 +1,330 @@
+//! Damage to the bytes: each one is found, and nothing is ever silently another.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::super::catalog::file_name;
+use super::super::frame::{self, Found};
+use super::super::{Outcome, SegmentJournal, verify};
+use super::*;
+use crate::journal::Journal;
+
+const SIZE: u64 = 2600;
+
+/// A journal of six records, each a group of its own, in one segment.
+struct Sample {
+    dir: tempfile::TempDir,
+    records: Vec<Record>,
+    bytes: Vec<u8>,
+}
+
+impl Sample {
+    fn file(&self) -> PathBuf {
+        self.dir.path().join(file_name(Position::FIRST))
+    }
+
+    fn options(&self) -> Options {
+        options(self.dir.path(), SIZE, SIZE)
+    }
+
+    fn frames(&self) -> Vec<&[u8]> {
+        let mut frames = Vec::new();
+        let mut rest = &self.bytes[..];
+        while let Found::Frame(frame) = frame::find(rest) {
+            let (this, behind) = rest.split_at(frame.len());
+            frames.push(this);
+            rest = behind;
+        }
+        frames
+    }
+
+    /// Puts `bytes` in the file's place and sees what becomes of it: the verdict before, and what is kept.
+    fn try_with(&self, bytes: &[u8]) -> (Outcome, usize) {
+        fs::write(self.file(), bytes).expect("written");
+        let outcome = verify(self.dir.path()).expect("readable").outcome;
+        let kept = match (recover(&self.options()), &outcome) {
+            (Ok((opened, records)), Outcome::Sound | Outcome::Torn(_)) => {
+                assert_eq!(opened.cut.is_some(), outcome != Outcome::Sound, "cut loudly or not at all");
+                assert_prefix(&records, &self.records);
+                if let Some(cut) = opened.cut {
+                    assert_eq!(cut.from, position_of(&records).plus(1));
+                    fs::remove_file(cut.kept).expect("what was cut is kept");
+                }
+                let after = verify(self.dir.path()).expect("readable");
+                assert_eq!(after.outcome, Outcome::Sound);
+                assert_eq!(after.records, records.len() as u64);
+                records.len()
+            }
+            (Err(OpenError::Damaged { .. }), Outcome::Damaged(_)) => {
+                assert_eq!(fs::read(self.file()).expect("read"), bytes, "nothing was changed");
+                0
+            }
+            (found, _) => panic!("{outcome:?} and {:?} do not agree", found.map(|(opened, _)| opened)),
+        };
+        (outcome, kept)
+    }
+}
+
+enum End {
+    Closed,
+    Killed,
+}
+
+fn sample(end: &End) -> Sample {
+    let live = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a folder");
+    let records = some_records(6);
+    let (to, delivered) = sink();
+    let (journal, _) = SegmentJournal::open(&options(live.path(), SIZE, SIZE), to).expect("open");
+    for record in &records {
+        journal.append(record.clone()).expect("queued");
+        wait_for(&delivered, record);
+    }
+    match end {
+        End::Closed => {
+            journal.close().expect("closed");
+            copy_dir(live.path(), dir.path());
+        }
+        End::Killed => copy_dir(live.path(), dir.path()),
+    }
+    let bytes = fs::read(dir.path().join(file_name(Position::FIRST))).expect("read");
+    assert_eq!(bytes.len() as u64, SIZE);
+    Sample { dir, records, bytes }
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    for end in [End::Closed, End::Killed] {
+        let sample = sample(&end);
+        let frames: Vec<_> = sample.frames().iter().map(|frame| frame.len()).collect();
+        // Without a marker, nothing names the sixth record; the marker itself is named by nothing.
+        let named: usize = frames[..if matches!(end, End::Closed) { 6 } else { 5 }].iter().sum();
+        for at in 0..sample.bytes.len() {
+            for bit in 0..8 {
+                let mut bytes = sample.bytes.clone();
+                bytes[at] ^= 1 << bit;
+                if bit != at % 8 {
+                    fs::write(sample.file(), &bytes).expect("written");
+                    let outcome = verify(sample.dir.path()).expect("readable").outcome;
+                    assert_eq!(
+                        matches!(outcome, Outcome::Damaged(_)),
+                        at < named,
+                        "bit {bit} of {at}: {outcome:?}"
+                    );
+                    assert_eq!(
+                        matches!(outcome, Outcome::Torn(_)),
+                        at >= named,
+                        "bit {bit} of {at}: {outcome:?}"
+                    );
+                    continue;
+                }
+                let (outcome, kept) = sample.try_with(&bytes);
+                assert_eq!(
+                    matches!(outcome, Outcome::Damaged(_)),
+                    at < named,
+                    "bit {bit} of {at}: {outcome:?}"
+                );
+                assert_ne!(outcome, Outcome::Sound);
+                let last = frames.iter().take(6).sum();
+                let wanted = if at < named {
+                    0
+                } else if at < last {
+                    5
+                } else {
+                    6
+                };
+                assert_eq!(kept, wanted, "bit {bit} of {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_to_which_the_file_is_cut_leaves_a_prefix() {
+    for end in [End::Closed, End::Killed] {
+        let sample = sample(&end);
+        for len in 0..sample.bytes.len() {
+            let (_, kept) = sample.try_with(&sample.bytes[..len]);
+            let whole: Vec<_> = sample.frames().iter().map(|frame| frame.len()).collect();
+            let ends = whole.iter().take(6).scan(0, |sum, len| {
+                *sum += len;
+                Some(*sum)
+            });
+            let wanted = ends.filter(|end| *end <= len).count();
+            assert_eq!(kept, wanted, "cut to {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
+    let sample = sample(&End::Killed);
+    let frames = sample.frames();
+    // The fifth record is torn, the sixth whole behind it: both of the last group, had it been one.
+    let mut bytes = sample.bytes.clone();
+    let fifth: usize = frames[..4].iter().map(|frame| frame.len()).sum();
+    let unnamed = {
+        let mut tail = Vec::new();
+        for record in &sample.records[4..] {
+            frame::write(&mut tail, frame::Kind::Record, sample.records[3].last(), record.bytes());
+        }
+        tail
+    };
+    bytes[fifth..fifth + unnamed.len()].copy_from_slice(&unnamed);
+    bytes[fifth + 100] = 0;
+    let (outcome, kept) = sample.try_with(&bytes);
+    assert!(matches!(outcome, Outcome::Torn(_)), "{outcome:?}");
+    assert_eq!(kept, 4);
+    // A shorter record than the one that was torn: what stood behind must not follow it.
+    let mut author = Author::new(1, Some(crate::Cursor::after(&sample.records[3])));
+    let (to, delivered) = sink();
+    let (journal, _) = SegmentJournal::open(&sample.options(), to).expect("open");
+    let more = author.record(1, 0);
+    journal.append(more.clone()).expect("queued");
+    wait_for(&delivered, &more);
+    drop(journal);
+    let (opened, records) = recover(&sample.options()).expect("open");
+    assert_eq!((opened.cut, records.len()), (None, 5));
+    assert_eq!(records[4], more);
+}
+
+#[test]
+fn another_fleet_and_a_newer_format_are_refused_untouched() {
+    let sample = sample(&End::Closed);
+    let other = Options { fleet: "other".into(), ..sample.options() };
+    assert!(matches!(recover(&other), Err(OpenError::OtherFleet { .. })));
+    // A record that continues the chain, in a format that this build does not read, in the unnamed tail.
+    let text = String::from_utf8(some_records(7)[6].bytes().to_vec()).expect("text");
+    let newer = text.replacen("{\"chancery\":1", "{\"chancery\":2", 1);
+    let used: usize = sample.frames().iter().map(|frame| frame.len()).sum();
+    let mut bytes = sample.bytes[..used].to_vec();
+    frame::write(&mut bytes, frame::Kind::Record, sample.records[5].last(), newer.as_bytes());
+    fs::write(sample.file(), &bytes).expect("written");
+    assert!(matches!(recover(&sample.options()), Err(OpenError::Broken { .. })));
+    assert!(matches!(verify(sample.dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
+    assert_eq!(fs::read(sample.file()).expect("read"), bytes);
+}
+
+#[test]
+fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let options = options(dir.path(), 1000, 1000);
+    let records = some_records(12);
+    let (to, delivered) = sink();
+    let (journal, _) = SegmentJournal::open(&options, to).expect("open");
+    records.iter().for_each(|record| journal.append(record.clone()).expect("queued"));
+    wait_for(&delivered, &records[11]);
+    drop(journal);
+    let files: Vec<_> = super::super::catalog::list(dir.path()).expect("listed");
+    assert!(files.len() > 4);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, Outcome::Sound);
+    for (_, file) in &files[..files.len() - 1] {
+        refused_without(&options, file);
+        let whole = fs::read(file).expect("read");
+        for at in (0..whole.len()).step_by(41) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x10;
+            fs::write(file, bytes).expect("written");
+            assert!(
+                matches!(recover(&options), Err(OpenError::Damaged { .. })),
+                "byte {at} of {}",
+                file.display()
+            );
+            assert!(matches!(verify(dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
+        }
+        fs::write(file, whole).expect("written");
+    }
+    let lazy = Options { check: super::super::Check::Newest, ..options };
+    let (_, found) = recover(&lazy).expect("open");
+    assert_eq!(found, records);
+}
+
+fn refused_without(options: &Options, file: &Path) {
+    let whole = fs::read(file).expect("read");
+    fs::remove_file(file).expect("removed");
+    assert!(matches!(recover(options), Err(OpenError::Damaged { .. })), "without {}", file.display());
+    assert!(matches!(verify(&options.dir).expect("readable").outcome, Outcome::Damaged(_)));
+    fs::write(file, whole).expect("written");
+}
+
+/// What somebody does to the frames of a file.
+#[derive(Clone, Debug)]
+enum Tampering {
+    Swap(usize, usize),
+    Repeat(usize, usize),
+    Remove(usize),
+    InsertMarker(usize, u64),
+    InsertNoise(usize, Vec<u8>),
+}
+
+fn tampering() -> impl Strategy<Value = Tampering> {
+    let at = 0..8usize;
+    prop_oneof![
+        (at.clone(), at.clone()).prop_map(|(a, b)| Tampering::Swap(a, b)),
+        (at.clone(), at.clone()).prop_map(|(a, b)| Tampering::Repeat(a, b)),
+        at.clone().prop_map(Tampering::Remove),
+        (at.clone(), 0..20u64).prop_map(|(at, named)| Tampering::InsertMarker(at, named)),
+        (at, prop::collection::vec(any::<u8>(), 1..60))
+            .prop_map(|(at, noise)| Tampering::InsertNoise(at, noise)),
+    ]
+}
+
+fn tampered(sample: &Sample, tamperings: &[Tampering]) -> Vec<u8> {
+    let mut frames: Vec<Vec<u8>> = sample.frames().iter().map(|frame| frame.to_vec()).collect();
+    for tampering in tamperings {
+        let len = frames.len();
+        match tampering {
+            _ if len == 0 => {}
+            Tampering::Swap(a, b) => frames.swap(a % len, b % len),
+            Tampering::Repeat(from, to) => frames.insert(to % (len + 1), frames[from % len].clone()),
+            Tampering::Remove(at) => drop(frames.remove(at % len)),
+            Tampering::InsertNoise(at, noise) => frames.insert(at % (len + 1), noise.clone()),
+            Tampering::InsertMarker(at, named) => {
+                let mut marker = Vec::new();
+                frame::write(&mut marker, frame::Kind::Marker, Position::new(*named), &[]);
+                frames.insert(at % (len + 1), marker);
+            }
+        }
+    }
+    let mut bytes = frames.concat();
+    bytes.resize(bytes.len().max(SIZE as usize), 0);
+    bytes
+}
+
+#[test]
+fn every_swapped_repeated_or_missing_frame_is_found_or_cut() {
+    for end in [End::Closed, End::Killed] {
+        let sample = sample(&end);
+        let count = sample.frames().len();
+        for a in 0..count {
+            for b in 0..count {
+                if a != b {
+                    let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Swap(a, b)]));
+                    assert_ne!(outcome, Outcome::Sound, "frames {a} and {b} swapped");
+                }
+                let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Repeat(a, b)]));
+                assert_ne!(outcome, Outcome::Sound, "frame {a} repeated before {b}");
+            }
+            let (outcome, kept) = sample.try_with(&tampered(&sample, &[Tampering::Remove(a)]));
+            // What is cut off cleanly at the end leaves no trace in the bytes.
+            assert_eq!(outcome == Outcome::Sound, a + 1 == count, "frame {a} removed");
+            assert!(outcome != Outcome::Sound || kept == a.min(6));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_done_to_the_frames_nothing_is_silently_another(
+        tamperings in prop::collection::vec(tampering(), 1..4),
+        is_closed: bool,
+    ) {
+        let sample = sample(if is_closed { &End::Closed } else { &End::Killed });
+        // `try_with` asserts that what is kept is a prefix of what was written.
+        sample.try_with(&tampered(&sample, &tamperings));
+    }
+}

@@ -1,0 +1,114 @@
+//! What the segments promise, tried on folders that were damaged, cut off and refused by their disk.
+
+mod crash;
+mod damage;
+mod failure;
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+
+use super::open::{OpenError, Opened, Ready, open};
+use super::reader::SegmentSource;
+use super::{Disk, DiskFile, FileSystem, Options};
+use crate::conformance::{Author, FLEET};
+use crate::journal::{Delivery, Sink, Source};
+
+/// No marker but at the end, so that the bytes are the same every time.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn options(dir: &Path, first_segment: u64, largest_segment: u64) -> Options {
+    Options { first_segment, largest_segment, pause: NEVER, ..Options::new(dir, FLEET) }
+}
+
+fn sink() -> (Sink, Receiver<Delivery>) {
+    let (to, delivered) = channel();
+    (Box::new(move |delivery| drop(to.send(delivery))), delivered)
+}
+
+/// The file system, without waiting for it to sync.
+struct NoSync;
+
+struct NoSyncFile(Box<dyn DiskFile>);
+
+impl Disk for NoSync {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(NoSyncFile(FileSystem.create(path)?)))
+    }
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(NoSyncFile(FileSystem.open(path)?)))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        FileSystem.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        FileSystem.remove(path)
+    }
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl DiskFile for NoSyncFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens without lock and thread, and reads everything.
+fn recover(options: &Options) -> Result<(Opened, Vec<Record>), OpenError> {
+    let Ready { opened, catalog, .. } = open(options, &NoSync)?;
+    let records = SegmentSource(catalog).records(Position::ZERO).expect("readable");
+    Ok((opened, records.map(|record| Record::clone(&record.expect("a record"))).collect()))
+}
+
+/// Genesis and `count - 1` more, of one to three events.
+fn some_records(count: usize) -> Vec<Record> {
+    let mut author = Author::new(1, None);
+    let mut records = vec![author.genesis()];
+    records.extend((1..count).map(|at| author.record(1 + at % 3, 5)));
+    records
+}
+
+fn wait_for(delivered: &Receiver<Delivery>, last: &Record) {
+    loop {
+        match delivered.recv_timeout(Duration::from_secs(20)) {
+            Ok(Delivery::Records(records))
+                if records.last().map(|record| record.hash()) == Some(last.hash()) =>
+            {
+                return;
+            }
+            Ok(Delivery::Records(_)) => {}
+            other => panic!("wanted {last:?}, not {other:?}"),
+        }
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("listed") {
+        let path = entry.expect("an entry").path();
+        fs::copy(&path, to.join(path.file_name().expect("a name"))).expect("copied");
+    }
+}
+
+fn position_of(records: &[Record]) -> Position {
+    records.last().map_or(Position::ZERO, Record::last)
+}
+
+fn assert_prefix(found: &[Record], all: &[Record]) {
+    assert!(all.starts_with(found), "what is there is what was written, in order, up to some point");
+}
+
+fn arc<T: Disk + 'static>(disk: T) -> Arc<dyn Disk> {
+    Arc::new(disk)
+}

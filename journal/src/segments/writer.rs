@@ -1,0 +1,190 @@
+//! The one thread that writes.
+//!
+//! It takes whatever waits, writes it with one call, syncs once, tells the readers, then the sink. Each frame names
+//! the position up to which the journal was synced when it was written. When nothing has come for a moment, a marker
+//! frame names the last sync, and is synced itself while nobody waits for it; so only a group that was cut off while
+//! it was written, or within that moment, is unnamed. What must stay true: nothing is published or delivered before
+//! its sync has returned without error; after any error nothing is written, synced or delivered any more.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+
+use super::catalog::{Catalog, Segment, file_name};
+use super::disk::{Disk, DiskFile};
+use super::frame::{self, HEAD, Kind};
+use super::queue::{Queue, Taken};
+use super::scan::Index;
+use super::spare::{self, Spare};
+use crate::chain::Cursor;
+use crate::journal::{Delivery, Sink};
+
+/// A group is written in pieces of about this size, each with a sync of its own.
+const PIECE: usize = 4 << 20;
+
+/// The file that is written to.
+pub(super) struct Open {
+    pub(super) segment: Arc<Segment>,
+    pub(super) file: Box<dyn DiskFile>,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+}
+
+/// The state of the writer's thread.
+pub(super) struct Writer {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) dir: PathBuf,
+    pub(super) largest: u64,
+    pub(super) pause: Duration,
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) open: Open,
+    pub(super) spare: Option<Spare>,
+    /// Up to where the journal is synced.
+    pub(super) synced: Position,
+    /// Whether a synced frame, or a segment's name, says so.
+    pub(super) is_named: bool,
+    pub(super) sink: Sink,
+    pub(super) buffer: Vec<u8>,
+}
+
+impl Writer {
+    /// Runs until the queue is closed. An error is the sink's last delivery.
+    pub(super) fn run(mut self, queue: &Queue) {
+        let done = self.serve(queue);
+        queue.end(done.is_ok());
+        if let Err(error) = done {
+            tracing::error!(error = &error as &dyn std::error::Error, "the journal has stopped");
+            (self.sink)(Delivery::Stopped(error.into()));
+        }
+    }
+
+    fn serve(&mut self, queue: &Queue) -> io::Result<()> {
+        loop {
+            match queue.take((!self.is_named).then_some(self.pause)) {
+                Taken::Records(records) => self.commit(records)?,
+                Taken::Nothing => self.name()?,
+                Taken::Closed => return self.name(),
+            }
+        }
+    }
+
+    fn commit(&mut self, records: Vec<Record>) -> io::Result<()> {
+        let mut records = records.into_iter().peekable();
+        let mut group = Vec::with_capacity(records.len());
+        let mut places = Vec::with_capacity(records.len());
+        while let Some(next) = records.peek() {
+            let need = HEAD + next.bytes().len();
+            // Room for a marker is kept, so that a segment can always be named up to its end.
+            let room = (self.open.size - self.open.offset) as usize;
+            let is_full = self.buffer.len() + need + HEAD > room;
+            if is_full && group.is_empty() {
+                let (first, need) = (next.first(), need + HEAD);
+                self.roll(first, need as u64)?;
+                continue;
+            }
+            if is_full || self.buffer.len() >= PIECE {
+                self.flush(&mut group, &mut places)?;
+                continue;
+            }
+            places.push((next.first(), self.open.offset + self.buffer.len() as u64));
+            frame::write(&mut self.buffer, Kind::Record, self.synced, next.bytes());
+            group.extend(records.next().map(Arc::new));
+        }
+        self.flush(&mut group, &mut places)
+    }
+
+    fn flush(&mut self, group: &mut Vec<Arc<Record>>, places: &mut Vec<(Position, u64)>) -> io::Result<()> {
+        let Some(head) = group.last().map(|record| Cursor::after(record)) else { return Ok(()) };
+        self.write_and_sync()?;
+        self.open.segment.publish(self.open.offset, places);
+        self.catalog.set_head(head);
+        self.synced = head.position;
+        self.is_named = false;
+        places.clear();
+        (self.sink)(Delivery::Records(std::mem::take(group)));
+        self.make_ready()
+    }
+
+    /// Writes a marker, unless what is synced is named already.
+    fn name(&mut self) -> io::Result<()> {
+        if self.is_named {
+            return Ok(());
+        }
+        frame::write(&mut self.buffer, Kind::Marker, self.synced, &[]);
+        self.write_and_sync()?;
+        self.open.segment.publish(self.open.offset, &[]);
+        self.is_named = true;
+        Ok(())
+    }
+
+    fn write_and_sync(&mut self) -> io::Result<()> {
+        self.open.file.write_at(&self.buffer, self.open.offset)?;
+        self.open.file.sync()?;
+        self.open.offset += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Has the next segment made in time: once half of this one is used.
+    fn make_ready(&mut self) -> io::Result<()> {
+        if self.spare.is_none() && self.open.offset > self.open.size / 2 {
+            self.spare = Some(Spare::start(self.disk.clone(), &self.dir, self.next_size())?);
+        }
+        Ok(())
+    }
+
+    /// Segments grow up to the largest, so that a small fleet takes little room.
+    fn next_size(&self) -> u64 {
+        self.open.size.saturating_mul(2).min(self.largest)
+    }
+
+    /// Goes on in a new segment, which begins at `first` and can hold `need`. Everything before it is synced; its
+    /// name says so.
+    fn roll(&mut self, first: Position, need: u64) -> io::Result<()> {
+        let made = match self.spare.take() {
+            Some(spare) if spare.size >= need => {
+                let size = spare.size;
+                spare.take().map(|file| (file, size))
+            }
+            too_small => {
+                drop(too_small);
+                self.make_now(need)
+            }
+        };
+        let (file, size) = match made {
+            // The disk was full a while ago, when nobody waited for the room. Maybe it is not any more.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need)?,
+            made => made?,
+        };
+        self.open = adopt(&*self.disk, &self.dir, first, file, size)?;
+        self.catalog.add(self.open.segment.clone());
+        self.is_named = true;
+        Ok(())
+    }
+
+    fn make_now(&self, need: u64) -> io::Result<(Box<dyn DiskFile>, u64)> {
+        let size = self.next_size().max(need);
+        let file = spare::fill(&*self.disk, &self.dir.join(spare::NAME), size, &AtomicBool::new(false))?;
+        Ok((file, size))
+    }
+}
+
+/// Makes the spare the segment that begins at `first`.
+pub(super) fn adopt(
+    disk: &dyn Disk,
+    dir: &std::path::Path,
+    first: Position,
+    file: Box<dyn DiskFile>,
+    size: u64,
+) -> io::Result<Open> {
+    let path = dir.join(file_name(first));
+    disk.rename(&dir.join(spare::NAME), &path)?;
+    disk.sync_dir(dir)?;
+    let segment = Arc::new(Segment::new(first, path, 0, Some(Index::default())));
+    Ok(Open { segment, file, offset: 0, size })
+}

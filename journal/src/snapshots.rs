@@ -1,0 +1,338 @@
+//! Files of snapshots: states at a position, so that a start need not fold everything.
+//!
+//! `<position>.snap` is one line of JSON that says what it is, then the state, whose form is not our concern. It is
+//! written under another name, synced, renamed, and the folder synced; the newest two are kept. What must stay true:
+//! a snapshot can be dropped at any time and is never trusted: one that is damaged, or that the reader cannot use,
+//! gives way to the one before it, and then to a full fold.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use chancery_events::id::{Lineage, Position, Term, Writer};
+use chancery_events::record::{Hash, Watermark};
+use chancery_events::time::Time;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::chain::Cursor;
+use crate::journal::{ReadError, Source};
+
+const FORMAT: u32 = 1;
+const KEEP: usize = 2;
+/// The first line is padded to this length, because it is written once more when the state's hash is known.
+const META: usize = 2048;
+
+/// What a snapshot is of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Meta {
+    format: u32,
+    /// Whose journal it is.
+    pub fleet: Arc<str>,
+    /// The lineage at that position.
+    pub lineage: Lineage,
+    /// The last position that is in the state.
+    pub position: Position,
+    /// The hash of the record that ends there.
+    pub hash: Hash,
+    /// The term.
+    pub term: Term,
+    /// The writer.
+    pub writer: Writer,
+    /// The time of that record.
+    pub time: Time,
+    /// Up to where the inbox is answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watermark: Option<Watermark>,
+    /// Names the shape of the state: another build may have another one.
+    pub fingerprint: String,
+    /// The SHA-256 of the state's bytes.
+    pub state_hash: Hash,
+    /// How many bytes the state has.
+    pub len: u64,
+}
+
+impl Meta {
+    /// Where a reader stands that begins with this state.
+    pub const fn cursor(&self) -> Cursor {
+        Cursor {
+            position: self.position,
+            hash: self.hash,
+            term: self.term,
+            writer: self.writer,
+            lineage: self.lineage,
+            time: self.time,
+        }
+    }
+
+    /// Whether the journal has the record that the snapshot was taken behind.
+    pub fn is_of(&self, journal: &dyn Source) -> Result<bool, ReadError> {
+        match journal.records(self.position)?.next() {
+            Some(record) => Ok(Cursor::after(&*record?) == self.cursor()),
+            None => Ok(false),
+        }
+    }
+}
+
+/// A snapshot could not be written, or none could be looked for.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {}", path.display())]
+pub struct SnapshotError {
+    operation: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
+    move |source| SnapshotError { operation, path: path.to_owned(), source }
+}
+
+/// A folder of snapshots. One process writes; the journal's lock sees to that.
+#[derive(Clone, Debug)]
+pub struct Snapshots {
+    dir: PathBuf,
+}
+
+/// A snapshot whose bytes are those that were written.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// What it is of.
+    pub meta: Meta,
+    /// The state.
+    pub state: io::Take<BufReader<File>>,
+}
+
+impl Snapshots {
+    /// Opens a folder, made if need be, and clears away what a crash has left unfinished.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Snapshots, SnapshotError> {
+        let dir = dir.into();
+        fs::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
+        for entry in fs::read_dir(&dir).map_err(failed("list", &dir))? {
+            let path = entry.map_err(failed("list", &dir))?.path();
+            if path.extension().is_some_and(|extension| extension == "tmp") {
+                fs::remove_file(&path).map_err(failed("remove", &path))?;
+            }
+        }
+        Ok(Snapshots { dir })
+    }
+
+    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops all but the newest two.
+    pub fn write(
+        &self,
+        fleet: Arc<str>,
+        at: &Cursor,
+        watermark: Option<Watermark>,
+        fingerprint: &str,
+        state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<Meta, SnapshotError> {
+        let meta = Meta {
+            format: FORMAT,
+            fleet,
+            lineage: at.lineage,
+            position: at.position,
+            hash: at.hash,
+            term: at.term,
+            writer: at.writer,
+            time: at.time,
+            watermark,
+            fingerprint: fingerprint.to_owned(),
+            state_hash: Hash::ZERO,
+            len: 0,
+        };
+        let path = self.dir.join(format!("{:020}.snap", at.position));
+        let unfinished = path.with_extension("tmp");
+        let meta = write_file(&unfinished, meta, state).map_err(failed("write the snapshot", &unfinished))?;
+        fs::rename(&unfinished, &path).map_err(failed("rename to", &path))?;
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", &self.dir))?;
+        for (_, old) in self.list()?.into_iter().skip(KEEP) {
+            fs::remove_file(&old).map_err(failed("remove", &old))?;
+        }
+        Ok(meta)
+    }
+
+    /// The newest snapshot that is whole and that `is_usable` says yes to. The others are told to the log.
+    pub fn load_newest(
+        &self,
+        mut is_usable: impl FnMut(&Meta) -> bool,
+    ) -> Result<Option<Snapshot>, SnapshotError> {
+        for (position, path) in self.list()? {
+            match read_file(&path) {
+                Ok(snapshot) if snapshot.meta.position != position => {
+                    tracing::warn!(path = %path.display(), "a snapshot was passed over: it has another's name");
+                }
+                Ok(snapshot) if is_usable(&snapshot.meta) => return Ok(Some(snapshot)),
+                Ok(_) => {
+                    tracing::warn!(path = %path.display(), "a snapshot was passed over: it is of no use here");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(path = %path.display(), error, "a snapshot was passed over: it is damaged");
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The files, the newest first.
+    pub fn list(&self) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed("list", &self.dir))? {
+            let path = entry.map_err(failed("list", &self.dir))?.path();
+            let is_snapshot = path.extension().is_some_and(|extension| extension == "snap");
+            let position = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
+            if let (true, Some(position)) = (is_snapshot, position) {
+                found.push((position, path));
+            }
+        }
+        found.sort_by(|a, b| b.cmp(a));
+        Ok(found)
+    }
+}
+
+/// Hashes and counts what passes through.
+struct Hashing<W> {
+    to: W,
+    hash: Sha256,
+    len: u64,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.len += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+fn write_file(
+    path: &Path,
+    mut meta: Meta,
+    state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<Meta> {
+    let mut file = File::create(path)?;
+    file.write_all(&[b' '; META])?;
+    let mut body = Hashing { to: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), len: 0 };
+    state(&mut body)?;
+    body.flush()?;
+    meta.state_hash = Hash::from_bytes(body.hash.finalize().into());
+    meta.len = body.len;
+    let mut line = serde_json::to_vec(&meta)?;
+    if line.len() >= META {
+        return Err(io::Error::other("its first line is too long"));
+    }
+    line.resize(META - 1, b' ');
+    line.push(b'\n');
+    let mut file = body.to.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(&line)?;
+    file.sync_all()?;
+    Ok(meta)
+}
+
+fn read_file(path: &Path) -> io::Result<Snapshot> {
+    let damaged = |reason: &'static str| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let mut line = Vec::with_capacity(META);
+    (&mut file).take(META as u64).read_until(b'\n', &mut line)?;
+    if line.len() != META || !line.ends_with(b"\n") {
+        return Err(damaged("its first line does not end"));
+    }
+    let meta: Meta = serde_json::from_slice(&line)?;
+    if meta.format != FORMAT {
+        return Err(damaged("it is in the format of another build"));
+    }
+    let mut body = Hashing { to: io::sink(), hash: Sha256::new(), len: 0 };
+    io::copy(&mut file, &mut body)?;
+    if body.len != meta.len || Hash::from_bytes(body.hash.finalize().into()) != meta.state_hash {
+        return Err(damaged("the state is not the one that was written"));
+    }
+    file.seek(SeekFrom::Start(META as u64))?;
+    let state = file.take(meta.len);
+    Ok(Snapshot { meta, state })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cursor(position: u64) -> Cursor {
+        Cursor {
+            position: Position::new(position),
+            hash: Hash::of(&position.to_be_bytes()),
+            term: Term::FIRST,
+            writer: Writer::from_random(1),
+            lineage: Lineage::from_random(2),
+            time: Time::from_micros(3),
+        }
+    }
+
+    fn with_three() -> (tempfile::TempDir, Snapshots) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
+        for position in [10, 200, 3000] {
+            let state = format!("state at {position}");
+            let written = snapshots
+                .write("f".into(), &cursor(position), None, "shape", |to| to.write_all(state.as_bytes()));
+            assert_eq!(written.expect("written").cursor(), cursor(position));
+        }
+        (dir, snapshots)
+    }
+
+    fn newest(snapshots: &Snapshots) -> Option<String> {
+        let mut snapshot = snapshots.load_newest(|meta| meta.fingerprint == "shape").expect("listed")?;
+        let mut state = String::new();
+        snapshot.state.read_to_string(&mut state).expect("read");
+        Some(state)
+    }
+
+    #[test]
+    fn the_newest_two_are_kept() {
+        let (_dir, snapshots) = with_three();
+        let positions: Vec<_> =
+            snapshots.list().expect("listed").into_iter().map(|(at, _)| at.get()).collect();
+        assert_eq!(positions, [3000, 200]);
+        assert_eq!(newest(&snapshots).as_deref(), Some("state at 3000"));
+    }
+
+    #[test]
+    fn a_damaged_one_gives_way_to_the_one_before_whichever_bit_it_is() {
+        let (_dir, snapshots) = with_three();
+        let (_, path) = &snapshots.list().expect("listed")[0];
+        let whole = fs::read(path).expect("read");
+        let line = whole.iter().rposition(|byte| *byte == b'}').expect("a first line") + 1;
+        for at in (0..line).chain(META - 1..whole.len()) {
+            for bit in 0..8 {
+                let mut damaged = whole.clone();
+                damaged[at] ^= 1 << bit;
+                fs::write(path, damaged).expect("written");
+                let found = snapshots.load_newest(|meta| meta.cursor() == cursor(3000)).expect("listed");
+                // Some bits of the first line may change what nobody compares here, never the state.
+                if let Some(mut found) = found {
+                    let mut state = String::new();
+                    found.state.read_to_string(&mut state).expect("read");
+                    assert_eq!((state.as_str(), at < line), ("state at 3000", true));
+                }
+            }
+        }
+        fs::write(path, &whole[..whole.len() - 1]).expect("written");
+        assert_eq!(newest(&snapshots).as_deref(), Some("state at 200"));
+    }
+
+    #[test]
+    fn one_that_does_not_fit_gives_way_and_an_unfinished_one_is_cleared_away() {
+        let (dir, snapshots) = with_three();
+        let found = snapshots.load_newest(|meta| meta.position.get() < 3000).expect("listed");
+        assert_eq!(found.map(|found| found.meta.position.get()), Some(200));
+        assert!(snapshots.load_newest(|_| false).expect("listed").is_none());
+        let unfinished = dir.path().join("snapshots/00000000000000004000.tmp");
+        fs::write(&unfinished, "half").expect("written");
+        assert_eq!(newest(&Snapshots::open(dir.path().join("snapshots")).expect("open")), newest(&snapshots));
+        assert!(!unfinished.exists());
+    }
+}

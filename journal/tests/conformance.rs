@@ -1,0 +1,80 @@
+//! Every journal of this crate passes the same suite.
+
+use std::path::Path;
+
+use chancery_journal::conformance::{Bench, FLEET, run};
+use chancery_journal::memory::MemoryLog;
+use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::{Journal, Sink};
+
+struct Memory(MemoryLog);
+
+impl Bench for Memory {
+    fn new() -> Memory {
+        Memory(MemoryLog::new(FLEET))
+    }
+
+    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+        Box::new(self.0.open(sink).expect("open"))
+    }
+
+    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+        Some(self.open(sink))
+    }
+
+    fn inject(&mut self, bytes: &[u8]) -> bool {
+        self.0.inject(bytes);
+        true
+    }
+}
+
+#[test]
+fn the_journal_in_memory_conforms() {
+    run::<Memory>();
+}
+
+/// Segments that begin with `FIRST` bytes and grow up to `LARGEST`.
+struct Segments<const FIRST: u64, const LARGEST: u64>(tempfile::TempDir);
+
+impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
+    fn options(dir: &Path) -> Options {
+        let sizes = Options { first_segment: FIRST, largest_segment: LARGEST, ..Options::new(dir, FLEET) };
+        Options { pause: std::time::Duration::from_millis(1), ..sizes }
+    }
+}
+
+impl<const FIRST: u64, const LARGEST: u64> Bench for Segments<FIRST, LARGEST> {
+    fn new() -> Self {
+        Segments(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+        let (journal, opened) = SegmentJournal::open(&Self::options(self.0.path()), sink).expect("open");
+        assert_eq!(opened.cut, None);
+        Box::new(journal)
+    }
+
+    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+        assert!(SegmentJournal::open(&Self::options(self.0.path()), sink).is_err(), "locked");
+        None
+    }
+
+    fn inject(&mut self, _: &[u8]) -> bool {
+        false
+    }
+}
+
+#[test]
+fn the_journal_in_segments_conforms() {
+    run::<Segments<{ 4 << 20 }, { 64 << 20 }>>();
+}
+
+#[test]
+fn the_journal_in_small_segments_conforms() {
+    run::<Segments<2048, 8192>>();
+}
+
+#[test]
+fn the_journal_in_segments_of_one_record_conforms() {
+    run::<Segments<1, 1>>();
+}

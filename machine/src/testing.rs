@@ -1,0 +1,284 @@
+//! A small world for tests: a fleet that is asked, told and given time, and says what became true.
+
+use std::time::Duration;
+
+use chancery_events::fact::Fact;
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
+use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::name::ReplicaName;
+use chancery_events::observation::{
+    Exit, Hope, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw, SessionHello,
+};
+use chancery_events::refusal::Refusal;
+use chancery_events::spec::{OperationKind, Runtime};
+use chancery_events::time::Time;
+
+use crate::advance::{Agenda, advance};
+use crate::context::Context;
+use crate::decide::{decide, evolve, observe, pass};
+use crate::fleet::{Fleet, Image};
+use crate::meta::At;
+use crate::replica::phase;
+use crate::state::{Incarnation, Operation, OperationState};
+
+/// A name, or a bug in the test.
+pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("{text:?} is no such name"))
+}
+
+/// A body from JSON, or a bug in the test.
+pub(crate) fn intent(type_name: &str, data: &serde_json::Value) -> Intent {
+    Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("a known type").expect("a good body")
+}
+
+/// A fleet that is asked, told and given time.
+pub(crate) struct World {
+    pub(crate) fleet: Fleet,
+    pub(crate) now: Time,
+    /// Everything that became true, by type.
+    pub(crate) log: Vec<Fact>,
+    agenda: Agenda,
+    lineage: Lineage,
+    ids: u64,
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        let lineage = Lineage::from_random(1);
+        let now = Time::EPOCH + Duration::from_secs(1_000_000);
+        World { fleet: Fleet::new(lineage), now, log: Vec::new(), agenda: Agenda::new(now), lineage, ids: 0 }
+    }
+
+    /// A process cluster `local` with a session and so many nodes, in domains `d1` and `d2` by turns.
+    pub(crate) fn with_nodes(count: usize) -> World {
+        let mut world = World::new();
+        world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": {"runtime": "process"}}));
+        for i in 1..=count {
+            world.add_node(&format!("node-{i}"), &format!("d{}", 2 - i % 2));
+        }
+        world.open_session();
+        world
+    }
+
+    pub(crate) fn add_node(&mut self, node: &str, domain: &str) {
+        let total = serde_json::json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+        let body = serde_json::json!({"name": node, "cluster": "local", "spec": {"domain": domain, "total": total}});
+        self.must("node.apply", &body);
+    }
+
+    pub(crate) fn open_session(&mut self) -> SessionId {
+        let hello = SessionHello { cluster: name("local"), executor: name("ex-1"), runtime: Runtime::Process };
+        self.see(&hello.into());
+        self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
+    }
+
+    /// A plan `web` of one small payload.
+    pub(crate) fn plan(&mut self, approval: &str) {
+        let approval = serde_json::json!({"create": approval, "start": approval, "stop": approval, "delete": approval});
+        let payload = serde_json::json!({
+            "name": "app", "resources": {"cpu": 1000, "memory": 1 << 30}, "run": {"argv": ["app"]},
+        });
+        let spec = serde_json::json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": approval});
+        self.must("plan.apply", &serde_json::json!({"name": "web", "spec": spec}));
+    }
+
+    pub(crate) fn deploy(&mut self, deployment: &str, count: u32) {
+        let spec = serde_json::json!({"count": count});
+        self.must("deployment.create", &serde_json::json!({"plan": "web", "name": deployment, "spec": spec}));
+        self.run();
+    }
+
+    fn fold(&mut self, facts: &[Fact], first: Position) {
+        for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
+            let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
+            evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
+        }
+        self.log.extend(facts.iter().cloned());
+        self.check();
+    }
+
+    /// The indexes are what a full count gives.
+    fn check(&self) {
+        let again = Image::of(&self.fleet).fleet();
+        let (mut a, mut b) = (self.fleet.index().clone(), again.index().clone());
+        (a.grown, b.grown) = (Position::ZERO, Position::ZERO);
+        assert_eq!(format!("{a:?}"), format!("{b:?}"), "the indexes differ from a full count");
+    }
+
+    fn context(&self, skip: u64) -> Context {
+        let next = self.fleet.head().plus(1 + skip);
+        Context { now: self.now, next, lineage: self.lineage, actor: Some(name("ann")) }
+    }
+
+    pub(crate) fn request(&mut self, intent: Intent) -> Request {
+        self.ids += 1;
+        let id = name(&format!("id-{}", self.ids));
+        Request { id, source: name("test"), actor: name("ann"), time: None, expect: None, traceparent: None, intent }
+    }
+
+    pub(crate) fn ask_request(&mut self, request: &Request) -> Result<Vec<Fact>, Refusal> {
+        let facts = decide(&self.fleet, request, &self.context(2))?;
+        let first = self.fleet.head().plus(3);
+        pass(&mut self.fleet, first);
+        self.fold(&facts, first);
+        Ok(facts)
+    }
+
+    pub(crate) fn ask(&mut self, type_name: &str, data: &serde_json::Value) -> Result<Vec<Fact>, Refusal> {
+        let request = self.request(intent(type_name, data));
+        self.ask_request(&request)
+    }
+
+    pub(crate) fn must(&mut self, type_name: &str, data: &serde_json::Value) -> Vec<Fact> {
+        self.ask(type_name, data).unwrap_or_else(|refusal| panic!("{type_name} {data}: {refusal:?}"))
+    }
+
+    pub(crate) fn see(&mut self, observation: &Observation) -> Vec<Fact> {
+        let facts = observe(&self.fleet, observation, &self.context(1));
+        let first = self.fleet.head().plus(2);
+        self.fold(&facts, first);
+        facts
+    }
+
+    /// Does all that is due.
+    pub(crate) fn run(&mut self) {
+        for _ in 0..10_000 {
+            let context = self.context(0);
+            let Some(step) = advance(&self.fleet, &mut self.agenda, &context) else { return };
+            let first = context.next;
+            self.fold(&step.facts, first);
+        }
+        panic!("work that never ends: {:?}", &self.log[self.log.len() - 5..]);
+    }
+
+    pub(crate) fn wait(&mut self, seconds: u64) {
+        self.now = self.now + Duration::from_secs(seconds);
+        self.run();
+    }
+
+    /// Types of what became true since the last call.
+    pub(crate) fn told(&mut self) -> Vec<&'static str> {
+        self.log.drain(..).map(|fact| fact.type_name().trim_end_matches(".v1")).collect()
+    }
+
+    pub(crate) fn pending(&self) -> Vec<&Operation> {
+        let pending = |o: &&Operation| matches!(o.state, OperationState::PendingApproval(_));
+        self.fleet.operations().sorted().into_iter().filter(pending).collect()
+    }
+
+    pub(crate) fn approve(&mut self, operation: OperationId) -> Result<Vec<Fact>, Refusal> {
+        let hash = self.fleet.operations().get(&operation).and_then(|o| o.hash).expect("a hash");
+        let ask = OperationApprove { operations: vec![Shown { operation, hash }] };
+        let request = self.request(ask.into());
+        let facts = self.ask_request(&request);
+        self.run();
+        facts
+    }
+
+    pub(crate) fn reject(&mut self, operation: OperationId) -> Result<Vec<Fact>, Refusal> {
+        let request = self.request(OperationReject { operations: vec![operation], reason: "no".into() }.into());
+        let facts = self.ask_request(&request);
+        self.run();
+        facts
+    }
+
+    pub(crate) fn approve_all(&mut self) {
+        while let Some(id) = self.pending().first().map(|operation| operation.id) {
+            self.approve(id).expect("approved");
+        }
+    }
+
+    /// Live incarnations that were commanded, oldest first.
+    pub(crate) fn commanded(&self) -> Vec<IncarnationId> {
+        let commanded = |i: &&Incarnation| i.is_live() && i.revision > 0;
+        self.fleet.incarnations().sorted().into_iter().filter(commanded).map(|i| i.id).collect()
+    }
+
+    pub(crate) fn report_at(&mut self, incarnation: IncarnationId, revision: u32, saw: Saw) -> Vec<Fact> {
+        let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+        let report = Report { incarnation, revision, saw };
+        let facts = self.see(&IncarnationReported { session, report }.into());
+        self.run();
+        facts
+    }
+
+    pub(crate) fn report(&mut self, incarnation: IncarnationId, saw: Saw) -> Vec<Fact> {
+        let revision = self.fleet.incarnations().get(&incarnation).map_or(1, |i| i.revision);
+        self.report_at(incarnation, revision, saw)
+    }
+
+    /// Whatever was asked of an executor is done, well.
+    pub(crate) fn obey(&mut self) {
+        loop {
+            let next = self.fleet.index().outstanding.first().map(|(_, id)| *id);
+            let Some(id) = next else { return };
+            let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
+            match asked {
+                Some(chancery_events::fact::Effect::Ensure) => self.report(id, ready()),
+                _ => self.report(id, ended(Exit::Clean)),
+            };
+        }
+    }
+
+    /// Deploys and brings up so many.
+    pub(crate) fn running(&mut self, deployment: &str, count: u32) {
+        self.deploy(deployment, count);
+        self.approve_all();
+        self.obey();
+        self.told();
+    }
+
+    pub(crate) fn phases(&self) -> Vec<&'static str> {
+        let replicas = self.fleet.replicas().sorted();
+        let active = |r: &crate::state::Replica| {
+            r.active.as_ref().and_then(|active| self.fleet.incarnations().get(&active.incarnation)).cloned()
+        };
+        let mut all: Vec<_> = replicas.into_iter().map(|r| phase(r, active(r).as_ref()).word()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    pub(crate) fn replica(&self) -> ReplicaName {
+        self.fleet.replicas().sorted().first().expect("a replica").name.clone()
+    }
+
+    pub(crate) fn deployment(&self, deployment: &str) -> String {
+        let found = self.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment");
+        match &found.state {
+            crate::state::DeploymentState::Pending => "pending".into(),
+            crate::state::DeploymentState::InProgress => "in progress".into(),
+            crate::state::DeploymentState::Ending(end) => format!("ending, {}", crate::deployment::end_word(end)),
+            crate::state::DeploymentState::Ended(end) => crate::deployment::end_word(end).into(),
+        }
+    }
+
+    pub(crate) fn kinds(&self) -> Vec<OperationKind> {
+        self.fleet.operations().sorted().iter().filter(|o| o.is_open()).map(|o| o.kind).collect()
+    }
+
+    /// What all nodes have free, in millicores.
+    pub(crate) fn free_cpu(&self) -> u64 {
+        self.fleet.nodes().sorted().into_iter().map(|node| self.fleet.index().places.free(node).cpu).sum()
+    }
+}
+
+pub(crate) fn process(status: ProcessStatus) -> Process {
+    Process { payload: name("app"), index: 0, pid: Some(7), addresses: vec![], status }
+}
+
+pub(crate) fn ready() -> Saw {
+    Saw::Ready { processes: vec![process(ProcessStatus::Online)] }
+}
+
+pub(crate) fn ended(exit: Exit) -> Saw {
+    Saw::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 0 })] }
+}
+
+pub(crate) fn crashed() -> Saw {
+    let exit = Exit::Failed { reason: "app-0 exited with 3".into() };
+    Saw::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 3 })] }
+}
+
+pub(crate) fn failed(hope: Hope) -> Saw {
+    Saw::Failed { message: "no such program".into(), hope }
+}

@@ -1,0 +1,106 @@
+//! Clusters, capabilities and plans: apply, activity, deletion and its guards.
+
+use chancery_events::refusal::Code;
+use serde_json::{Value, json};
+
+use crate::testing::World;
+
+fn plan() -> Value {
+    let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
+    json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}})
+}
+
+#[test]
+fn what_is_so_already_is_unchanged_and_never_an_error() {
+    let cases = [
+        ("cluster.apply", json!({"name": "c", "spec": {"runtime": "process"}})),
+        ("cluster.set_activity", json!({"name": "c", "activity": "inactive"})),
+        ("capability.apply", json!({"name": "gpu-1", "spec": {"type": "GPU", "score": 10}})),
+        ("capability.set_activity", json!({"name": "gpu-1", "activity": "inactive"})),
+        ("plan.apply", plan()),
+        ("plan.set_activity", json!({"name": "web", "activity": "inactive"})),
+    ];
+    let mut world = World::new();
+    for (type_name, body) in &cases {
+        assert_eq!(world.must(type_name, body).len(), 1, "{type_name}");
+        assert!(world.must(type_name, body).is_empty(), "{type_name} again");
+    }
+}
+
+#[test]
+fn what_does_not_exist_cannot_be_changed() {
+    let cases = [
+        ("cluster.set_activity", json!({"name": "c", "activity": "active"})),
+        ("cluster.delete", json!({"name": "c"})),
+        ("capability.set_activity", json!({"name": "c", "activity": "active"})),
+        ("capability.delete", json!({"name": "c"})),
+        ("node.delete", json!({"name": "c"})),
+        ("plan.set_activity", json!({"name": "c", "activity": "active"})),
+        ("plan.delete", json!({"name": "c"})),
+        ("deployment.create", json!({"plan": "c", "name": "d", "spec": {"count": 1}})),
+        ("deployment.cancel", json!({"plan": "c", "name": "d"})),
+        ("replica.start", json!({"name": "c"})),
+        ("replica.stop", json!({"name": "c"})),
+        ("replica.delete", json!({"name": "c"})),
+    ];
+    for (type_name, body) in cases {
+        assert_eq!(World::new().ask(type_name, &body).expect_err(type_name).code, Code::NotFound, "{type_name}");
+    }
+}
+
+#[test]
+fn what_is_in_use_cannot_be_forgotten() {
+    let mut world = World::with_nodes(1);
+    world.must("capability.apply", &json!({"name": "gpu-1", "spec": {"type": "GPU", "score": 10}}));
+    let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+    world.must("node.apply", &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "capabilities": ["gpu-1"]}}));
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let cases =
+        [("cluster.delete", "local"), ("capability.delete", "gpu-1"), ("node.delete", "node-1"), ("plan.delete", "web")];
+    for (type_name, what) in cases {
+        assert_eq!(world.ask(type_name, &json!({"name": what})).expect_err(what).code, Code::InUse, "{what}");
+    }
+    let refusal = world.ask("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
+    assert_eq!(refusal.expect_err("another runtime").code, Code::InUse);
+}
+
+#[test]
+fn a_plan_is_refused_with_every_place_that_is_wrong() {
+    let edit = |pointer: &str, value: Value| {
+        let mut plan = plan();
+        *plan["spec"].pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;
+        plan
+    };
+    let payload = |value: Value| edit("/payloads", json!([value]));
+    let small = json!({"cpu": 1, "memory": 1});
+    let port = json!({"name": "http", "protocol": "TCP", "port": 80});
+    let cases = [
+        (edit("/payloads", json!([])), "/spec/payloads"),
+        (edit("/payloads", json!([{"name": "a", "resources": small}, {"name": "a", "resources": small}])), "/spec/payloads/1/name"),
+        (payload(json!({"name": "a", "resources": small, "processes": 0})), "/spec/payloads/0/processes"),
+        (payload(json!({"name": "a", "resources": {"cpu": u64::MAX}})), "/spec/payloads/0/resources"),
+        (payload(json!({"name": "a", "resources": small, "ports": [port, port]})), "/spec/payloads/0/ports/1/name"),
+        (payload(json!({"name": "a", "resources": small, "run": {"argv": []}})), "/spec/payloads/0/run/argv"),
+        (payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "${port.http}"]}})), "/spec/payloads/0/run/argv/1"),
+        (payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "$x"]}})), "/spec/payloads/0/run/argv/1"),
+        (payload(json!({"name": "a", "resources": small, "ready": {"tcp": {"port": "http"}}})), "/spec/payloads/0/ready"),
+        (payload(json!({"name": "a", "resources": small, "volumes": [{"class": "s", "capacity": 1, "mount": "data"}]})), "/spec/payloads/0/volumes/0/mount"),
+    ];
+    for (body, pointer) in cases {
+        let refusal = World::new().ask("plan.apply", &body).expect_err(pointer);
+        assert_eq!(refusal.code, Code::Invalid, "{pointer}");
+        assert!(refusal.errors.contains_key(pointer), "{pointer} in {:?}", refusal.errors);
+    }
+}
+
+#[test]
+fn an_edit_of_a_plan_is_a_new_generation_and_an_inactive_plan_takes_no_deployment() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.plan("manual");
+    assert_eq!(world.fleet.plans().get("web").expect("the plan").generation, 2);
+    world.must("plan.set_activity", &json!({"name": "web", "activity": "inactive"}));
+    let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
+    assert_eq!(refusal.expect_err("inactive").code, Code::Inactive);
+}

@@ -1,0 +1,201 @@
+//! Deployments: diff, scale, failure, cancel, order.
+
+use chancery_events::observation::Hope;
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind::{Create, Delete, Start};
+use serde_json::json;
+
+use crate::testing::{World, crashed, failed};
+
+#[test]
+fn a_deployment_creates_what_lacks_and_completes_when_it_runs() {
+    let mut world = World::with_nodes(3);
+    world.plan("manual");
+    world.deploy("d1", 2);
+    assert_eq!((world.kinds(), world.deployment("d1").as_str()), (vec![Create, Create], "in progress"));
+    world.approve_all();
+    assert_eq!(world.phases(), ["starting", "starting"]);
+    world.obey();
+    assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["running", "running"], "completed"));
+}
+
+#[test]
+fn an_unchanged_replica_gets_no_operation() {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    world.running("d1", 1);
+    world.deploy("d2", 3);
+    assert_eq!(world.kinds(), [Create, Create], "two creates, nothing for the one already right");
+    world.running("d2b", 3);
+    world.deploy("d3", 3);
+    assert_eq!((world.kinds(), world.deployment("d3").as_str()), (vec![], "completed"));
+}
+
+#[test]
+fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
+    world.must("plan.apply", &json!({"name": "other", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}));
+    for plan in ["web", "other"] {
+        let body = json!({"plan": plan, "name": "d1", "spec": {"count": 1}});
+        assert_eq!(world.must("deployment.create", &body).len(), 1);
+        assert!(world.must("deployment.create", &body).is_empty());
+        let other = json!({"plan": plan, "name": "d1", "spec": {"count": 2}});
+        assert_eq!(world.ask("deployment.create", &other).expect_err("taken").code, Code::AlreadyExists);
+    }
+}
+
+#[test]
+fn coordinates_must_name_payloads_and_fill_every_placeholder() {
+    let mut world = World::new();
+    let run = json!({"argv": ["app", "${version}"], "env": {"P": "${replica}"}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    world.must("plan.apply", &json!({"name": "web", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}));
+    for (coordinates, pointer) in [(json!({}), "/spec/coordinates/app"), (json!({"app": {"version": "1"}, "x": {}}), "/spec/coordinates/x")] {
+        let body = json!({"plan": "web", "name": "d", "spec": {"count": 1, "coordinates": coordinates}});
+        let refusal = world.ask("deployment.create", &body).expect_err(pointer);
+        assert!(refusal.code == Code::Invalid && refusal.errors.contains_key(pointer), "{refusal:?}");
+    }
+}
+
+#[test]
+fn a_newer_deployment_supersedes_one_that_waits_and_queues_behind_one_that_runs() {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    world.deploy("d2", 4);
+    world.deploy("d3", 2);
+    let states = ["d1", "d2", "d3"].map(|d| world.deployment(d));
+    assert_eq!(states, ["in progress", "superseded", "pending"]);
+    world.approve_all();
+    world.obey();
+    world.approve_all();
+    world.obey();
+    assert_eq!((world.deployment("d3").as_str(), world.phases().len()), ("completed", 2), "the last count, never the sum");
+}
+
+#[test]
+fn a_failed_operation_fails_its_deployment_siblings_settle_and_the_next_starts_clean() {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    world.deploy("d1", 3);
+    let first = world.pending()[0].id;
+    let second = world.pending()[1].id;
+    world.approve(first).expect("approved");
+    world.approve(second).expect("approved");
+    let [bad, good] = world.commanded()[..] else { panic!("two run") };
+    world.report(bad, failed(Hope::Never));
+    assert_eq!(world.deployment("d1"), "ending, failed", "the third was cancelled, the second still runs");
+    assert_eq!(world.pending().len(), 0);
+    world.report(good, crate::testing::ready());
+    assert_eq!(world.deployment("d1"), "failed");
+    world.report(bad, chancery_events::observation::Saw::Gone);
+    assert_eq!(world.phases(), ["failed", "running"]);
+    world.deploy("d2", 3);
+    let mut kinds = world.kinds();
+    kinds.sort();
+    assert_eq!(kinds, [Create, Start]);
+    world.approve_all();
+    world.obey();
+    assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"; 3]));
+}
+
+#[test]
+fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.deploy("d1", 1);
+    let id = world.commanded()[0];
+    world.report(id, crashed());
+    let told = format!("{:?}", world.log);
+    assert!(told.contains("it ended before it was ready: app-0 exited with 3"), "{told}");
+    assert_eq!((world.deployment("d1").as_str(), world.phases(), world.free_cpu()), ("failed", vec!["failed"], 4000));
+}
+
+#[test]
+fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
+    let mut world = World::with_nodes(3); // node-1 and node-3 in d1, node-2 in d2
+    world.plan("automatic");
+    world.running("d1", 3);
+    let on = |world: &World, node: &str| {
+        let replicas = world.fleet.replicas().sorted();
+        replicas.into_iter().find(|r| r.active.as_ref().is_some_and(|a| a.node.as_str() == node)).map(|r| r.name.clone())
+    };
+    let lone = on(&world, "node-2").expect("placed");
+    let incarnation = world.fleet.replicas().get(&lone).and_then(|r| r.active.clone()).expect("active").incarnation;
+    world.report(incarnation, crashed());
+    world.deploy("d2", 2);
+    world.obey();
+    assert!(world.fleet.replicas().get(&lone).is_none(), "the dead one goes, though its domain is the emptiest");
+
+    let mut world = World::with_nodes(3);
+    world.plan("automatic");
+    world.running("d1", 3);
+    let newest = on(&world, "node-3").expect("placed");
+    world.deploy("d2", 2);
+    world.obey();
+    assert!(world.fleet.replicas().get(&newest).is_none(), "the newer of the two in the fuller domain goes");
+    assert_eq!((world.phases(), world.deployment("d2").as_str()), (vec!["running", "running"], "completed"));
+}
+
+#[test]
+fn scale_to_zero_frees_everything() {
+    let mut world = World::with_nodes(3);
+    world.plan("manual");
+    world.running("d1", 3);
+    world.deploy("d2", 0);
+    assert_eq!(world.kinds(), [Delete, Delete, Delete]);
+    world.approve_all();
+    world.obey();
+    assert_eq!((world.phases().len(), world.free_cpu(), world.deployment("d2").as_str()), (0, 12_000, "completed"));
+    assert!(world.fleet.incarnations().is_empty() && world.fleet.operations().is_empty());
+}
+
+#[test]
+fn cancel_stops_new_starts_lets_running_ones_settle_and_never_completes() {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    world.deploy("d1", 4);
+    let first = world.pending()[0].id;
+    world.approve(first).expect("approved");
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"}));
+    world.run();
+    assert_eq!((world.deployment("d1").as_str(), world.pending().len()), ("ending, cancelled", 0));
+    assert!(world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"})).is_empty());
+    world.obey();
+    assert_eq!((world.deployment("d1").as_str(), world.phases()), ("cancelled", vec!["running"]));
+    let refusal = world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
+    assert_eq!(refusal.expect_err("unknown").code, Code::NotFound);
+    world.running("d2", 1);
+    let refusal = world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"})).expect_err("over");
+    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
+}
+
+#[test]
+fn another_version_of_what_runs_is_refused_until_nothing_runs() {
+    let mut world = World::with_nodes(2);
+    world.plan("automatic");
+    world.running("d1", 1);
+    let other = json!({"plan": "web", "name": "d2", "spec": {"count": 1, "coordinates": {"app": {"version": "2"}}}});
+    let refusal = world.ask("deployment.create", &other).expect_err("what runs is of another version");
+    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("d1"), "{refusal:?}");
+    world.deploy("d0", 0);
+    world.must("deployment.create", &other);
+    world.run();
+    world.obey();
+    assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));
+}
+
+#[test]
+fn only_so_many_deployments_that_are_over_are_kept() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.running("keep", 1);
+    for i in 0..40 {
+        world.deploy(&format!("d{i}"), 1);
+    }
+    let kept = &world.fleet.plans().get("web").expect("the plan").deployments;
+    assert!(kept.len() <= 22 && kept.iter().any(|d| d.as_str() == "keep"), "what a replica refers to stays: {kept:?}");
+    assert_eq!(world.fleet.deployments().len(), kept.len());
+}

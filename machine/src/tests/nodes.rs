@@ -1,0 +1,141 @@
+//! Nodes: every transition, edits, guards.
+
+use chancery_events::refusal::Code;
+use chancery_events::spec::NodeState;
+use serde_json::json;
+
+use crate::testing::{World, name};
+
+fn world_with(state: NodeState) -> World {
+    let mut world = World::new();
+    world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    world.must("cluster.apply", &json!({"name": "other", "spec": {"runtime": "process"}}));
+    let spec = json!({"domain": "d1", "total": {"cpu": 4000, "memory": 1024, "disk": 0}});
+    world.must("node.apply", &json!({"name": "n", "spec": spec}));
+    let way: &[&str] = match state {
+        NodeState::Unallocated => &[],
+        NodeState::Allocating => &["allocating"],
+        NodeState::Allocated => &["allocated"],
+        NodeState::Evicted => &["allocated", "evicted"],
+        NodeState::Sanitizing => &["allocated", "evicted", "sanitizing"],
+        NodeState::Expunged => &["expunged"],
+    };
+    for step in way {
+        world.must("node.set_state", &ask(step));
+    }
+    world.told();
+    world
+}
+
+fn ask(to: &str) -> serde_json::Value {
+    let cluster = to.starts_with("alloc").then_some("local");
+    json!({"name": "n", "state": to, "cluster": cluster})
+}
+
+#[test]
+fn every_transition_is_allowed_refused_or_the_same() {
+    use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
+    let all = [Unallocated, Allocating, Allocated, Evicted, Sanitizing, Expunged];
+    // A row a state, a column a wish: - refused, = the same, else how many steps.
+    let table = [
+        (Unallocated, "=12--1"),
+        (Allocating, "-=11-1"),
+        (Allocated, "--=1-1"),
+        (Evicted, "---=11"),
+        (Sanitizing, "1--1=1"),
+        (Expunged, "-----="),
+    ];
+    for (from, row) in table {
+        for (to, expected) in all.iter().zip(row.chars()) {
+            let mut world = world_with(from);
+            let found = match world.ask("node.set_state", &ask(to.word())) {
+                Ok(facts) if facts.is_empty() => '=',
+                Ok(facts) => char::from_digit(facts.len() as u32, 10).expect("few"),
+                Err(refusal) => {
+                    assert_eq!(refusal.code, Code::BadTransition);
+                    assert!(refusal.detail.contains(from.word()) && refusal.detail.contains(to.word()), "{refusal:?}");
+                    '-'
+                }
+            };
+            assert_eq!(found, expected, "{from} to {to}");
+            let state = world.fleet.nodes().get("n").expect("the node").state;
+            assert_eq!(state, if expected == '-' { from } else { *to });
+        }
+    }
+}
+
+#[test]
+fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
+    let cases = [
+        (json!({"name": "n", "state": "allocated"}), Code::Invalid, "no cluster named"),
+        (json!({"name": "n", "state": "evicted", "cluster": "local"}), Code::Invalid, "a cluster where none belongs"),
+        (json!({"name": "n", "state": "allocated", "cluster": "nowhere"}), Code::NotFound, "an unknown cluster"),
+        (json!({"name": "x", "state": "expunged"}), Code::NotFound, "an unknown node"),
+    ];
+    for (body, code, why) in cases {
+        let refusal = world_with(NodeState::Unallocated).ask("node.set_state", &body).expect_err(why);
+        assert_eq!(refusal.code, code, "{why}");
+    }
+    let mut world = world_with(NodeState::Allocating);
+    let other = json!({"name": "n", "state": "allocated", "cluster": "other"});
+    assert_eq!(world.ask("node.set_state", &other).expect_err("another cluster").code, Code::BadTransition);
+    world.must("cluster.set_activity", &json!({"name": "other", "activity": "inactive"}));
+    let mut world = world_with(NodeState::Unallocated);
+    world.must("cluster.set_activity", &json!({"name": "other", "activity": "inactive"}));
+    assert_eq!(world.ask("node.set_state", &other).expect_err("an inactive cluster").code, Code::Inactive);
+}
+
+#[test]
+fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.running("d1", 1);
+    let edit = |cpu: u64, domain: &str| {
+        let total = json!({"cpu": cpu, "memory": 8u64 << 30, "disk": 0});
+        json!({"name": "node-1", "spec": {"domain": domain, "total": total}})
+    };
+    assert_eq!(world.ask("node.apply", &edit(999, "d1")).expect_err("less than held").code, Code::InUse);
+    assert_eq!(world.ask("node.apply", &edit(4000, "d9")).expect_err("another domain").code, Code::InUse);
+    world.must("node.apply", &edit(1000, "d1"));
+    assert_eq!(world.ask("node.delete", &json!({"name": "node-1"})).expect_err("in use").code, Code::InUse);
+    let evict = json!({"name": "node-1", "state": "evicted"});
+    assert_eq!(world.ask("node.set_state", &evict).expect_err("in use").code, Code::InUse);
+}
+
+#[test]
+fn bad_specs_say_where() {
+    let cases = [
+        (json!({"domain": "d", "total": {"cpu": 0, "memory": 1}}), "/spec/total/cpu"),
+        (json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "reserved": {"cpu": 2}}), "/spec/reserved"),
+        (json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "capabilities": ["x"]}), "/spec/capabilities/0"),
+        (
+            json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "storage": [{"class": "s", "capacity": 1}, {"class": "s", "capacity": 1}]}),
+            "/spec/storage/1/class",
+        ),
+    ];
+    for (spec, pointer) in cases {
+        let refusal = World::new().ask("node.apply", &json!({"name": "n", "spec": spec})).expect_err(pointer);
+        assert_eq!((refusal.code, refusal.errors.keys().next().map(String::as_str)), (Code::Invalid, Some(pointer)));
+    }
+}
+
+#[test]
+fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere() {
+    let mut world = World::with_nodes(2);
+    world.plan("automatic");
+    world.running("d1", 1);
+    let node = world.fleet.replicas().sorted()[0].active.clone().expect("placed").node;
+    world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+    world.run();
+    assert_eq!(world.told(), ["node.moved", "incarnation.ended"]);
+    assert_eq!(world.phases(), ["failed"]);
+    let replica = world.replica();
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    world.obey();
+    let now = world.fleet.replicas().sorted()[0].active.clone().expect("placed").node;
+    assert_ne!(now, node);
+    assert_eq!(world.fleet.nodes().get(&node).expect("the node").state, NodeState::Expunged);
+    assert_eq!(world.phases(), ["running"]);
+    let _: chancery_events::name::NodeName = name("x");
+}

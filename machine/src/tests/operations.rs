@@ -1,0 +1,264 @@
+//! Operations: approval and what is bound to it, rejection, expiry, exclusivity, a user's stop.
+
+use chancery_events::fact::Approver;
+use chancery_events::intent::{OperationApprove, Shown};
+use chancery_events::observation::Exit;
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
+use serde_json::json;
+
+use crate::state::{OperationState, Will};
+use crate::testing::{World, crashed, ended, ready};
+
+fn world(count: u32) -> World {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    world.running("d1", count);
+    world
+}
+
+#[test]
+fn an_approver_sees_the_node_and_approves_exactly_what_was_shown() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let operation = world.pending()[0].clone();
+    assert_eq!(operation.node.as_ref().map(ToString::to_string).as_deref(), Some("node-1"));
+    assert_eq!(world.free_cpu(), 3000, "the place is held while it waits");
+    let wrong = OperationApprove {
+        operations: vec![Shown { operation: operation.id, hash: chancery_events::digest::Digest::of(&[b"else"]) }],
+    };
+    let request = world.request(wrong.into());
+    assert_eq!(world.ask_request(&request).expect_err("another hash").code, Code::HashMismatch);
+    world.approve(operation.id).expect("approved");
+    let approved = world.fleet.operations().get(&operation.id).expect("kept").approved.clone().expect("approved").0;
+    assert_eq!(approved, Approver::Actor("ann".parse().expect("a name")));
+    assert_eq!(world.approve(operation.id).expect_err("twice").code, Code::NotPending);
+}
+
+#[test]
+fn two_hundred_are_approved_in_one_intent_or_none() {
+    let mut world = World::with_nodes(0);
+    for i in 0..200 {
+        world.add_node(&format!("node-{i}"), &format!("d{}", i % 5));
+    }
+    world.plan("manual");
+    world.deploy("d1", 200);
+    let shown: Vec<_> = world.pending().iter().map(|o| Shown { operation: o.id, hash: o.hash.expect("a hash") }).collect();
+    assert_eq!(shown.len(), 200);
+    let mut bad = shown.clone();
+    bad[199].hash = chancery_events::digest::Digest::of(&[]);
+    let request = world.request(OperationApprove { operations: bad }.into());
+    let refusal = world.ask_request(&request).expect_err("one is not as shown");
+    assert!(refusal.errors.contains_key("/operations/199/hash"), "{refusal:?}");
+    assert_eq!(world.pending().len(), 200, "none was approved");
+    let request = world.request(OperationApprove { operations: shown }.into());
+    world.ask_request(&request).expect("approved");
+    assert_eq!(world.commanded().len(), 200);
+}
+
+#[test]
+fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_replica_with_it() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let id = world.pending()[0].id;
+    world.reject(id).expect("rejected");
+    assert_eq!((world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()), (4000, 0, "failed"));
+    assert_eq!(world.reject(id).expect_err("gone").code, Code::NotFound);
+}
+
+#[test]
+fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    world.wait(24 * 3600 - 1);
+    assert_eq!(world.pending().len(), 1);
+    world.wait(1);
+    assert_eq!((world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()), (4000, 0, "failed"));
+    assert!(format!("{:?}", world.log).contains("nobody approved it in time"));
+}
+
+#[test]
+fn automatic_approval_names_its_rule_and_other_kinds_wait() {
+    let mut world = World::with_nodes(2);
+    world.plan("manual");
+    let mut spec = serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
+    spec["approval"]["create"] = json!("automatic");
+    world.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    world.deploy("d1", 1);
+    assert_eq!(world.pending().len(), 0, "a create runs");
+    let rule = format!("{:?}", world.log);
+    assert!(rule.contains("Rule(\"plan/web/approval/create\")"), "{rule}");
+    world.obey();
+    world.deploy("d2", 0);
+    assert_eq!(world.pending().len(), 1, "a delete waits");
+}
+
+#[test]
+fn a_stop_frees_the_place_and_stays_over_deployments() {
+    let mut world = world(2);
+    let replica = world.replica();
+    world.must("replica.stop", &json!({"name": replica}));
+    assert_eq!(world.kinds(), [Stop]);
+    assert_eq!(world.fleet.replicas().get(&replica).expect("kept").will, Will::Running, "not before it is approved");
+    world.approve_all();
+    assert_eq!(world.phases(), ["running", "stopping"]);
+    world.obey();
+    assert_eq!((world.phases(), world.free_cpu()), (vec!["running", "stopped"], 15_000));
+    assert!(world.must("replica.stop", &json!({"name": replica})).is_empty(), "stopped already");
+    world.running("d2", 2);
+    assert_eq!(world.phases(), ["running", "stopped"], "a deployment does not start it");
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    assert_eq!(world.kinds(), [Start]);
+    world.approve_all();
+    world.obey();
+    assert_eq!(world.phases(), ["running", "running"]);
+}
+
+#[test]
+fn a_start_of_what_runs_or_comes_up_changes_nothing_and_of_what_stops_is_refused() {
+    let mut world = world(1);
+    let replica = world.replica();
+    assert!(world.must("replica.start", &json!({"name": replica})).is_empty());
+    world.must("replica.stop", &json!({"name": replica}));
+    world.approve_all();
+    let refusal = world.ask("replica.start", &json!({"name": replica})).expect_err("it stops");
+    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("stopping"), "{refusal:?}");
+}
+
+#[test]
+fn a_start_is_accepted_whenever_stopped_or_failed_is_shown() {
+    let mut world = world(1);
+    let replica = world.replica();
+    for round in 0..4 {
+        let id = world.commanded()[0];
+        if round % 2 == 0 {
+            world.report(id, crashed());
+        } else {
+            world.report(id, ended(Exit::Clean));
+        }
+        assert_eq!(world.phases(), [if round % 2 == 0 { "failed" } else { "stopped" }]);
+        assert!(!world.must("replica.start", &json!({"name": replica})).is_empty(), "round {round}");
+        world.run();
+        world.approve_all();
+        world.obey();
+        assert_eq!(world.phases(), ["running"]);
+    }
+}
+
+#[test]
+fn a_stop_supersedes_a_start_that_waits_and_one_that_runs_once_it_is_approved() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let replica = world.replica();
+    world.must("replica.stop", &json!({"name": replica}));
+    world.run();
+    assert_eq!((world.kinds(), world.free_cpu()), (vec![Stop], 4000), "the create that waited is superseded");
+    world.approve_all();
+    assert_eq!(world.phases(), ["stopped"]);
+
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    world.approve_all();
+    let (replica, id) = (world.replica(), world.commanded()[0]);
+    world.must("replica.stop", &json!({"name": replica}));
+    assert_eq!(world.kinds(), [Create, Stop], "the stop waits for approval behind the create that runs");
+    world.approve_all();
+    assert_eq!(world.kinds(), [Stop]);
+    world.report_at(id, 1, ready());
+    assert_eq!(world.phases(), ["stopping"], "a report of the create does not bring it back");
+    world.obey();
+    assert_eq!((world.phases(), world.free_cpu()), (vec!["stopped"], 4000));
+}
+
+#[test]
+fn a_delete_supersedes_everything_and_leaves_nothing() {
+    let mut world = world(1);
+    let replica = world.replica();
+    world.must("replica.stop", &json!({"name": replica}));
+    world.must("replica.delete", &json!({"name": replica}));
+    assert_eq!(world.kinds(), [Delete], "the stop that waited is superseded");
+    assert!(world.must("replica.delete", &json!({"name": replica})).is_empty());
+    for ask in ["replica.stop", "replica.start"] {
+        assert_eq!(world.ask(ask, &json!({"name": replica})).expect_err(ask).code, Code::BadTransition);
+    }
+    world.approve_all();
+    world.obey();
+    assert_eq!((world.phases().len(), world.free_cpu()), (0, 16_000));
+}
+
+#[test]
+fn a_delete_takes_over_a_stop_that_runs() {
+    let mut world = world(1);
+    let replica = world.replica();
+    world.must("replica.stop", &json!({"name": replica}));
+    world.approve_all();
+    world.must("replica.delete", &json!({"name": replica}));
+    assert_eq!(world.kinds(), [Stop, Delete]);
+    world.approve_all();
+    assert_eq!(world.kinds(), [Delete]);
+    world.obey();
+    assert_eq!((world.phases().len(), world.free_cpu()), (0, 16_000));
+}
+
+#[test]
+fn a_rejected_delete_leaves_the_replica_as_it_was() {
+    let mut world = world(2);
+    world.deploy("d2", 1);
+    let id = world.pending()[0].id;
+    world.reject(id).expect("rejected");
+    assert_eq!((world.phases(), world.deployment("d2").as_str()), (vec!["running", "running"], "failed"));
+    world.running("d3", 1);
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"}));
+    let replica = world.replica();
+    world.must("replica.delete", &json!({"name": replica}));
+    world.run();
+    assert_eq!((world.phases().len(), world.free_cpu(), world.deployment("d1").as_str()), (0, 4000, "cancelled"));
+}
+
+#[test]
+fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
+    let mut world = World::with_nodes(1);
+    let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+    world.must("node.apply", &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "storage": [{"class": "s", "capacity": 9}]}}));
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["a"]}, "volumes": [{"class": "s", "capacity": 1, "mount": "/d"}]});
+    world.must("plan.apply", &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}));
+    world.deploy("d1", 1);
+    let id = world.pending()[0].id;
+    let refusal = world.approve(id).expect_err("volumes");
+    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("volumes"), "{refusal:?}");
+    let state = world.fleet.operations().get(&id).expect("kept").state.clone();
+    assert!(matches!(state, OperationState::PendingApproval(_)));
+}
+
+#[test]
+fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.running("d1", 1);
+    let replica = world.replica();
+    for _ in 0..30 {
+        for ask in ["replica.stop", "replica.start"] {
+            world.must(ask, &json!({"name": replica}));
+            world.run();
+            world.obey();
+        }
+    }
+    assert_eq!(world.fleet.operations().len(), 20);
+    assert_eq!(world.fleet.incarnations().len(), 21, "twenty that are over and the one that runs");
+    let totals: u64 = world.fleet.plans().get("web").expect("the plan").totals.values().sum();
+    assert_eq!(totals, 61, "totals are for ever");
+}

@@ -1,0 +1,167 @@
+//! Where replicas go, why not elsewhere, and that they go by themselves when there is room.
+
+use chancery_events::fact::Fact;
+use serde_json::{Value, json};
+
+use crate::testing::{World, name};
+
+/// Four nodes with GPUs of score 10, 20, 30, 40, the first with fast storage, zones and labels.
+fn world() -> World {
+    let mut world = World::new();
+    world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
+    for i in 1..=4u64 {
+        world.must("capability.apply", &json!({"name": format!("gpu-{}", i * 10), "spec": {"type": "GPU", "score": i * 10}}));
+    }
+    world.must("capability.apply", &json!({"name": "xeon", "spec": {"type": "CPU", "score": 1}}));
+    for i in 1..=4u64 {
+        let mut capabilities = vec![format!("gpu-{}", i * 10)];
+        if i <= 2 {
+            capabilities.push("xeon".into());
+        }
+        let spec = json!({
+            "domain": format!("d{}", i % 2), "zone": format!("z{}", i % 2), "labels": {"rack": format!("r{i}")},
+            "total": {"cpu": 1000 * i, "memory": 1 << 30, "disk": 100}, "capabilities": capabilities,
+            "storage": if i == 1 { json!([{"class": "fast", "capacity": 100}]) } else { json!([]) },
+        });
+        let cluster = if i == 4 { "far" } else { "local" };
+        world.must("node.apply", &json!({"name": format!("node-{i}"), "spec": spec, "cluster": cluster}));
+    }
+    world
+}
+
+fn plan(extra: &Value) -> Value {
+    let mut spec = json!({
+        "namespace": "ns", "service": "web",
+        "payloads": [{"name": "app", "resources": {"cpu": 500, "memory": 1}, "run": {"argv": ["app"]}}],
+    });
+    for (key, value) in extra.as_object().expect("an object") {
+        spec[key] = value.clone();
+    }
+    json!({"name": "web", "spec": spec})
+}
+
+fn placed(world: &World) -> Vec<String> {
+    let mut nodes: Vec<_> =
+        world.fleet.incarnations().sorted().into_iter().filter(|i| i.is_live()).map(|i| i.node.to_string()).collect();
+    nodes.sort();
+    nodes
+}
+
+#[test]
+fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others() {
+    let gpu = |comparator: &str, names: &[&str]| json!({"matchers": [{"type": "GPU", "comparator": comparator, "names": names}]});
+    let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
+    let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}}]});
+    let cases = [
+        (json!({}), vec![1, 2, 3, 4], "nothing asked"),
+        (json!({"cluster": "far"}), vec![4], "not in cluster far"),
+        (json!({"zone": "z1"}), vec![1, 3], "not in zone z1"),
+        (json!({"selectors": {"rack": "r2"}}), vec![2], "no label rack=r2"),
+        (gpu("in", &["gpu-10", "gpu-30"]), vec![1, 3], "no capability GPU in gpu-10, gpu-30"),
+        (gpu("not_in", &["gpu-10", "gpu-30"]), vec![2, 4], "no capability GPU not_in gpu-10, gpu-30"),
+        (gpu("eq", &["gpu-20"]), vec![2], "no capability GPU eq gpu-20"),
+        (gpu("eq", &["gpu-20", "gpu-30"]), vec![], "no capability GPU eq gpu-20, gpu-30"),
+        (gpu("gte", &["gpu-30"]), vec![3, 4], "no capability GPU gte gpu-30"),
+        (gpu("gte", &["gpu-20", "gpu-30"]), vec![3, 4], "no capability GPU gte gpu-20, gpu-30"),
+        (gpu("lte", &["gpu-20"]), vec![1, 2], "no capability GPU lte gpu-20"),
+        (gpu("gte", &["gpu-99"]), vec![], "no capability GPU gte gpu-99 (no active GPU is called gpu-99)"),
+        (gpu("in", &["xeon"]), vec![], "no capability GPU in xeon (no active GPU is called xeon)"),
+        (volume, vec![1], "too little storage of class fast"),
+        (big(2500, 1, 0), vec![3, 4], "too little cpu"),
+        (big(1, 2 << 30, 0), vec![], "too little memory"),
+        (big(1, 1, 101), vec![], "too little disk"),
+    ];
+    for (extra, nodes, reason) in cases {
+        let mut world = world();
+        world.must("plan.apply", &plan(&extra));
+        world.deploy("d", 4);
+        let expected: Vec<_> = nodes.iter().map(|i| format!("node-{i}")).collect();
+        assert_eq!(placed(&world), expected, "{extra}");
+        let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
+        if nodes.len() < 4 {
+            let found = unfit.iter().find(|unfit| unfit.reason == reason).unwrap_or_else(|| panic!("{reason} in {unfit:?}"));
+            assert_eq!(found.count as usize, 4 - nodes.len(), "{reason}");
+        }
+        let taken = unfit.iter().find(|unfit| unfit.reason.starts_with("a replica of the plan")).map_or(0, |u| u.count);
+        assert_eq!(taken as usize, if nodes.len() < 4 { nodes.len() } else { 0 }, "{extra}");
+    }
+}
+
+#[test]
+fn an_inactive_capability_does_not_match() {
+    let mut world = world();
+    world.must("capability.set_activity", &json!({"name": "gpu-40", "activity": "inactive"}));
+    world.must("plan.apply", &plan(&json!({"matchers": [{"type": "GPU", "comparator": "gte", "names": ["gpu-30"]}]})));
+    world.deploy("d", 2);
+    assert_eq!(placed(&world), ["node-3"]);
+}
+
+#[test]
+fn storage_of_a_class_is_counted_over_replicas() {
+    let mut world = world();
+    let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
+    world.must("plan.apply", &plan(&claim));
+    world.deploy("d", 2);
+    assert_eq!(placed(&world), ["node-1"], "the second does not fit beside the first");
+}
+
+#[test]
+fn replicas_are_spread_over_domains_and_then_put_where_the_least_is_left() {
+    let mut world = World::with_nodes(0);
+    for (i, domain) in ["a", "a", "b", "b", "c", "c"].iter().enumerate() {
+        world.add_node(&format!("node-{i}"), domain);
+    }
+    world.plan("manual");
+    world.deploy("d", 6);
+    let mut domains: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.active.clone().expect("placed").domain).collect();
+    domains.sort();
+    assert_eq!(domains.iter().map(ToString::to_string).collect::<Vec<_>>(), ["a", "a", "b", "b", "c", "c"]);
+
+    let mut world = self::world();
+    world.must("plan.apply", &plan(&json!({"sharing": "allowed", "zone": "z0", "cluster": "local"})));
+    world.deploy("d", 2);
+    assert_eq!(placed(&world), ["node-2", "node-2"], "node-2 is the smaller of the two");
+}
+
+#[test]
+fn a_placement_that_waits_goes_ahead_by_itself_when_there_is_room() {
+    let mut world = World::with_nodes(2);
+    world.plan("automatic");
+    world.deploy("d", 3);
+    world.obey();
+    assert_eq!(world.phases(), ["pending", "running", "running"]);
+    assert!(world.log.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_))));
+    world.add_node("node-3", "d1");
+    world.run();
+    world.obey();
+    assert_eq!(world.phases(), ["running", "running", "running"]);
+    assert_eq!(world.deployment("d"), "completed");
+}
+
+#[test]
+fn waiting_placements_are_not_tried_again_before_capacity_may_have_grown() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.deploy("d", 3);
+    world.told();
+    for _ in 0..10 {
+        world.run();
+    }
+    assert!(world.told().is_empty());
+}
+
+#[test]
+fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
+    let mut world = World::with_nodes(5);
+    world.plan("automatic");
+    let mut seed = 7u64;
+    for i in 0..60 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        world.deploy(&format!("d{i}"), (seed >> 33) as u32 % 6);
+        world.obey();
+        let held: u64 = world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).map(|i| i.amounts.cpu).sum();
+        assert_eq!(world.free_cpu(), 20_000 - held);
+    }
+    let _: chancery_events::name::PlanName = name("web");
+}

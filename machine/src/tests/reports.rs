@@ -1,0 +1,222 @@
+//! Reports: stale ones change nothing, ends need proof, failures are tried again and given up.
+
+use chancery_events::fact::{Effect, Fact};
+use chancery_events::observation::{
+    Exit, Hope, IncarnationReported, ObjectReported, Process, ProcessStatus, Report, Saw, SessionEnd, SessionHello,
+    SessionOver,
+};
+use chancery_events::spec::Runtime;
+use serde_json::json;
+
+use crate::state::IncarnationState;
+use crate::testing::{World, crashed, ended, failed, name, process, ready};
+
+fn creating() -> World {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.deploy("d1", 1);
+    world.told();
+    world
+}
+
+fn state(world: &World) -> &'static str {
+    let incarnation = *world.fleet.incarnations().sorted().last().expect("an incarnation");
+    match incarnation.state {
+        IncarnationState::Reserved => "reserved",
+        IncarnationState::Creating => "creating",
+        IncarnationState::Starting => "starting",
+        IncarnationState::Running => "running",
+        IncarnationState::Stopping(_) => "stopping",
+        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Destroyed) => "destroyed",
+        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Failed { .. }) => "failed",
+        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Unwound { .. }) => "unwound",
+    }
+}
+
+/// An incarnation brought to the state.
+fn at(wanted: &str) -> World {
+    let mut world = if wanted == "reserved" {
+        let mut world = World::with_nodes(1);
+        world.plan("manual");
+        world.deploy("d1", 1);
+        world
+    } else {
+        creating()
+    };
+    let id = world.fleet.incarnations().sorted().last().expect("one").id;
+    let ensured = Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let way: Vec<Saw> = match wanted {
+        "reserved" | "creating" => vec![],
+        "starting" => vec![ensured],
+        "running" | "stopping" => vec![ready()],
+        "destroyed" => vec![ready(), ended(Exit::Clean)],
+        "failed" => vec![ready(), crashed()],
+        "unwound" => vec![Saw::Gone],
+        other => panic!("{other}"),
+    };
+    for saw in way {
+        world.report(id, saw);
+    }
+    if wanted == "stopping" {
+        let replica = world.replica();
+        world.must("replica.stop", &json!({"name": replica}));
+    }
+    assert_eq!(state(&world), wanted);
+    world
+}
+
+#[test]
+fn every_state_answers_every_report() {
+    let not_ready = || Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] };
+    let ensured = || Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    // A row a state; the state after ensured, ready, not ready, ended clean, ended badly, gone, failed for good.
+    let table = [
+        ("reserved", ["reserved"; 7]),
+        ("creating", ["starting", "running", "starting", "destroyed", "failed", "unwound", "stopping"]),
+        ("starting", ["starting", "running", "starting", "destroyed", "failed", "failed", "starting"]),
+        ("running", ["running", "running", "running", "destroyed", "failed", "failed", "running"]),
+        ("stopping", ["stopping", "stopping", "stopping", "destroyed", "destroyed", "destroyed", "stopping"]),
+        ("destroyed", ["destroyed"; 7]),
+        ("failed", ["failed"; 7]),
+        ("unwound", ["unwound"; 7]),
+    ];
+    for (from, row) in table {
+        let reports = [ensured(), ready(), not_ready(), ended(Exit::Clean), crashed(), Saw::Gone, failed(Hope::Never)];
+        for (saw, expected) in reports.into_iter().zip(row) {
+            let mut world = at(from);
+            let id = world.fleet.incarnations().sorted().last().expect("one").id;
+            world.report(id, saw.clone());
+            assert_eq!(state(&world), expected, "{from}, {saw:?}");
+        }
+    }
+}
+
+#[test]
+fn an_end_frees_exactly_what_was_held() {
+    for saw in [ended(Exit::Clean), crashed(), Saw::Gone] {
+        let mut world = at("running");
+        assert_eq!(world.free_cpu(), 3000);
+        let id = world.commanded()[0];
+        world.report(id, saw);
+        assert_eq!(world.free_cpu(), 4000);
+    }
+}
+
+#[test]
+fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
+    let mut world = at("stopping");
+    let id = world.commanded()[0];
+    assert!(world.report_at(id, 1, Saw::Gone).is_empty(), "gone at the ensure says nothing about the stop");
+    assert!(world.report_at(id, 1, failed(Hope::Never)).is_empty(), "nor does a failure of it");
+    assert!(!world.report_at(id, 1, ended(Exit::Clean)).is_empty(), "but an end by proof is an end");
+}
+
+#[test]
+fn the_same_report_twice_changes_nothing_the_second_time() {
+    let mut world = creating();
+    let id = world.commanded()[0];
+    assert_eq!(world.report(id, ready()).len(), 1);
+    assert!(world.report(id, ready()).is_empty());
+    assert_eq!(world.report(id, crashed()).len(), 1);
+    assert!(world.report(id, crashed()).is_empty());
+}
+
+#[test]
+fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
+    let mut world = creating();
+    world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
+    let hello = SessionHello { cluster: name("far"), executor: name("ex-2"), runtime: Runtime::Process };
+    world.see(&hello.into());
+    let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
+    let incarnation = world.commanded()[0];
+    let report = Report { incarnation, revision: 1, saw: crashed() };
+    assert!(world.see(&IncarnationReported { session, report }.into()).is_empty());
+}
+
+#[test]
+fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
+    let mut world = at("running");
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    let other = SessionHello { cluster: name("local"), executor: name("ex-2"), runtime: Runtime::Process };
+    assert!(world.see(&other.clone().into()).is_empty(), "the scope is held");
+    world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
+    assert_eq!((state(&world), world.free_cpu()), ("running", 3000));
+    assert!(world.see(&SessionOver { session, end: SessionEnd::Lost }.into()).is_empty());
+    assert_eq!(world.see(&other.into()).len(), 1);
+    let wrong = SessionHello { cluster: name("local"), executor: name("ex-2"), runtime: Runtime::Simulated };
+    assert!(world.see(&wrong.into()).is_empty());
+}
+
+#[test]
+fn a_command_that_fails_is_tried_again_with_backoff_as_facts_and_then_given_up() {
+    let mut world = creating();
+    let id = world.commanded()[0];
+    for attempt in 1..5 {
+        let facts = world.report(id, failed(Hope::Retry));
+        let [Fact::CommandFailed(fact)] = &facts[..] else { panic!("{facts:?}") };
+        assert_eq!((fact.attempt, fact.not_before.is_some()), (attempt, true));
+        assert!(world.report(id, failed(Hope::Retry)).is_empty(), "the same failure, told again");
+        world.now = fact.not_before.expect("tried again");
+    }
+    world.report(id, failed(Hope::Retry));
+    assert_eq!((state(&world), world.deployment("d1").as_str()), ("stopping", "failed"));
+    let asked = world.fleet.incarnations().get(&id).and_then(|i| i.asked);
+    assert_eq!(asked, Some(Effect::Stop), "what may have been built is taken down");
+    assert_eq!(world.free_cpu(), 3000, "and holds its place until that is proved");
+    world.report(id, Saw::Gone);
+    assert_eq!((state(&world), world.free_cpu()), ("unwound", 4000));
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() {
+    let mut world = creating();
+    world.wait(299);
+    assert_eq!(state(&world), "creating");
+    world.wait(1);
+    assert_eq!((state(&world), world.deployment("d1").as_str()), ("stopping", "failed"));
+    let id = world.commanded()[0];
+    world.wait(15);
+    let incarnation = world.fleet.incarnations().get(&id).expect("kept");
+    assert_eq!((incarnation.asked, incarnation.revision, incarnation.deadline), (Some(Effect::Kill), 3, None));
+    world.wait(1_000_000);
+    assert_eq!(state(&world), "stopping", "no deadline proves an end");
+    world.report(id, ended(Exit::Clean));
+    assert_eq!(state(&world), "failed", "as was remembered");
+}
+
+#[test]
+fn a_replica_is_ready_only_while_all_its_processes_are_online() {
+    let mut world = at("running");
+    let id = world.commanded()[0];
+    let two = |a, b| vec![process(a), Process { index: 1, ..process(b) }];
+    let cases = [
+        (Saw::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
+        (Saw::NotReady { processes: two(ProcessStatus::Online, ProcessStatus::Initializing) }, false),
+        (Saw::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
+    ];
+    for (saw, healthy) in cases {
+        assert_eq!(world.report(id, saw).len(), 1);
+        let active = world.fleet.replicas().sorted()[0].active.clone().expect("active");
+        assert_eq!(active.healthy, healthy);
+    }
+}
+
+#[test]
+fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
+    let mut world = at("running");
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    let live = world.commanded()[0];
+    let judged = |world: &mut World, incarnation| {
+        let saw = ObjectReported { session, incarnation, revision: 2, seen: chancery_events::id::Position::ZERO };
+        world.see(&saw.into()).iter().map(|fact| format!("{fact:?}")).collect::<String>()
+    };
+    let foreign = chancery_events::id::Lineage::from_random(99);
+    let issue = chancery_events::id::IncarnationId::issue;
+    assert_eq!(judged(&mut world, live), "", "what is wanted is not judged");
+    let lineage = world.fleet.lineages().current;
+    let old = judged(&mut world, issue(lineage, chancery_events::id::Position::new(2)));
+    assert!(old.contains("Remove") && old.contains("revision: 3"), "{old}");
+    assert!(judged(&mut world, issue(foreign, chancery_events::id::Position::new(2))).contains("Quarantine"));
+    let ahead = chancery_events::id::Position::new(1_000_000);
+    assert!(judged(&mut world, issue(lineage, ahead)).contains("Quarantine"));
+}

@@ -1,0 +1,11 @@
+//! The decider: the one writer of a fleet's commits. A pure core ([`core`]) inside a thin loop ([`run`]).
+
+pub mod clock;
+pub mod core;
+mod handle;
+mod run;
+mod sessions;
+
+pub use chancery_machine::keys::Accepted;
+pub use handle::{Connection, Decider, Input, NoVerdict, Verdict};
+pub use run::{Ended, Start, start};

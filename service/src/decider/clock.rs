@@ -1,0 +1,66 @@
+//! Journal time: never goes back, and never leaps.
+//!
+//! It begins at the wall clock or at the journal's last time, whichever is later, and then follows the monotonic
+//! clock, slewed towards the wall clock: at half speed while it is ahead, at double speed while it is behind.
+
+use std::time::Duration;
+
+use chancery_events::time::Time;
+
+/// A clock that turns readings into journal time.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    time: Time,
+    steady: Duration,
+}
+
+impl Clock {
+    /// Begins at the later of the wall clock and the journal's last time. `steady` is a monotonic reading.
+    pub fn begin(last: Time, wall: Time, steady: Duration) -> Clock {
+        Clock { time: last.max(wall), steady }
+    }
+
+    /// The journal's time at these readings.
+    pub fn read(&mut self, wall: Time, steady: Duration) -> Time {
+        let passed = steady.saturating_sub(self.steady);
+        self.steady = self.steady.max(steady);
+        let plain = self.time + passed;
+        self.time = if plain > wall {
+            // Ahead: at half speed, but no further back than the wall clock.
+            (self.time + passed / 2).max(wall.min(plain))
+        } else {
+            (self.time + passed * 2).min(wall).max(plain)
+        };
+        self.time
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn wall(seconds: u64) -> Time {
+        Time::EPOCH + at(seconds)
+    }
+
+    #[test]
+    fn it_follows_the_wall_clock_and_never_goes_back() {
+        let cases = [
+            // journal's last, wall and steady at the start, then readings: wall, steady, journal time
+            ("in step", 0, 100, vec![(110, 10, 110)]),
+            ("the wall clock went back: half speed", 0, 100, vec![(50, 10, 105), (51, 20, 110)]),
+            ("ahead, until the wall clock has come up", 100, 90, vec![(100, 10, 105), (110, 20, 110), (120, 30, 120)]),
+            ("the wall clock leapt: double speed", 0, 100, vec![(500, 10, 120), (510, 20, 140)]),
+        ];
+        for (case, last, start, readings) in cases {
+            let mut clock = Clock::begin(wall(last), wall(start), at(0));
+            for (now, steady, expected) in readings {
+                assert_eq!(clock.read(wall(now), at(steady)), wall(expected), "{case}, at {steady} s");
+            }
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! The decider without I/O: inputs in, commits and effects out, one value after the other.
+//!
+//! It decides on a state that runs ahead of what is durable, and holds back everything that was decided on it (the
+//! *release rule*): no answer, command, acknowledgement leaves before every position of the state that it was
+//! decided on is durable and valid. Time comes in with each call; randomness comes in with each connection.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::event::Event;
+use chancery_events::fact::{EntityParked, Fact, TermStarted};
+use chancery_events::id::{Lineage, Position, Term, Writer};
+use chancery_events::intent::Request;
+use chancery_events::name::FleetName;
+use chancery_events::observation::Observation;
+use chancery_events::protocol::{FromDecider, Head};
+use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, Record};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+use chancery_journal::Cursor;
+use chancery_machine::advance::{Agenda, Step, advance, next_alarm};
+use chancery_machine::context::Context;
+use chancery_machine::decide::{Repeat, decide, evolve, observe, pass, repeat, verdict};
+use chancery_machine::fleet::{Fleet, Image};
+use chancery_machine::meta::At;
+
+use super::handle::{Connection, Verdict};
+use super::sessions::Sessions;
+
+/// Steps of due work in one commit, at most: inputs get their turn between commits.
+const STEPS: usize = 256;
+/// Events that one step or input may need; a commit with less room is closed before the next.
+const ROOM_EVENTS: usize = 700;
+/// The same in bytes: half a commit.
+const ROOM_BYTES: usize = MAX_BYTES / 2;
+
+/// Names an intent's asker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub u64);
+
+/// What the loop is to do.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Tell the asker.
+    Answer(Ticket, Verdict),
+    /// Tell the executor.
+    Send(Connection, FromDecider),
+    /// End the connection.
+    Close(Connection),
+}
+
+/// Who decides, for whom, and how.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The fleet.
+    pub fleet: FleetName,
+    /// This start of this decider.
+    pub writer: Writer,
+    /// Of this build.
+    pub build: Arc<str>,
+    /// Where it takes input.
+    pub address: Option<String>,
+    /// How long a session lives without a heartbeat; also how long deadlines wait after a takeover.
+    pub lease: Duration,
+}
+
+/// Something held back until a position is durable. The decider's head is filled in when it is let go.
+#[derive(Debug)]
+pub(super) enum Held {
+    Answer(Ticket, Verdict),
+    Send(Connection, Box<super::sessions::Saying>),
+    Close(Connection),
+}
+
+/// The decider.
+pub struct Core {
+    settings: Settings,
+    pub(super) fleet: Fleet,
+    pub(super) agenda: Agenda,
+    lineage: Lineage,
+    term: Term,
+    /// The end of the chain as decided, durable or not.
+    sealed: (Position, Hash),
+    time: Time,
+    draft: Draft,
+    begins: Option<Begins>,
+    durable: Head,
+    in_flight: VecDeque<(Position, Hash)>,
+    held: VecDeque<(Position, Held)>,
+    pub(super) sessions: Sessions,
+    effects: Vec<Effect>,
+}
+
+impl Core {
+    /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
+    /// a term.
+    pub fn take_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
+        let term = end.map_or(Term::FIRST, |end| end.term.next());
+        let (position, hash) = end.map_or((Position::ZERO, Hash::ZERO), |end| (end.position, end.hash));
+        let time = end.map_or(now, |end| end.time.max(now));
+        let lineage = fleet.lineages().current;
+        let sessions = Sessions::resume(&fleet, time);
+        let mut core = Core {
+            agenda: Agenda::new(time + settings.lease),
+            settings,
+            fleet,
+            lineage,
+            term,
+            sealed: (position, hash),
+            time,
+            draft: Draft::new(),
+            begins: Some(Begins::Term),
+            durable: Head { position, hash, term },
+            in_flight: VecDeque::new(),
+            held: VecDeque::new(),
+            sessions,
+            effects: Vec::new(),
+        };
+        let fact = TermStarted { address: core.settings.address.clone() }.into();
+        let cause = core.next();
+        core.commit_events(vec![Event::Fact { cause, fact }]).expect("a term's start always holds");
+        core
+    }
+
+    /// How long a session lives.
+    pub(super) fn lease(&self) -> Duration {
+        self.settings.lease
+    }
+
+    /// Whom the journal is of.
+    pub(super) fn fleet_name(&self) -> &FleetName {
+        &self.settings.fleet
+    }
+
+    /// The journal's identity.
+    pub(super) fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// The time of the commit in the making.
+    pub(super) fn time(&self) -> Time {
+        self.time
+    }
+
+    /// The state as decided, durable or not.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// The position of the next event.
+    pub(super) fn next(&self) -> Position {
+        self.sealed.0.plus(u64::from(self.draft.count()) + 1)
+    }
+
+    fn at(&self, position: Position) -> At {
+        At { position, time: self.time, term: self.term, lineage: self.lineage }
+    }
+
+    fn context(&self, next: Position) -> Context {
+        Context { now: self.time, next, lineage: self.lineage, actor: None }
+    }
+
+    /// Moves time on, between commits only: all of a commit happens at one time.
+    pub(super) fn set_time(&mut self, now: Time) {
+        if self.draft.is_empty() {
+            self.time = self.time.max(now);
+        }
+    }
+
+    /// Whether the commit in the making must be closed before more goes in.
+    pub fn is_full(&self) -> bool {
+        !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
+    }
+
+    /// Commits that are not durable.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Folds the events and takes their lines, or neither.
+    fn commit_events(&mut self, events: Vec<Event>) -> Result<(), String> {
+        let mark = self.draft.mark();
+        self.fleet.note();
+        let first = self.next();
+        let folded = catch_unwind(AssertUnwindSafe(|| {
+            for (position, event) in (first.get()..).map(Position::new).zip(&events) {
+                match event {
+                    Event::Fact { fact, .. } => {
+                        let at = self.at(position);
+                        evolve(&mut self.fleet, fact, at).map_err(|error| error.to_string())?;
+                    }
+                    Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
+                }
+                self.draft.push(&event.line()).map_err(|error| error.to_string())?;
+            }
+            Ok(())
+        }));
+        let failure = match folded {
+            Ok(Ok(())) => {
+                self.follow(&events);
+                return Ok(());
+            }
+            Ok(Err(failure)) => {
+                self.fleet.roll_back();
+                failure
+            }
+            Err(panic) => {
+                // A panic may have left an index half changed: the tables are put back, the rest is made anew.
+                self.fleet.roll_back();
+                self.fleet = Image::of(&self.fleet).fleet();
+                told(&*panic)
+            }
+        };
+        self.draft.back_to(mark);
+        Err(failure)
+    }
+
+    /// What facts mean for the executors.
+    fn follow(&mut self, events: &[Event]) {
+        for event in events {
+            if let Event::Fact { fact, .. } = event {
+                self.follow_fact(fact);
+            }
+        }
+    }
+
+    /// Decides an intent. The answer comes as an effect, when it is durable.
+    pub fn intent(&mut self, ticket: Ticket, request: Request, now: Time) {
+        self.set_time(now);
+        let reused = match repeat(self.fleet.keys(), &request) {
+            Repeat::Known(known) => {
+                let verdict = Verdict { position: known.verdict, result: Arc::clone(&known.reply) };
+                self.hold(Held::Answer(ticket, verdict));
+                return;
+            }
+            Repeat::Reused(refusal) => Some(refusal),
+            Repeat::New => None,
+        };
+        let position = self.next();
+        let mut context = self.context(position.plus(2));
+        context.actor = Some(request.actor.clone());
+        let decided = match reused {
+            Some(refusal) => Err(refusal),
+            None => catch_unwind(AssertUnwindSafe(|| decide(&self.fleet, &request, &context)))
+                .unwrap_or_else(|panic| Err(internal(&told(&*panic)))),
+        };
+        let decided = self.record(&request, position, decided, &context).or_else(|failure| {
+            tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
+            self.record(&request, position, Err(internal(&failure)), &context)
+        });
+        match decided {
+            Ok(verdict) => self.hold(Held::Answer(ticket, verdict)),
+            // Not even a refusal can be folded: nothing is appended, and the asker is told so at once.
+            Err(failure) => {
+                let result = Arc::new(Err(internal(&failure)));
+                self.hold(Held::Answer(ticket, Verdict { position: self.fleet.head(), result }));
+            }
+        }
+    }
+
+    fn record(
+        &mut self,
+        request: &Request,
+        position: Position,
+        decided: Result<Vec<Fact>, Refusal>,
+        context: &Context,
+    ) -> Result<Verdict, String> {
+        let said = verdict(&self.fleet, request, &decided, context);
+        let result = match (&said, &decided) {
+            (Fact::IntentAccepted(said), _) => Ok(chancery_machine::keys::Accepted {
+                outcome: said.outcome,
+                subject: said.subject.clone(),
+                version: said.version,
+            }),
+            (Fact::IntentRefused(said), Err(refusal)) => {
+                Err(Refusal { subject: said.subject.clone(), version: said.version, ..refusal.clone() })
+            }
+            _ => return Err("a verdict is either accepted or refused".into()),
+        };
+        let facts = decided.unwrap_or_default();
+        let mut events = Vec::with_capacity(facts.len() + 2);
+        events.push(Event::Intent(request.clone()));
+        events.push(Event::Fact { cause: position, fact: said });
+        events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
+        self.commit_events(events)?;
+        Ok(Verdict { position: position.plus(1), result: Arc::new(result) })
+    }
+
+    /// Takes an observation. Nothing is recorded if nothing follows from it.
+    pub(super) fn observation(&mut self, by: &chancery_events::name::ExecutorName, observation: Observation) {
+        let position = self.next();
+        let context = self.context(position.plus(1));
+        let facts = catch_unwind(AssertUnwindSafe(|| observe(&self.fleet, &observation, &context)));
+        let facts = match facts {
+            Ok(facts) if facts.is_empty() => return,
+            Ok(facts) => facts,
+            Err(panic) => {
+                tracing::error!(%position, observation = observation.type_name(), failure = told(&*panic), "an observation could not be judged");
+                return;
+            }
+        };
+        let type_name = observation.type_name();
+        let mut events = vec![Event::Observation { by: by.clone(), observation }];
+        events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
+        if let Err(failure) = self.commit_events(events) {
+            tracing::error!(%position, observation = type_name, failure, "an observation could not be folded");
+        }
+    }
+
+    /// Does what is due, up to the bounds of a commit. Whether there may be more.
+    pub fn work(&mut self, now: Time) -> bool {
+        self.set_time(now);
+        self.sweep();
+        for _ in 0..STEPS {
+            if self.is_full() {
+                return true;
+            }
+            let context = self.context(self.next());
+            let step = catch_unwind(AssertUnwindSafe(|| advance(&self.fleet, &mut self.agenda, &context)));
+            match step {
+                Ok(None) => return false,
+                Ok(Some(step)) => self.take_step(step),
+                Err(panic) => {
+                    tracing::error!(failure = told(&*panic), "due work could not be judged");
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn take_step(&mut self, step: Step) {
+        let Step { subject, cause, facts } = step;
+        let events = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
+        if let Err(failure) = self.commit_events(events) {
+            self.park(subject, cause, failure);
+        }
+    }
+
+    /// Leaves an entity alone, by a fact, so that the next one is served.
+    fn park(&mut self, subject: Subject, cause: Position, detail: String) {
+        tracing::error!(%subject, detail, "work on an entity failed; it is left alone");
+        self.agenda.park(subject.clone());
+        let fact = EntityParked { subject, detail }.into();
+        if let Err(failure) = self.commit_events(vec![Event::Fact { cause, fact }]) {
+            tracing::error!(failure, "an entity could not be parked by a fact");
+        }
+    }
+
+    /// Closes the commit in the making, if it holds anything.
+    pub fn seal(&mut self) -> Option<Record> {
+        if self.draft.is_empty() {
+            return None;
+        }
+        let parts = HeaderParts {
+            fleet: self.settings.fleet.as_str().into(),
+            lineage: self.lineage,
+            first: self.sealed.0.plus(1),
+            term: self.term,
+            writer: self.settings.writer,
+            time: self.time,
+            build: Arc::clone(&self.settings.build),
+            begins: self.begins.take(),
+            watermark: None,
+            prev: self.sealed.1,
+        };
+        let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
+        self.sealed = (record.last(), record.hash());
+        self.in_flight.push_back(self.sealed);
+        Some(record)
+    }
+
+    /// Records are durable and valid. Whether they are this decider's own: if not, another one has taken over.
+    pub fn delivered(&mut self, records: &[Arc<Record>]) -> bool {
+        for record in records {
+            match self.in_flight.pop_front() {
+                Some((position, hash)) if hash == record.hash() => {
+                    self.durable = Head { position, hash, term: self.term };
+                }
+                Some(_) | None => return false,
+            }
+        }
+        while self.held.front().is_some_and(|(position, _)| *position <= self.durable.position) {
+            let Some((_, held)) = self.held.pop_front() else { break };
+            self.release(held);
+        }
+        true
+    }
+
+    /// Holds something back until all that it was decided on is durable.
+    pub(super) fn hold(&mut self, held: Held) {
+        let position = self.fleet.head();
+        if position <= self.durable.position {
+            self.release(held);
+        } else {
+            self.held.push_back((position, held));
+        }
+    }
+
+    fn release(&mut self, held: Held) {
+        let effect = match held {
+            Held::Answer(ticket, verdict) => Effect::Answer(ticket, verdict),
+            Held::Send(connection, saying) => Effect::Send(connection, saying.at(self.durable)),
+            Held::Close(connection) => Effect::Close(connection),
+        };
+        self.effects.push(effect);
+    }
+
+    /// What the loop is to do now, in order.
+    pub fn effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When something will be due, if nothing comes in before.
+    pub fn next_due(&self) -> Option<Time> {
+        next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due()).min()
+    }
+
+    /// The durable head.
+    pub fn durable(&self) -> Head {
+        self.durable
+    }
+}
+
+fn internal(failure: &str) -> Refusal {
+    Refusal::new(Code::Internal, format!("deciding it failed, and nothing was changed: {failure}"))
+}
+
+fn told(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a word".into())
+}

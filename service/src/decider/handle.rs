@@ -1,0 +1,68 @@
+//! The way in to the decider: a bounded queue, and an answer for each intent once it is durable.
+
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::intent::Request;
+use chancery_events::refusal::Refusal;
+use chancery_machine::keys::Accepted;
+use tokio::sync::{mpsc, oneshot};
+
+/// The answer to an intent: durable, and the same for every repeat.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Verdict {
+    /// The position of the verdict's fact; reads that take it as `min_position` see what the intent recorded.
+    pub position: Position,
+    /// What came of it.
+    pub result: Arc<Result<Accepted, Refusal>>,
+}
+
+/// Why there is no verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoVerdict {
+    /// The queue is full, or the decider is draining: nothing was recorded, ask again later.
+    #[error("the decider is busy or stopping; nothing was recorded")]
+    Busy,
+    /// The decider stopped before the answer was durable: ask again with the same id.
+    #[error("the decider stopped before the answer was durable; ask again with the same id")]
+    Unknown,
+}
+
+/// What goes into the decider's queue.
+#[derive(Debug)]
+pub enum Input {
+    /// An intent, and where its answer goes.
+    Intent(Box<Request>, oneshot::Sender<Verdict>),
+    /// An executor has connected: its messages come as [`Input::Said`].
+    Connected(Connection, mpsc::Sender<Vec<u8>>),
+    /// An executor said something: one serialised [`chancery_events::protocol::ToDecider`].
+    Said(Connection, Vec<u8>),
+    /// An executor's connection is gone.
+    Disconnected(Connection),
+    /// Stop: take nothing more in, let everything become durable.
+    Drain,
+}
+
+/// Tells connections of executors apart, within one run of the decider.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Connection(pub u64);
+
+/// The decider, as everybody else knows it.
+#[derive(Clone, Debug)]
+pub struct Decider {
+    pub(super) queue: mpsc::Sender<Input>,
+}
+
+impl Decider {
+    /// Asks for a verdict.
+    pub async fn ask(&self, request: Request) -> Result<Verdict, NoVerdict> {
+        let (answer, verdict) = oneshot::channel();
+        self.queue.try_send(Input::Intent(Box::new(request), answer)).map_err(|_| NoVerdict::Busy)?;
+        verdict.await.map_err(|_| NoVerdict::Unknown)
+    }
+
+    /// How many inputs wait.
+    pub fn backlog(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
+    }
+}

@@ -1,0 +1,407 @@
+//! What the decider says to executors, and what it makes of what they say.
+//!
+//! Attaches, sequences and heartbeats live here, in memory: a takeover loses them, and every executor says hello
+//! again. Opening, losing and closing a session are events; everything else here is not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chancery_events::fact::{Effect, Fact, Judgement};
+use chancery_events::id::{Attach, IncarnationId, Lineage, Position, SessionId};
+use chancery_events::name::{ClusterName, ExecutorName, FleetName};
+use chancery_events::observation::{
+    IncarnationReported, ObjectReported, Observation, Report, SessionEnd, SessionHello, SessionOver,
+};
+use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, ToDecider};
+use chancery_events::record::Hash;
+use chancery_events::time::Time;
+use chancery_machine::fleet::Fleet;
+use chancery_machine::session::{HelloRefused, resumes};
+use chancery_machine::state::{Incarnation, IncarnationState};
+
+use super::core::{Core, Held};
+use super::handle::Connection;
+
+/// A session as this decider sees it live.
+#[derive(Debug)]
+struct Live {
+    executor: ExecutorName,
+    cluster: ClusterName,
+    /// Its connection, and the attach that was drawn for it.
+    attached: Option<(Connection, Attach)>,
+    /// The highest sequence taken of that attach.
+    sequence: u64,
+    /// The highest position that the executor has seen.
+    seen: Position,
+    /// When it was last heard.
+    heard: Time,
+}
+
+/// The sessions of a fleet.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    live: BTreeMap<SessionId, Live>,
+    by_connection: BTreeMap<Connection, SessionId>,
+    by_cluster: BTreeMap<ClusterName, SessionId>,
+    /// Random bits drawn by the loop for connections that have not said hello.
+    drawn: BTreeMap<Connection, Attach>,
+    /// Commands that are tried again, by when.
+    retries: BTreeSet<(Time, IncarnationId)>,
+}
+
+impl Sessions {
+    /// What the journal knows of sessions, all unattached: each has a lease to come back.
+    pub(super) fn resume(fleet: &Fleet, now: Time) -> Sessions {
+        let mut sessions = Sessions::default();
+        for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
+            sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
+        }
+        sessions.retries = fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();
+        sessions
+    }
+
+    fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, heard: Time) {
+        self.by_cluster.insert(cluster.clone(), id);
+        let seen = Position::ZERO;
+        self.live.insert(id, Live { executor, cluster, attached: None, sequence: 0, seen, heard });
+    }
+
+    fn envelope(&self, id: SessionId, head: Head) -> Option<(Connection, Envelope)> {
+        let (connection, attach) = self.live.get(&id)?.attached?;
+        Some((connection, Envelope { session: id, attach, head }))
+    }
+}
+
+/// Something said to an executor, before the head that it carries is known.
+#[derive(Debug)]
+pub(super) struct Saying {
+    envelope: Envelope,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Welcome { lineage: Lineage, fleet: FleetName, lease: Duration, commands: Vec<Command> },
+    Command(Command),
+    Accepted(u64),
+    Forget(IncarnationId),
+    Judged(IncarnationId, Judgement, u32),
+    Beat(u64),
+    Refused(String, Again),
+    Closed(String),
+}
+
+impl Saying {
+    /// With the head that is durable when it is said.
+    pub(super) fn at(self, head: Head) -> FromDecider {
+        let envelope = Envelope { head, ..self.envelope };
+        match self.what {
+            What::Welcome { lineage, fleet, lease, commands } => {
+                FromDecider::Welcome { envelope, lineage, fleet, lease, commands }
+            }
+            What::Command(command) => FromDecider::Command { envelope, command },
+            What::Accepted(sequence) => FromDecider::Accepted { envelope, sequence },
+            What::Forget(incarnation) => FromDecider::Forget { envelope, incarnation },
+            What::Judged(incarnation, judgement, revision) => {
+                FromDecider::Judged { envelope, incarnation, judgement, revision }
+            }
+            What::Beat(beat) => FromDecider::Beat { envelope, beat },
+            What::Refused(reason, again) => FromDecider::Refused { reason, again },
+            What::Closed(reason) => FromDecider::Closed { reason },
+        }
+    }
+}
+
+impl Core {
+    /// An executor has connected; `attach` is random.
+    pub fn connected(&mut self, connection: Connection, attach: Attach) {
+        self.sessions.drawn.insert(connection, attach);
+    }
+
+    /// A connection is gone. The session lives on until its lease is over.
+    pub fn disconnected(&mut self, connection: Connection) {
+        self.sessions.drawn.remove(&connection);
+        if let Some(id) = self.sessions.by_connection.remove(&connection)
+            && let Some(live) = self.sessions.live.get_mut(&id)
+            && live.attached.is_some_and(|(attached, _)| attached == connection)
+        {
+            live.attached = None;
+        }
+    }
+
+    /// An executor said something. `recorded` gives the hash of the record that ends at a position, if one does.
+    pub fn said(
+        &mut self,
+        connection: Connection,
+        message: ToDecider,
+        now: Time,
+        recorded: &dyn Fn(Position) -> Option<Hash>,
+    ) {
+        self.set_time(now);
+        match message {
+            ToDecider::Hello { executor, cluster, runtime, seen } => {
+                let hello = SessionHello { cluster, executor, runtime };
+                self.hello(connection, hello, seen, recorded);
+            }
+            ToDecider::Level { attach, reports, part: _ } => {
+                if let Some(id) = self.speaker(connection, attach) {
+                    reports.into_iter().for_each(|report| self.report(id, report));
+                }
+            }
+            ToDecider::Report { attach, sequence, report } => {
+                let Some(id) = self.speaker(connection, attach) else { return };
+                let Some(live) = self.sessions.live.get_mut(&id) else { return };
+                if sequence > live.sequence {
+                    live.sequence = sequence;
+                    self.report(id, report);
+                }
+                self.say(id, What::Accepted(sequence));
+            }
+            ToDecider::Heartbeat { attach, beat } => {
+                if let Some(id) = self.speaker(connection, attach) {
+                    self.say(id, What::Beat(beat));
+                }
+            }
+            ToDecider::Goodbye { attach } => {
+                if let Some(id) = self.speaker(connection, attach) {
+                    self.end_session(id, SessionEnd::Left);
+                    self.hold(Held::Close(connection));
+                }
+            }
+        }
+    }
+
+    /// The session that the connection may speak for; it has been heard. Anyone else is told to say hello again.
+    fn speaker(&mut self, connection: Connection, attach: Attach) -> Option<SessionId> {
+        let time = self.time();
+        let id = self.sessions.by_connection.get(&connection).copied();
+        if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
+            && live.attached == Some((connection, attach))
+        {
+            live.heard = time;
+            return id;
+        }
+        self.refuse_connection(connection, What::Closed("this connection holds no session".into()));
+        None
+    }
+
+    fn refuse_connection(&mut self, connection: Connection, what: What) {
+        let session = SessionId::issue(self.lineage(), Position::ZERO);
+        let envelope = Envelope { session, attach: Attach::from_random(0), head: self.durable() };
+        self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
+    }
+
+    fn hello(
+        &mut self,
+        connection: Connection,
+        hello: SessionHello,
+        seen: Option<(Lineage, Head)>,
+        recorded: &dyn Fn(Position) -> Option<Hash>,
+    ) {
+        if let Some((reason, again)) = self.unfit(seen, recorded) {
+            return self.refuse_connection(connection, What::Refused(reason, again));
+        }
+        let refused = |error: &HelloRefused| match error {
+            HelloRefused::NoCluster(_) | HelloRefused::Held { .. } => Again::Later,
+            HelloRefused::OtherRuntime { .. } => Again::Never,
+        };
+        let id = match resumes(&self.fleet, &hello) {
+            Err(error) => {
+                let what = What::Refused(error.to_string(), refused(&error));
+                return self.refuse_connection(connection, what);
+            }
+            Ok(Some(id)) => id,
+            Ok(None) => {
+                let by = hello.executor.clone();
+                self.observation(&by, Observation::SessionHello(hello.clone()));
+                let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session) else {
+                    let what = What::Refused("the session could not be opened".into(), Again::Later);
+                    return self.refuse_connection(connection, what);
+                };
+                id
+            }
+        };
+        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position));
+    }
+
+    /// Why an executor that has seen this may not work for this decider.
+    fn unfit(
+        &self,
+        seen: Option<(Lineage, Head)>,
+        recorded: &dyn Fn(Position) -> Option<Hash>,
+    ) -> Option<(String, Again)> {
+        let (lineage, head) = seen?;
+        let lineages = self.fleet.lineages();
+        let ancestor = lineages.ancestors.iter().find(|(ancestor, _)| *ancestor == lineage);
+        if lineage != lineages.current && ancestor.is_none() {
+            return Some((format!("it has worked for another journal, {lineage}"), Again::Never));
+        }
+        if lineage == lineages.current && head.position > self.durable().position {
+            let reason = format!("it has seen position {}, and this decider ends at {}", head.position, self.durable().position);
+            return Some((reason, Again::NewerElsewhere));
+        }
+        if recorded(head.position).is_some_and(|hash| hash != head.hash) {
+            return Some((format!("it has seen another record at position {}", head.position), Again::Never));
+        }
+        None
+    }
+
+    fn attach(&mut self, connection: Connection, id: SessionId, hello: SessionHello, seen: Position) {
+        let time = self.time();
+        let Some(attach) = self.sessions.drawn.get(&connection).copied() else { return };
+        if !self.sessions.live.contains_key(&id) {
+            self.sessions.open(id, hello.executor, hello.cluster.clone(), time);
+        }
+        let old = self.sessions.live.get(&id).and_then(|live| live.attached);
+        if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
+            self.say(id, What::Closed("the executor has connected anew".into()));
+            self.sessions.by_connection.remove(&old);
+            self.hold(Held::Close(old));
+        }
+        let Some(live) = self.sessions.live.get_mut(&id) else { return };
+        (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, time);
+        self.sessions.by_connection.insert(connection, id);
+        let inventory: Vec<_> = self.fleet.index().inventory(&hello.cluster).collect();
+        let commands = inventory.into_iter().filter_map(|id| self.command(id)).collect();
+        let (lineage, fleet, lease) = (self.lineage(), self.fleet_name().clone(), self.lease());
+        self.say(id, What::Welcome { lineage, fleet, lease, commands });
+    }
+
+    /// The last command of an incarnation, with all that it needs.
+    fn command(&self, id: IncarnationId) -> Option<Command> {
+        let incarnation = self.fleet.incarnations().get(&id)?;
+        let plan = self.fleet.plans().get(&incarnation.plan)?;
+        let key = (incarnation.plan.clone(), incarnation.deployment.clone());
+        let deployment = self.fleet.deployments().get(&key)?;
+        let spec = plan.spec_of(deployment.generation);
+        let payloads = spec.payloads.iter().map(|payload| RunPayload {
+            name: payload.name.clone(),
+            processes: payload.processes,
+            ports: payload.ports.clone(),
+            coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
+            run: payload.run.clone(),
+            ready: payload.ready.clone(),
+        });
+        Some(Command {
+            incarnation: id,
+            revision: incarnation.revision,
+            attempt: incarnation.command.map_or(1, |command| command.attempt),
+            effect: incarnation.asked.unwrap_or(Effect::Ensure),
+            grace: spec.timeouts.stop(),
+            spec: RunSpec {
+                replica: incarnation.replica.clone(),
+                plan: incarnation.plan.clone(),
+                node: incarnation.node.clone(),
+                payloads: payloads.collect(),
+            },
+        })
+    }
+
+    fn say(&mut self, id: SessionId, what: What) {
+        if let Some((connection, envelope)) = self.sessions.envelope(id, self.durable()) {
+            self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
+        }
+    }
+
+    /// Tells the executor of the cluster, if one is attached: if not, the next welcome says it.
+    fn tell(&mut self, cluster: &ClusterName, what: What) {
+        if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
+            self.say(id, what);
+        }
+    }
+
+    fn report(&mut self, session: SessionId, report: Report) {
+        let Some(live) = self.sessions.live.get(&session) else { return };
+        let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
+        let id = report.incarnation;
+        match self.fleet.incarnations().get(&id) {
+            Some(incarnation) if incarnation.cluster != cluster => {
+                tracing::warn!(incarnation = %id, executor = %by, "a report about what another cluster hosts is ignored");
+            }
+            Some(incarnation) if matches!(incarnation.state, IncarnationState::Ended(_)) => {
+                self.say(session, What::Forget(id));
+            }
+            Some(_) => {
+                self.observation(&by, Observation::IncarnationReported(IncarnationReported { session, report }));
+            }
+            None => {
+                let revision = report.revision;
+                let seen = seen.max(self.durable().position);
+                let saw = ObjectReported { session, incarnation: id, revision, seen };
+                self.observation(&by, Observation::ObjectReported(saw));
+            }
+        }
+    }
+
+    /// What a fact means for executors.
+    pub(super) fn follow_fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::OperationApproved(fact) => self.command_again(fact.incarnation),
+            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation)),
+            Fact::CommandFailed(fact) => {
+                if let Some(when) = fact.not_before {
+                    self.sessions.retries.insert((when, fact.incarnation));
+                }
+            }
+            Fact::IncarnationEnded(fact) => {
+                let cluster = self.fleet.incarnations().get(&fact.incarnation).map(|i| i.cluster.clone());
+                if let Some(cluster) = cluster {
+                    self.tell(&cluster, What::Forget(fact.incarnation));
+                }
+            }
+            Fact::ObjectJudged(fact) => {
+                self.tell(&fact.cluster, What::Judged(fact.incarnation, fact.judgement, fact.revision));
+            }
+            Fact::SessionClosed(fact) => {
+                self.say(fact.session, What::Closed("the session is over".into()));
+                if let Some(live) = self.sessions.live.remove(&fact.session) {
+                    self.sessions.by_cluster.remove(&live.cluster);
+                    if let Some((connection, _)) = live.attached {
+                        self.sessions.by_connection.remove(&connection);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn command_again(&mut self, incarnation: Option<IncarnationId>) {
+        let Some(incarnation) = incarnation.and_then(|id| self.fleet.incarnations().get(&id)) else { return };
+        if !Incarnation::is_live(incarnation) || incarnation.command.is_none() {
+            return;
+        }
+        let cluster = incarnation.cluster.clone();
+        if let Some(command) = self.command(incarnation.id) {
+            self.tell(&cluster, What::Command(command));
+        }
+    }
+
+    /// Sends commands whose time to be tried again has come, and loses sessions that were not heard for a lease.
+    pub(super) fn sweep(&mut self) {
+        let now = self.time();
+        while let Some((when, id)) = self.sessions.retries.first().copied().filter(|(when, _)| *when <= now) {
+            self.sessions.retries.remove(&(when, id));
+            self.command_again(Some(id));
+        }
+        if now < self.agenda.grace {
+            return;
+        }
+        let lease = self.lease();
+        let silent = |live: &Live| now.since(live.heard) > lease;
+        let lost: Vec<_> = self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
+        lost.into_iter().for_each(|id| self.end_session(id, SessionEnd::Lost));
+    }
+
+    fn end_session(&mut self, session: SessionId, end: SessionEnd) {
+        let Some(by) = self.sessions.live.get(&session).map(|live| live.executor.clone()) else { return };
+        self.observation(&by, Observation::SessionOver(SessionOver { session, end }));
+    }
+
+    pub(super) fn next_session_due(&self) -> Option<Time> {
+        let retry = self.sessions.retries.first().map(|(when, _)| *when);
+        let lease = self.lease();
+        let lost = self.sessions.live.values().map(|live| self.agenda.grace.max(live.heard + lease)).min();
+        // One microsecond past the lease: being heard at its very end is in time.
+        retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
+    }
+}

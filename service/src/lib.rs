@@ -1,0 +1,3 @@
+//! Chancery, the service: what wires the pure parts together and shows them to the world.
+
+pub mod decider;

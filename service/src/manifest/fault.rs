@@ -1,0 +1,127 @@
+//! What is wrong with a file, and where.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_saphyr::{Error, Location};
+
+use super::suggest;
+
+/// A place in a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The file as it was named; `-` is the standard input.
+    pub file: Arc<str>,
+    /// From 1.
+    pub line: u64,
+    /// From 1, in characters.
+    pub column: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+/// What is wrong at one place.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct Fault {
+    /// Where.
+    pub place: Place,
+    /// What, and what to write instead.
+    pub what: String,
+}
+
+/// What is wrong with a file: the first fault of each of its documents.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Faults(pub Vec<Fault>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().enumerate() {
+            write!(f, "{}{fault}", if i == 0 { "" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl From<Fault> for Faults {
+    fn from(fault: Fault) -> Faults {
+        Faults(vec![fault])
+    }
+}
+
+/// Where a document begins: what makes the parser's places those of the file.
+#[derive(Clone)]
+pub(super) struct Document {
+    pub(super) file: Arc<str>,
+    pub(super) lines_before: u64,
+}
+
+impl Document {
+    pub(super) fn place(&self, at: Location) -> Place {
+        // A location of zero is the parser's "somewhere in it".
+        let (line, column) = (at.line().max(1), at.column().max(1));
+        Place { file: Arc::clone(&self.file), line: self.lines_before + line, column }
+    }
+
+    pub(super) fn fault(&self, at: Location, what: impl Into<String>) -> Fault {
+        Fault { place: self.place(at), what: what.into() }
+    }
+
+    /// The parser's error as a fault; `start` is where the document's content begins.
+    pub(super) fn read_error(&self, error: &Error, start: Location) -> Fault {
+        let error = error.without_snippet();
+        let at = error.location().filter(|at| at.line() > 0).unwrap_or(start);
+        self.fault(at, say(error))
+    }
+}
+
+/// The error in our words, without its place.
+fn say(error: &Error) -> String {
+    match error {
+        Error::SerdeUnknownField { field, expected, .. } => {
+            format!("unknown field {field:?}{}", suggest::instead(field, expected))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            format!("unknown word {variant:?}{}", suggest::instead(variant, expected))
+        }
+        Error::SerdeMissingField { field, .. } => format!("{field:?} is missing here"),
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("{key:?} is given twice"),
+        Error::NullIntoString { .. } => "nothing is given here: write a value, or leave the field out".into(),
+        Error::InvalidScalar { ty, .. } => format!("this is no {}", number(ty)),
+        Error::Unexpected { expected, .. } => format!("a {} is expected here", shape(expected)),
+        Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. } => {
+            format!("the document is larger or deeper than is allowed: {}", without_place(error))
+        }
+        _ => without_place(error),
+    }
+}
+
+/// What the parser calls the shapes of YAML, as people call them.
+fn shape(expected: &str) -> &str {
+    match expected {
+        "mapping start" => "block of 'name: value' lines",
+        "sequence start" => "list",
+        "string scalar" => "single value",
+        other => other,
+    }
+}
+
+fn number(ty: &str) -> &str {
+    match ty {
+        "u16" => "whole number from 0 to 65535",
+        "u32" => "whole number from 0 to 4294967295",
+        other => other,
+    }
+}
+
+fn without_place(error: &Error) -> String {
+    let text = error.to_string();
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    text[..end].trim_end_matches(',').to_owned()
+}

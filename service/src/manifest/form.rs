@@ -1,0 +1,327 @@
+//! The forms that people fill in, by kind, and the exact specs that these become.
+//!
+//! The names here are the documented ones. Aliases take the bodies of plans and deployments that people already
+//! have: `serviceName`, `applications`, `payload_coordinates`, `instance_count` and their like.
+
+use std::collections::BTreeMap;
+
+use chancery_events::amount::Amounts;
+use chancery_events::name::{
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName, PlanName,
+    PortName, ServiceName, StorageClass, ZoneName,
+};
+use chancery_events::spec::{
+    Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload, PlanSpec, Port,
+    Probe, Protocol, Run, Sharing, Storage, Timeouts, VolumeClaim,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use super::approval::ApprovalForm;
+use super::edge::{AnyCase, Cpu, Disk, Memory, Span};
+
+/// Amounts of a node or a payload.
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AmountsForm {
+    /// Cores.
+    #[serde(default, alias = "cores")]
+    cpu: Cpu,
+    /// Memory; a bare number is GiB.
+    #[serde(default)]
+    memory: Memory,
+    /// Disk; a bare number is GB.
+    #[serde(default)]
+    disk: Disk,
+}
+
+impl From<AmountsForm> for Amounts {
+    fn from(form: AmountsForm) -> Amounts {
+        Amounts { cpu: form.cpu.0, memory: form.memory.0, disk: form.disk.0 }
+    }
+}
+
+/// Storage of one class on a node.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StorageForm {
+    /// Its class.
+    #[serde(alias = "storageClass")]
+    class: StorageClass,
+    /// How much; a bare number is GB.
+    capacity: Disk,
+}
+
+/// A place with capacity.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NodeForm {
+    /// The cluster that it is allocated to, if it is in none.
+    #[serde(default)]
+    pub(super) cluster: Option<ClusterName>,
+    /// The update domain: nodes that may go together.
+    #[serde(alias = "updateDomain", alias = "update_domain")]
+    domain: DomainName,
+    /// Where it stands.
+    #[serde(default)]
+    zone: Option<ZoneName>,
+    /// All that it has.
+    #[serde(alias = "total")]
+    resources: AmountsForm,
+    /// What of it is not for placements.
+    #[serde(default)]
+    reserved: AmountsForm,
+    /// What it has, by name.
+    #[serde(default)]
+    capabilities: Vec<CapabilityName>,
+    /// Storage, at most one entry a class.
+    #[serde(default)]
+    storage: Vec<StorageForm>,
+}
+
+impl NodeForm {
+    pub(super) fn spec(self, labels: BTreeMap<Key, String>) -> NodeSpec {
+        let storage = |one: StorageForm| Storage { class: one.class, capacity: one.capacity.0 };
+        NodeSpec {
+            domain: self.domain,
+            zone: self.zone,
+            labels,
+            total: self.resources.into(),
+            reserved: self.reserved.into(),
+            capabilities: self.capabilities,
+            storage: self.storage.into_iter().map(storage).collect(),
+        }
+    }
+}
+
+/// A condition on a node's capabilities of one type.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MatcherForm {
+    /// The type whose capabilities are compared.
+    #[serde(rename = "type", alias = "capabilityType")]
+    kind: CapabilityType,
+    /// How.
+    comparator: AnyCase<Comparator>,
+    /// With which.
+    #[serde(alias = "capabilityNames")]
+    names: Vec<CapabilityName>,
+}
+
+impl From<MatcherForm> for Matcher {
+    fn from(form: MatcherForm) -> Matcher {
+        Matcher { kind: form.kind, comparator: form.comparator.0, names: form.names }
+    }
+}
+
+/// A port of a payload.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PortForm {
+    /// Its name, for `${port.NAME}`; without one, the protocol and the number, as in `tcp-80`.
+    #[serde(default)]
+    name: Option<PortName>,
+    /// Its protocol.
+    protocol: AnyCase<Protocol>,
+    /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
+    port: u16,
+}
+
+impl From<PortForm> for Port {
+    fn from(form: PortForm) -> Port {
+        let AnyCase(protocol) = form.protocol;
+        let plain = || format!("{}-{}", protocol.word().to_ascii_lowercase(), form.port);
+        let name = form.name.unwrap_or_else(|| plain().parse().expect("a word and digits are a label"));
+        Port { name, protocol, port: form.port }
+    }
+}
+
+/// Storage that a payload needs on its node.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VolumeForm {
+    /// Its class.
+    #[serde(alias = "storageClass")]
+    class: StorageClass,
+    /// How much; a bare number is GB.
+    capacity: Disk,
+    /// Where the payload sees it.
+    #[serde(alias = "mountPath")]
+    mount: String,
+}
+
+impl From<VolumeForm> for VolumeClaim {
+    fn from(form: VolumeForm) -> VolumeClaim {
+        VolumeClaim { class: form.class, capacity: form.capacity.0, mount: form.mount }
+    }
+}
+
+/// A part of a plan's replica: one or more equal processes.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PayloadForm {
+    /// Its name, unique in the plan.
+    #[serde(alias = "payloadName")]
+    name: PayloadName,
+    /// What each of its processes needs.
+    resources: AmountsForm,
+    /// How many processes, at least one.
+    #[serde(default = "one")]
+    processes: u16,
+    /// Its ports, each process its own.
+    #[serde(default)]
+    ports: Vec<PortForm>,
+    /// Its storage.
+    #[serde(default, alias = "persistentVolumes")]
+    volumes: Vec<VolumeForm>,
+    /// What to start.
+    #[serde(default)]
+    run: Option<Run>,
+    /// When it is ready.
+    #[serde(default)]
+    ready: Option<Probe>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+impl From<PayloadForm> for Payload {
+    fn from(form: PayloadForm) -> Payload {
+        Payload {
+            name: form.name,
+            resources: form.resources.into(),
+            processes: form.processes,
+            ports: form.ports.into_iter().map(Port::from).collect(),
+            volumes: form.volumes.into_iter().map(VolumeClaim::from).collect(),
+            run: form.run,
+            ready: form.ready,
+        }
+    }
+}
+
+/// How long things may take.
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TimeoutsForm {
+    /// An operation waits for approval at most this long: 24h unless set.
+    #[serde(default)]
+    approval: Option<Span>,
+    /// From the first command until ready: 5m unless set.
+    #[serde(default)]
+    start: Option<Span>,
+    /// From SIGTERM until SIGKILL: 10s unless set.
+    #[serde(default)]
+    stop: Option<Span>,
+}
+
+impl From<TimeoutsForm> for Timeouts {
+    fn from(form: TimeoutsForm) -> Timeouts {
+        let usual = Timeouts::default();
+        let or = |given: Option<Span>, usual| given.map_or(usual, |Span(millis)| millis);
+        Timeouts {
+            approval: or(form.approval, usual.approval),
+            start: or(form.start, usual.start),
+            stop: or(form.stop, usual.stop),
+        }
+    }
+}
+
+/// What to run and where it may run.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PlanForm {
+    #[serde(default)]
+    #[schemars(skip)]
+    pub(super) name: Option<Spanned<PlanName>>,
+    /// The namespace that its runs live in.
+    namespace: Namespace,
+    /// The service that it provides; replicas are named after it.
+    #[serde(alias = "serviceName")]
+    service: ServiceName,
+    /// Only nodes of this cluster.
+    #[serde(default)]
+    cluster: Option<ClusterName>,
+    /// Only nodes of this zone.
+    #[serde(default)]
+    zone: Option<ZoneName>,
+    /// Only nodes with these labels.
+    #[serde(default)]
+    selectors: BTreeMap<Key, String>,
+    /// Only nodes with such capabilities; all must hold, at most one a type.
+    #[serde(default, alias = "matchingComputeCapabilities")]
+    matchers: Vec<MatcherForm>,
+    /// Whether its replicas may share a node.
+    #[serde(default)]
+    sharing: Option<Sharing>,
+    /// Its parts, at least one.
+    #[serde(alias = "applications")]
+    payloads: Vec<PayloadForm>,
+    /// Who approves: a word for all, or by kind of operation. A person, unless set.
+    #[serde(default)]
+    approval: Option<ApprovalForm>,
+    /// How long things may take.
+    #[serde(default)]
+    timeouts: TimeoutsForm,
+}
+
+impl From<PlanForm> for PlanSpec {
+    fn from(form: PlanForm) -> PlanSpec {
+        PlanSpec {
+            namespace: form.namespace,
+            service: form.service,
+            cluster: form.cluster,
+            zone: form.zone,
+            selectors: form.selectors,
+            matchers: form.matchers.into_iter().map(Matcher::from).collect(),
+            sharing: form.sharing.unwrap_or(Sharing::Never),
+            payloads: form.payloads.into_iter().map(Payload::from).collect(),
+            approval: form.approval.map_or(ApprovalPolicy::all(Approval::Manual), |form| form.0),
+            timeouts: form.timeouts.into(),
+        }
+    }
+}
+
+/// Which version of one payload to run, as a list has it.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CoordinatesForm {
+    #[serde(alias = "payloadName")]
+    payload_name: PayloadName,
+    coordinates: BTreeMap<Key, String>,
+}
+
+/// A version of a plan's payloads, and a count.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeploymentForm {
+    #[serde(default, alias = "deployment_id")]
+    #[schemars(skip)]
+    pub(super) name: Option<Spanned<DeploymentName>>,
+    /// Of which plan.
+    #[serde(alias = "deployment_plan_name")]
+    pub(super) plan: PlanName,
+    /// For each payload that has any: its keys and their values.
+    #[serde(default)]
+    coordinates: Coordinates,
+    #[serde(default)]
+    #[schemars(skip)]
+    payload_coordinates: Vec<Spanned<CoordinatesForm>>,
+    /// How many replicas.
+    #[serde(alias = "instance_count")]
+    count: u32,
+}
+
+impl DeploymentForm {
+    /// The spec, or what is wrong and where.
+    pub(super) fn spec(self) -> Result<DeploymentSpec, (String, serde_saphyr::Location)> {
+        let mut coordinates = self.coordinates;
+        for Spanned { value: form, referenced, .. } in self.payload_coordinates {
+            if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
+                return Err((format!("coordinates of payload {} are given twice", form.payload_name), referenced));
+            }
+        }
+        Ok(DeploymentSpec { coordinates, count: self.count })
+    }
+}

@@ -1,0 +1,34 @@
+//! The nearest known name for a misspelt one.
+
+/// The one of `known` that `given` is most likely meant to be.
+pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
+    let given = given.to_ascii_lowercase();
+    let score = |name: &str| strsim::jaro_winkler(&given, &name.to_ascii_lowercase());
+    let best = known.iter().copied().max_by(|a, b| score(a).total_cmp(&score(b)));
+    best.filter(|name| score(name) > 0.75)
+}
+
+/// What to write instead, to follow the word that is refused: the nearest, or all of a few.
+pub fn instead(given: &str, known: &[&str]) -> String {
+    match nearest(given, known) {
+        Some(name) => format!(": did you mean {name:?}?"),
+        None if known.is_empty() => String::new(),
+        None => format!(": write one of {}", known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_put_right_and_a_stranger_is_not() {
+        let known = ["cpu", "memory", "disk", "persistentVolumes"];
+        let cases = [("memroy", Some("memory")), ("Memory", Some("memory")), ("persistentVolume", Some("persistentVolumes"))];
+        for (given, name) in cases {
+            assert_eq!(nearest(given, &known), name, "{given}");
+        }
+        assert_eq!(nearest("zebra", &known), None);
+        assert_eq!(instead("zebra", &["a", "b"]), ": write one of a, b");
+    }
+}

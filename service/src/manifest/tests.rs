@@ -1,0 +1,223 @@
+//! What people write, and what becomes of it.
+
+use chancery_events::amount::{Amounts, GB, GIB};
+use chancery_events::spec::{Approval, Comparator, OperationKind, Protocol};
+
+use super::*;
+
+fn only(text: &str) -> Intent {
+    let manifests = read("f.yaml", text).unwrap_or_else(|faults| panic!("{faults}"));
+    assert_eq!(manifests.len(), 1, "{text}");
+    manifests[0].intent.clone()
+}
+
+fn header(kind: &str, spec: &str) -> String {
+    let spec: String = spec.lines().map(|line| format!("  {line}\n")).collect();
+    format!("apiVersion: chancery/v1\nkind: {kind}\nmetadata:\n  name: x\nspec:\n{spec}")
+}
+
+/// The body of a plan as its users already have it.
+const SEED_PLAN: &str = r#"
+name: "nginx-deployment-plan"
+namespace: "nginx-namespace"
+serviceName: "nginx-service"
+matchingComputeCapabilities:
+  - capabilityType: "GPU"
+    comparator: "gte"
+    capabilityNames:
+      - "nvidia-v100"
+      - "nvidia-p100"
+  - capabilityType: "CPU"
+    comparator: "eq"
+    capabilityNames:
+      - "intel-xeon"
+applications:
+  - payloadName: "nginx-payload"
+    resources:
+      cores: 4
+      memory: 64
+    ports:
+      - protocol: "TCP"
+        port: 80
+      - protocol: "UDP"
+        port: 53
+    persistentVolumes:
+      - storageClass: "standard"
+        capacity: 100
+        mountPath: "/data"
+      - storageClass: "fast-ssd"
+        capacity: 500
+        mountPath: "/ssd"
+"#;
+
+/// The body of a deployment as its users already have it.
+const SEED_DEPLOYMENT: &str = r#"
+deployment_plan_name: "nginx-deployment-plan"
+deployment_id: "deployment-1"
+payload_coordinates:
+  - payload_name: "nginx-payload"
+    coordinates:
+      image: "nginx:latest"
+instance_count: 1
+"#;
+
+fn under_header(kind: &str, body: &str) -> String {
+    header(kind, body).replace("metadata:\n  name: x\n", "")
+}
+
+#[test]
+fn a_plan_that_people_have_needs_a_header_and_nothing_else() {
+    let Intent::PlanApply(PlanApply { name, spec }) = only(&under_header("Plan", SEED_PLAN)) else { panic!("a plan") };
+    assert_eq!((name.as_str(), spec.service.as_str()), ("nginx-deployment-plan", "nginx-service"));
+    let matchers: Vec<_> = spec.matchers.iter().map(|m| (m.kind.as_str(), m.comparator, m.names.len())).collect();
+    assert_eq!(matchers, [("GPU", Comparator::Gte, 2), ("CPU", Comparator::Eq, 1)]);
+    let payload = &spec.payloads[0];
+    assert_eq!(payload.resources, Amounts { cpu: 4000, memory: 64 * GIB, disk: 0 });
+    let ports: Vec<_> = payload.ports.iter().map(|p| (p.name.as_str(), p.protocol, p.port)).collect();
+    assert_eq!(ports, [("tcp-80", Protocol::Tcp, 80), ("udp-53", Protocol::Udp, 53)]);
+    let volumes: Vec<_> = payload.volumes.iter().map(|v| (v.class.as_str(), v.capacity, v.mount.as_str())).collect();
+    assert_eq!(volumes, [("standard", 100 * GB, "/data"), ("fast-ssd", 500 * GB, "/ssd")]);
+}
+
+#[test]
+fn a_deployment_that_people_have_needs_a_header_and_nothing_else() {
+    let Intent::DeploymentCreate(create) = only(&under_header("Deployment", SEED_DEPLOYMENT)) else {
+        panic!("a deployment")
+    };
+    assert_eq!((create.plan.as_str(), create.name.as_str()), ("nginx-deployment-plan", "deployment-1"));
+    assert_eq!(create.spec.count, 1);
+    assert_eq!(create.spec.coordinates["nginx-payload"]["image"], "nginx:latest");
+}
+
+#[test]
+fn documented_names_say_the_same() {
+    let native = header(
+        "Deployment",
+        "plan: nginx-deployment-plan\ncoordinates:\n  nginx-payload: {image: 'nginx:latest'}\ncount: 1",
+    )
+    .replace("name: x", "name: deployment-1");
+    assert_eq!(only(&native), only(&under_header("Deployment", SEED_DEPLOYMENT)));
+}
+
+#[test]
+fn a_node_has_the_labels_of_its_metadata_and_exact_amounts() {
+    let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1, labels: {disk: fast}}\nspec:\n  \
+        cluster: local\n  updateDomain: a\n  resources: {cpu: 500m, memory: 512MiB, disk: 100}\n  \
+        reserved: {cores: 0.25}\n  storage: [{class: fast-ssd, capacity: 1TiB}]\n";
+    let Intent::NodeApply(NodeApply { spec, cluster, .. }) = only(text) else { panic!("a node") };
+    assert_eq!(spec.labels["disk"], "fast");
+    assert_eq!(cluster.expect("a cluster").as_str(), "local");
+    assert_eq!(spec.total, Amounts { cpu: 500, memory: 512 << 20, disk: 100 * GB });
+    assert_eq!((spec.reserved.cpu, spec.storage[0].capacity), (250, 1 << 40));
+}
+
+#[test]
+fn approval_is_one_word_or_one_for_each_kind() {
+    let plan = |approval: &str| {
+        let spec = format!("namespace: n\nservice: s\npayloads: []\n{approval}\ntimeouts: {{stop: 30s}}");
+        let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
+        (plan.spec.approval.of(OperationKind::Create), plan.spec.approval.of(OperationKind::Delete), plan.spec.timeouts)
+    };
+    assert_eq!(plan("approval: automatic").0, Approval::Automatic);
+    let (create, delete, timeouts) = plan("approval: {create: automatic}");
+    assert_eq!((create, delete), (Approval::Automatic, Approval::Manual));
+    assert_eq!((timeouts.stop, timeouts.start), (30_000, 300_000));
+    assert_eq!(plan("").0, Approval::Manual, "a person, unless the plan says otherwise");
+}
+
+#[test]
+fn values_are_the_text_that_stands_there() {
+    let spec = "plan: p\ncount: 1\ncoordinates: {web: {version: 1.10, flag: on, zip: 007}}";
+    let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("a deployment") };
+    let web = &create.spec.coordinates["web"];
+    assert_eq!([web["version"].as_str(), web["flag"].as_str(), web["zip"].as_str()], ["1.10", "on", "007"]);
+}
+
+#[test]
+fn kinds_are_applied_in_the_order_of_their_references() {
+    let cluster = header("Cluster", "runtime: process");
+    let node = header("Node", "domain: a\nresources: {cpu: 1, memory: 1}");
+    let text = format!("# nothing yet\n---\n{node}---\n{cluster}...\n---\n# nothing\n");
+    let mut manifests = read("f.yaml", &text).expect("two documents");
+    let places: Vec<_> = manifests.iter().map(|m| m.place.to_string()).collect();
+    assert_eq!(places, ["f.yaml:3:1", "f.yaml:11:1"]);
+    sort(&mut manifests);
+    assert!(matches!(manifests[0].intent, Intent::ClusterApply(_)));
+}
+
+#[test]
+fn errors_say_where_and_what_to_write() {
+    let plan = |extra: &str| header("Plan", &format!("namespace: n\nservice: s\npayloads: []\n{extra}"));
+    let payload = |lines: &str| plan("").replace("payloads: []", &format!("payloads:\n  - name: web\n    {lines}"));
+    let cases = [
+        (header("Plam", "a: 1"), "2:7: unknown kind \"Plam\": did you mean \"Plan\"?"),
+        (header("Pod", "a: 1").replace("/v1", "/v9"), "1:13: this build reads apiVersion chancery/v1, not \"chancery/v9\""),
+        ("kind: Plan\n".into(), "1:1: \"apiVersion\" is missing here"),
+        ("kind: Plan\n  bad: : 1\n".into(), "2:8: "),
+        ("- a\n".into(), "1:1: a block of 'name: value' lines is expected here"),
+        (plan("timeuots: {}"), "9:3: unknown field \"timeuots\": did you mean \"timeouts\"?"),
+        (plan("timeouts: {start: 30}"), "9:21: write a duration as in 500ms, 30s, 5m or 24h, not \"30\""),
+        (plan("namespace: m"), "9:3: \"namespace\" is given twice"),
+        (plan("approval: automatc"), "9:13: unknown word \"automatc\": did you mean \"automatic\"?"),
+        (plan("approval: {crate: manual}"), "9:14: unknown field \"crate\": did you mean \"create\"?"),
+        (plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"), "10:31: unknown comparator \"foo\": write one of in, not_in, eq, gte, lte"),
+        (payload("resources: {cpu: 4, memroy: 64}"), "9:25: unknown field \"memroy\": did you mean \"memory\"?"),
+        (payload("resources: {cpu: 1e3}"), "9:22: write cores as in 4, 1.5 or 500m, not \"1e3\""),
+        (payload("resources: {cpu: 1, cores: 1}"), "9:16: "),
+        (payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"), "10:35: this is no whole number from 0 to 65535"),
+        (payload("resources: {}\n    processes: x"), "10:16: this is no whole number from 0 to 65535"),
+        (plan("").replace("service: s", "service: A b"), "7:12: 'A' may not stand at character 1"),
+        (plan("").replace("service: s", "service:"), "7:"),
+        (plan("").replace("  service: s\n", ""), "6:3: \"service\" is missing here"),
+        (plan("name: y"), "9:9: the name here and that of metadata differ: write one"),
+        (plan("").replace("name: x", "name: x\n  labels: {a: b}"), "5:11: only nodes have labels: remove them"),
+        (under_header("Cluster", "runtime: process"), "1:1: \"metadata.name\" is missing here"),
+        (header("Cluster", "runtime: kubernetes"), "6:12: unknown word \"kubernetes\": write one of process, simulated"),
+        (header("Deployment", "plan: p\ncount: -1"), "7:10: this is no whole number from 0 to 4294967295"),
+        (
+            header("Deployment", "plan: p\ncount: 1\npayload_coordinates:\n- {payload_name: a, coordinates: {}}\n- {payload_name: a, coordinates: {}}"),
+            "10:5: coordinates of payload a are given twice",
+        ),
+    ];
+    for (text, wanted) in cases {
+        let faults = read("f.yaml", &text).expect_err(&text);
+        assert!(faults.to_string().starts_with(&format!("f.yaml:{wanted}")), "{faults}\nwanted {wanted}\n{text}");
+    }
+}
+
+#[test]
+fn each_document_tells_its_first_fault() {
+    let bad = header("Cluster", "runtme: process");
+    let good = header("Cluster", "runtime: process");
+    let faults = read("-", &format!("{bad}---\n{good}--- # again\n{bad}")).expect_err("two faults");
+    let lines: Vec<_> = faults.0.iter().map(|fault| fault.place.to_string()).collect();
+    assert_eq!(lines, ["-:6:3", "-:20:3"]);
+}
+
+#[test]
+fn what_is_too_large_or_too_deep_is_refused() {
+    let deep = format!("apiVersion: chancery/v1\nkind: {}{}", "[".repeat(100), "]".repeat(100));
+    let long = "#".repeat(LARGEST + 1);
+    let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for (from, to) in ('a'..'h').zip('b'..='h') {
+        use std::fmt::Write as _;
+        let refs = vec![format!("*{from}"); 9].join(", ");
+        writeln!(bomb, "{to}: &{to} [{refs}]").expect("text");
+    }
+    for text in [deep, long, bomb] {
+        let faults = read("f.yaml", &text).expect_err("too much");
+        assert!(faults.0[0].what.contains("larger or deeper") || faults.0[0].what.contains("bytes"), "{faults}");
+    }
+}
+
+#[test]
+fn every_kind_has_a_schema_that_refuses_unknown_fields() {
+    let schemas = schemas();
+    assert_eq!(schemas.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), KINDS);
+    for (kind, schema) in schemas {
+        let json = schema.as_value();
+        assert_eq!(json["properties"]["kind"]["const"], kind);
+        assert_eq!(json["additionalProperties"], false, "{kind}");
+        assert!(!json.to_string().contains("payload_coordinates"), "documented names only: {json}");
+    }
+}

@@ -5,6 +5,7 @@
 //! them.
 
 pub mod amount;
+pub mod cloud;
 pub mod digest;
 pub mod event;
 pub mod fact;

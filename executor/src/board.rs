@@ -37,9 +37,13 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Shows a report that is worth a line in a list, and no message of its own.
+    /// Shows a report that is worth a line in a list, and no message of its own; it takes no outcome's place that
+    /// nobody has read yet.
     pub fn show_in_lists(&self, report: Report) {
-        self.lock().current.insert(report.incarnation, report);
+        let mut shown = self.lock();
+        if !shown.is_unread.contains(&report.incarnation) {
+            shown.current.insert(report.incarnation, report);
+        }
     }
 
     /// Takes an incarnation off.

@@ -130,7 +130,11 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: Subject>(subject: &S,
     reader.forget(id).await;
 }
 
-async fn an_exit_is_reported_with_its_code<S: Subject>(subject: &S, failing: IncarnationId, clean: IncarnationId) {
+async fn an_exit_is_reported_with_its_code<S: Subject>(
+    subject: &S,
+    failing: IncarnationId,
+    clean: IncarnationId,
+) {
     let mut reader = Reader::open(subject).await;
     let spec = subject.spec(Behaves::EndsWith(3), 3);
     reader.order(failing, 1, Effect::Ensure, &spec).await;
@@ -140,7 +144,10 @@ async fn an_exit_is_reported_with_its_code<S: Subject>(subject: &S, failing: Inc
     };
     assert!(reason.contains("status 3"), "the reason names the status: {reason}");
     assert_eq!(processes.len(), 3, "every process is told of");
-    assert!(processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }), "and how it ended: {ended:?}");
+    assert!(
+        processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }),
+        "and how it ended: {ended:?}"
+    );
     assert_eq!(subject.running(failing), 0, "one that ends by itself ends its siblings");
     reader.order(failing, 2, Effect::Stop, &spec).await;
     let stopped = reader.until(failing, 2, "a stop of what ended is met", |saw| *saw == ended.saw).await;
@@ -152,7 +159,10 @@ async fn an_exit_is_reported_with_its_code<S: Subject>(subject: &S, failing: Inc
     reader.forget(clean).await;
 }
 
-async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Subject>(subject: &S, id: IncarnationId) {
+async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Subject>(
+    subject: &S,
+    id: IncarnationId,
+) {
     let mut reader = Reader::open(subject).await;
     let spec = subject.spec(Behaves::CannotStart, 1);
     reader.order(id, 1, Effect::Ensure, &spec).await;
@@ -188,7 +198,10 @@ async fn a_restart_finds_everything<S: Subject>(
     reader.forget(gone).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
-    assert!(!listed.contains_key(&ended) && !listed.contains_key(&gone), "what was forgotten stays so: {listed:?}");
+    assert!(
+        !listed.contains_key(&ended) && !listed.contains_key(&gone),
+        "what was forgotten stays so: {listed:?}"
+    );
     reader.end(runs, 2, &stays).await;
 }
 
@@ -281,7 +294,13 @@ impl<O: Orchestrator> Reader<O> {
         self.wait(id, "it is told of", |_| true).await
     }
 
-    async fn until(&mut self, id: IncarnationId, revision: u32, what: &str, is: impl Fn(&Saw) -> bool) -> Report {
+    async fn until(
+        &mut self,
+        id: IncarnationId,
+        revision: u32,
+        what: &str,
+        is: impl Fn(&Saw) -> bool,
+    ) -> Report {
         self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
     }
 
@@ -297,7 +316,7 @@ impl<O: Orchestrator> Reader<O> {
         });
         match found.await {
             Ok(report) => report,
-            Err(_) => panic!("{what}: not seen of {id}, but {:?}", self.known.get(&id)),
+            Err(late) => panic!("{what}: not seen of {id} ({late}), but {:?}", self.known.get(&id)),
         }
     }
 

@@ -75,5 +75,9 @@ fn lock_opened(file: File, path: &Path) -> io::Result<Lock> {
     }
     // A lock on a file that was removed meanwhile keeps nobody out.
     let (held, named) = (file.metadata()?, std::fs::metadata(path)?);
-    if (held.dev(), held.ino()) == (named.dev(), named.ino()) { Ok(Lock::Ours(file)) } else { Ok(Lock::Theirs) }
+    if (held.dev(), held.ino()) == (named.dev(), named.ino()) {
+        Ok(Lock::Ours(file))
+    } else {
+        Ok(Lock::Theirs)
+    }
 }

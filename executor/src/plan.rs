@@ -155,7 +155,9 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) ->
     let again = order.rank() == present.order.rank();
     let alive = matches!(present.state, State::Starting { .. } | State::Up { .. });
     match (&present.state, order.aim) {
-        (_, Aim::Up) if alive && present.order.aim != Aim::Up => Step::Refuse("it is being ended", Hope::Retry),
+        (_, Aim::Up) if alive && present.order.aim != Aim::Up => {
+            Step::Refuse("it is being ended", Hope::Retry)
+        }
         (_, Aim::Up) if alive && spec != present.spec.as_ref() => {
             Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
         }
@@ -198,11 +200,14 @@ pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
         State::Up { processes, before } => {
             let processes = processes.clone();
             let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
-            Told::Change(report(reflected, match before {
-                _ if online => Saw::Ready { processes },
-                Before::NeverReady => Saw::Ensured { processes },
-                Before::Ready => Saw::NotReady { processes },
-            }))
+            Told::Change(report(
+                reflected,
+                match before {
+                    _ if online => Saw::Ready { processes },
+                    Before::NeverReady => Saw::Ensured { processes },
+                    Before::Ready => Saw::NotReady { processes },
+                },
+            ))
         }
         State::Ended { exit, processes } => {
             Told::Change(report(revision, Saw::Ended { exit: exit.clone(), processes: processes.clone() }))

@@ -146,7 +146,8 @@ where
                 }
                 Woken::Linked(connected) => {
                     self.connecting = None;
-                    self.link = connected.inspect_err(|error| tracing::info!(%error, "no decider is reached")).ok();
+                    self.link =
+                        connected.inspect_err(|error| tracing::info!(%error, "no decider is reached")).ok();
                     return if self.link.is_some() { Input::Connected } else { Input::Disconnected };
                 }
                 Woken::Listed(reports) => {
@@ -278,7 +279,9 @@ async fn poll<T: ?Sized + Future>(waited_for: &mut Option<Pin<Box<T>>>) -> T::Ou
     }
 }
 
-async fn reserve(to: Option<&mpsc::Sender<Vec<u8>>>) -> Result<mpsc::Permit<'_, Vec<u8>>, mpsc::error::SendError<()>> {
+async fn reserve(
+    to: Option<&mpsc::Sender<Vec<u8>>>,
+) -> Result<mpsc::Permit<'_, Vec<u8>>, mpsc::error::SendError<()>> {
     match to {
         Some(to) => to.reserve().await,
         None => std::future::pending().await,

@@ -17,18 +17,17 @@ use std::time::Duration;
 
 use chancery_events::fact::Judgement;
 use chancery_events::id::{Attach, IncarnationId, Lineage};
-use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
-use chancery_events::spec::Runtime;
-use serde::{Deserialize, Serialize};
 
 mod lease;
 mod queue;
+mod words;
 
 use lease::Lease;
 use queue::Queue;
 pub use queue::Work;
+pub use words::{Identity, Input, Output, Seen, Stop};
 
 /// Reports in one part of a level.
 const LEVEL_PART: usize = 500;
@@ -38,88 +37,6 @@ const WINDOW: u64 = 1000;
 const GREETING: Duration = Duration::from_secs(10);
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
-
-/// Who the executor is.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// As it calls itself.
-    pub executor: ExecutorName,
-    /// Its scope, whose lock it holds.
-    pub cluster: ClusterName,
-    /// What it drives.
-    pub runtime: Runtime,
-}
-
-/// The highest head that an executor has seen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Seen {
-    /// The journal.
-    pub lineage: Lineage,
-    /// Its head.
-    pub head: Head,
-}
-
-/// Why an executor exits. Everything that runs goes on running.
-#[derive(Debug, thiserror::Error)]
-pub enum Stop {
-    /// At a position that both know, the journal is another one: it was altered, or cut and continued.
-    #[error("the decider's journal differs at position {0} from what this executor has seen")]
-    Diverged(u64),
-    /// This decider knows less than the executor has seen or has been given: a newer one is elsewhere.
-    #[error("a newer decider is elsewhere: {0}")]
-    NewerElsewhere(String),
-    /// The decider will never take this executor.
-    #[error("the decider refuses this executor: {0}")]
-    Refused(String),
-    /// Another executor of the scope runs on this machine.
-    #[error("another executor holds the lock of this scope")]
-    ScopeTaken,
-    /// What must be durable cannot be made so.
-    #[error("keep the executor's own files")]
-    Storage(#[source] std::io::Error),
-}
-
-/// What comes in.
-#[derive(Debug)]
-pub enum Input {
-    /// A link to a decider is there.
-    Connected,
-    /// It could not be had, or is lost.
-    Disconnected,
-    /// The decider says something.
-    Heard(FromDecider),
-    /// The answer to [`Output::List`].
-    Listed(Vec<Report>),
-    /// The orchestrator saw changes. Only while [`Core::takes_changes`].
-    Changed(Vec<Report>),
-    /// Work on an incarnation has been begun, and the next on it may follow.
-    Done(IncarnationId),
-    /// The time of [`Core::due`] has come.
-    Tick,
-    /// The executor is to leave.
-    Leave,
-}
-
-/// What is to be done, in this order.
-#[derive(Debug)]
-pub enum Output {
-    /// Ask for a link.
-    Connect,
-    /// Drop the link.
-    HangUp,
-    /// Send.
-    Say(ToDecider),
-    /// List what the orchestrator has, and drop changes from before.
-    List,
-    /// Put this on disk before anything that follows.
-    Persist(Seen),
-    /// Begin work.
-    Begin(Work),
-    /// Exit.
-    Stop(Stop),
-    /// Exit, as asked.
-    Leave,
-}
 
 #[derive(Debug)]
 enum Phase {
@@ -281,10 +198,10 @@ impl Core {
                 }
             }
             FromDecider::Accepted { envelope, sequence } => {
-                if self.believes(&envelope)? {
-                    if let Phase::Listing(c) | Phase::Attached(c) = &mut self.phase {
-                        c.accepted = c.accepted.max(sequence.min(c.said));
-                    }
+                if self.believes(&envelope)?
+                    && let Phase::Listing(c) | Phase::Attached(c) = &mut self.phase
+                {
+                    c.accepted = c.accepted.max(sequence.min(c.said));
                 }
             }
             FromDecider::Beat { envelope, beat } => {
@@ -361,7 +278,9 @@ impl Core {
                 tracing::warn!(%incarnation, "left as it is: the fleet does not know it as its own");
                 false
             }
-            Judgement::Remove if knows_all && its_own && incarnation.position() <= envelope.head.position => true,
+            Judgement::Remove if knows_all && its_own && incarnation.position() <= envelope.head.position => {
+                true
+            }
             Judgement::Remove => {
                 tracing::error!(%incarnation, "not removed: the decider cannot know that it may be");
                 false

@@ -5,6 +5,8 @@ pub mod core;
 mod handle;
 mod run;
 mod sessions;
+#[cfg(test)]
+mod tests;
 
 pub use chancery_machine::keys::Accepted;
 pub use handle::{Connection, Decider, Input, NoVerdict, Verdict};

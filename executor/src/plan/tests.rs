@@ -1,1 +1,136 @@
+use chancery_events::id::{Lineage, Position};
 
+use super::*;
+
+fn spec(replica: &str) -> RunSpec {
+    let name = |name: &str| name.parse().unwrap();
+    RunSpec {
+        replica: replica.parse().unwrap(),
+        plan: "web".parse().unwrap(),
+        node: name("n1"),
+        payloads: vec![],
+    }
+}
+
+fn order(aim: Aim, revision: u32, attempt: u32) -> Order {
+    Order { revision, attempt, aim, grace: Duration::from_secs(9) }
+}
+
+fn present(order: Order, state: State) -> Present {
+    Present { order, spec: Some(spec("web-1")), state }
+}
+
+fn up(status: ProcessStatus, before: Before) -> State {
+    let process = Process { payload: "web".parse().unwrap(), index: 0, pid: None, addresses: vec![], status };
+    State::Up { processes: vec![process], before }
+}
+
+fn runs() -> State {
+    up(ProcessStatus::Online, Before::Ready)
+}
+
+fn ended() -> State {
+    State::Ended { exit: Exit::Clean, processes: vec![] }
+}
+
+fn failed() -> State {
+    State::Failed { message: "no".into(), hope: Hope::Retry }
+}
+
+#[test]
+fn an_order_means_what_is_there_makes_of_it() {
+    use Aim::{Down, Removed, Up};
+    let end = Step::End(Duration::from_secs(9));
+    let being_ended = Step::Refuse("it is being ended", Hope::Retry);
+    let cases = [
+        // There is            last order         order              then            because
+        (None, order(Up, 1, 1), Step::Start, "nothing is there"),
+        (None, order(Down, 1, 1), Step::Bury, "absence is proved by a tombstone"),
+        (None, order(Removed, 1, 1), Step::Bury, "absence is proved by a tombstone"),
+        (
+            Some((order(Up, 1, 1), State::Accepted)),
+            order(Up, 1, 1),
+            Step::Start,
+            "a crash came before the start",
+        ),
+        (
+            Some((order(Down, 1, 1), State::Accepted)),
+            order(Down, 1, 1),
+            Step::Bury,
+            "or before the tombstone",
+        ),
+        (Some((order(Up, 1, 1), State::Accepted)), order(Down, 2, 1), Step::Bury, "it was never begun"),
+        (Some((order(Up, 1, 1), runs())), order(Up, 1, 1), Step::Answer, "twice is once"),
+        (Some((order(Up, 1, 1), runs())), order(Up, 2, 1), Step::Adopt, "it runs already"),
+        (Some((order(Up, 2, 1), runs())), order(Down, 1, 9), Step::Answer, "a lower revision is closed"),
+        (Some((order(Up, 2, 2), runs())), order(Up, 2, 1), Step::Answer, "so is a lower attempt"),
+        (Some((order(Up, 1, 1), runs())), order(Down, 2, 1), end.clone(), "it is to end"),
+        (
+            Some((order(Down, 2, 1), runs())),
+            order(Down, 2, 1),
+            end.clone(),
+            "the first asking may have been lost",
+        ),
+        (Some((order(Down, 2, 1), runs())), order(Up, 3, 1), being_ended, "what is half ended is not kept"),
+        (Some((order(Up, 1, 1), runs())), order(Removed, 2, 1), end.clone(), "it must end before it is gone"),
+        (Some((order(Up, 1, 1), ended())), order(Up, 1, 1), Step::Answer, "an end is final"),
+        (Some((order(Up, 1, 1), ended())), order(Up, 2, 1), Step::Adopt, "for higher revisions too"),
+        (Some((order(Up, 1, 1), ended())), order(Down, 2, 1), Step::Adopt, "and how it ended is kept"),
+        (Some((order(Up, 1, 1), ended())), order(Removed, 2, 1), Step::Bury, "unless it is to be gone"),
+        (Some((order(Up, 1, 1), failed())), order(Up, 1, 1), Step::Answer, "this attempt failed"),
+        (Some((order(Up, 1, 1), failed())), order(Up, 1, 2), Step::Start, "the next may not"),
+        (Some((order(Up, 1, 1), failed())), order(Down, 2, 1), Step::Bury, "nothing ran"),
+        (Some((order(Down, 2, 1), State::Gone)), order(Up, 1, 1), Step::Answer, "the tombstone blocks it"),
+        (Some((order(Down, 2, 1), State::Gone)), order(Down, 2, 1), Step::Answer, "the tombstone is there"),
+        (Some((order(Down, 2, 1), State::Gone)), order(Down, 3, 1), Step::Bury, "the tombstone rises"),
+        (
+            Some((order(Down, 2, 1), State::Gone)),
+            order(Up, 3, 1),
+            Step::Start,
+            "it speaks of lower ones only",
+        ),
+    ];
+    for (there, order, then, because) in cases {
+        let there = there.map(|(last, state)| present(last, state));
+        assert_eq!(
+            step(there.as_ref(), &order, Some(&spec("web-1"))),
+            then,
+            "{because}: {order:?} on {there:?}"
+        );
+    }
+    let other = step(Some(&present(order(Up, 1, 1), runs())), &order(Up, 2, 1), Some(&spec("web-2")));
+    assert!(matches!(other, Step::Refuse(_, Hope::Never)), "what runs is not changed");
+}
+
+#[test]
+fn a_report_names_the_revision_that_it_reflects() {
+    let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
+    let revision = |aim, state| match report(id, &present(order(aim, 5, 1), state)) {
+        Told::Change(report) => (report.revision, "change"),
+        Told::ListOnly(report) => (report.revision, "list"),
+    };
+    let cases = [
+        (Aim::Up, State::Accepted, (4, "list"), "no outcome yet"),
+        (Aim::Up, State::Starting { processes: vec![] }, (4, "list"), "no outcome yet"),
+        (Aim::Up, runs(), (5, "change"), "the outcome"),
+        (Aim::Down, runs(), (4, "change"), "what is to end and has not is no outcome"),
+        (Aim::Down, ended(), (5, "change"), "the outcome"),
+        (Aim::Up, failed(), (5, "change"), "the outcome"),
+        (Aim::Down, State::Gone, (5, "change"), "the outcome"),
+    ];
+    for (aim, state, then, because) in cases {
+        assert_eq!(revision(aim, state.clone()), then, "{because}: {aim:?} and {state:?}");
+    }
+}
+
+#[test]
+fn ready_means_all_online() {
+    let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
+    let saw = |state| match report(id, &present(order(Aim::Up, 1, 1), state)) {
+        Told::Change(report) => report.saw,
+        Told::ListOnly(report) => panic!("{report:?}"),
+    };
+    assert!(matches!(saw(up(ProcessStatus::Online, Before::NeverReady)), Saw::Ready { .. }));
+    assert!(matches!(saw(up(ProcessStatus::Initializing, Before::NeverReady)), Saw::Ensured { .. }));
+    assert!(matches!(saw(up(ProcessStatus::Initializing, Before::Ready)), Saw::NotReady { .. }));
+}

@@ -1,14 +1,15 @@
 //! Orphans: processes whose keeper died. They are adopted by identity, watched, and ended like others; only how they
 //! ended stays unknown, because the parent that could have asked is gone.
 //!
-//! Besides the recorded processes, descendants are known by the incarnation's name in their environment: a group's
-//! number may have been given to another group meanwhile, a name like that is given to nobody else.
+//! Besides the recorded processes, descendants are known by the incarnation's folder in their environment: a group's
+//! number may have been given to another group meanwhile, and a copy of the fleet in another root has the same ids;
+//! a folder is one incarnation's alone.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
 use chancery_events::observation::ProcessStatus;
 use rustix::process::Signal;
 use tokio::io::Interest;
@@ -17,7 +18,8 @@ use tokio::time::Instant;
 
 use super::folder::{Cause, End, Folder, Phase, Record};
 use super::identity::{Handle, Stat, boot};
-use super::start::INCARNATION_VARIABLE;
+use super::start::FOLDER_VARIABLE;
+use super::wire::LONGEST_GRACE;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
@@ -28,7 +30,7 @@ const SWEEP: Duration = Duration::from_millis(50);
 pub(super) struct Foster {
     /// For as long as this lives, no keeper starts anything here.
     _lock: File,
-    incarnation: IncarnationId,
+    folder: Folder,
     living: Vec<(usize, AsyncFd<Handle>)>,
     kill_at: Option<Instant>,
     /// When to look again though nothing died.
@@ -37,17 +39,19 @@ pub(super) struct Foster {
 
 impl Foster {
     /// Takes over what the record names and still lives; notes the rest as ended.
-    pub(super) fn adopt(lock: File, incarnation: IncarnationId, record: &mut Record) -> io::Result<Foster> {
+    pub(super) fn adopt(lock: File, folder: Folder, record: &mut Record) -> io::Result<Foster> {
         let same_boot = record.boot == boot()?;
         let mut living = Vec::new();
-        for (number, process) in record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none()) {
+        for (number, process) in
+            record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
+        {
             match Handle::open(process.pid, process.start_time)? {
                 Some(handle) if same_boot => living.push((number, watched(handle)?)),
                 Some(_) | None => process.end = Some(unseen(Cause::Itself)),
             }
         }
         let next = (record.phase == Phase::Recorded).then(|| Instant::now() + TRAMPOLINES_GONE);
-        Ok(Foster { _lock: lock, incarnation, living, kill_at: None, next })
+        Ok(Foster { _lock: lock, folder, living, kill_at: None, next })
     }
 
     /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
@@ -92,13 +96,12 @@ impl Foster {
 
     /// Begins to end everything, or brings the time of killing nearer.
     pub(super) fn end(&mut self, grace: Duration) {
-        let kill_at = Instant::now() + grace.min(Duration::from_secs(24 * 60 * 60));
-        match &mut self.kill_at {
-            Some(at) => *at = kill_at.min(*at),
-            None => {
-                self.kill_at = Some(kill_at);
-                self.signal_all(Signal::TERM);
-            }
+        let kill_at = Instant::now() + grace.min(LONGEST_GRACE);
+        if let Some(at) = &mut self.kill_at {
+            *at = kill_at.min(*at);
+        } else {
+            self.kill_at = Some(kill_at);
+            self.signal_all(Signal::TERM);
         }
         let soon = self.kill_at.unwrap_or(kill_at);
         self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
@@ -106,20 +109,23 @@ impl Foster {
 
     /// Whether nothing of it lives any more.
     pub(super) fn is_over(&self) -> bool {
-        self.living.is_empty() && others(self.incarnation).is_empty()
+        self.living.is_empty() && others(&self.folder).is_empty()
     }
 
     fn signal_all(&self, signal: Signal) {
         for (_, fd) in &self.living {
             fd.get_ref().signal(signal);
         }
-        for handle in others(self.incarnation) {
+        for handle in others(&self.folder) {
             handle.signal(signal);
         }
     }
 }
 
-#[expect(deprecated, reason = "its successor is unsafe, for types that may lie about their descriptor; a handle owns its")]
+#[expect(
+    deprecated,
+    reason = "its successor is unsafe, for types that may lie about their descriptor; a handle owns its"
+)]
 fn watched(handle: Handle) -> io::Result<AsyncFd<Handle>> {
     AsyncFd::with_interest(handle, Interest::READABLE)
 }
@@ -134,12 +140,12 @@ fn unseen(cause: Cause) -> End {
     End { status: ProcessStatus::Unknown, cause }
 }
 
-/// Everything living that names the incarnation in its environment.
-fn others(incarnation: IncarnationId) -> Vec<Handle> {
-    let variable = format!("{INCARNATION_VARIABLE}={incarnation}");
+/// Everything living that names the folder in its environment.
+fn others(folder: &Folder) -> Vec<Handle> {
+    let variable = [FOLDER_VARIABLE.as_bytes(), b"=", folder.path().as_os_str().as_bytes()].concat();
     let names_it = |stat: &Stat| {
         let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable)
     };
     let all = Stat::all().unwrap_or_default();
     let named = all.iter().filter(|stat| !stat.is_dead() && names_it(stat));

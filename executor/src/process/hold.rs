@@ -77,7 +77,11 @@ pub(super) struct KeeperLink {
 }
 
 impl KeeperLink {
-    pub(super) fn new(folder: Folder, child: Option<Child>, permit: Option<OwnedSemaphorePermit>) -> KeeperLink {
+    pub(super) fn new(
+        folder: Folder,
+        child: Option<Child>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> KeeperLink {
         KeeperLink { folder, child, permit, connection: None, pause: CONNECT_FIRST, stop: None }
     }
 

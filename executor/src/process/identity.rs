@@ -77,10 +77,10 @@ impl Handle {
 
     /// Sends a signal; a process that is dead by now is fine.
     pub(super) fn signal(&self, signal: Signal) {
-        if let Err(error) = pidfd_send_signal(&self.0, signal) {
-            if error != rustix::io::Errno::SRCH {
-                tracing::warn!(%error, "signal a process");
-            }
+        if let Err(error) = pidfd_send_signal(&self.0, signal)
+            && error != rustix::io::Errno::SRCH
+        {
+            tracing::warn!(%error, "signal a process");
         }
     }
 }

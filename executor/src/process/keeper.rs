@@ -146,7 +146,10 @@ impl Keeper {
     /// Starts everything, or notes why it cannot be.
     fn start(&mut self, wanted: &Wanted) -> io::Result<()> {
         let waiting = prepare(&self.folder, wanted).and_then(|prepared| {
-            prepared.into_iter().map(|one| trampoline(&self.folder, wanted, one)).collect::<Result<Vec<_>, _>>()
+            prepared
+                .into_iter()
+                .map(|one| trampoline(&self.folder, wanted, one))
+                .collect::<Result<Vec<_>, _>>()
         });
         let mut waiting: Vec<Waiting> = match waiting {
             Ok(waiting) => waiting,
@@ -178,7 +181,10 @@ impl Keeper {
                 self.finish();
                 return Ok(());
             }
-            if self.record.phase == Phase::Recorded && self.ending.is_none() && self.executing.iter().all(Option::is_none) {
+            if self.record.phase == Phase::Recorded
+                && self.ending.is_none()
+                && self.executing.iter().all(Option::is_none)
+            {
                 self.record.phase = Phase::Started;
                 self.save();
             }
@@ -253,14 +259,12 @@ impl Keeper {
 
     /// Begins to end everything, or brings the time of killing nearer.
     fn end(&mut self, grace: Duration) {
-        let kill_at = Instant::now() + grace.min(Duration::from_secs(24 * 60 * 60));
-        match &mut self.ending {
-            Some(ending) => ending.kill_at = ending.kill_at.min(kill_at),
-            None => {
-                self.ending = Some(Ending { kill_at });
-                // Whoever waits to be told what to execute is not told any more.
-                self.sweep(Signal::TERM);
-            }
+        let kill_at = Instant::now() + grace.min(wire::LONGEST_GRACE);
+        if let Some(ending) = &mut self.ending {
+            ending.kill_at = ending.kill_at.min(kill_at);
+        } else {
+            self.ending = Some(Ending { kill_at });
+            self.sweep(Signal::TERM);
         }
     }
 
@@ -341,7 +345,8 @@ impl Keeper {
             if until.is_zero() { SWEEP } else { until }
         });
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
-        let mut fds = vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let mut fds =
+            vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
         fds.extend(self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {

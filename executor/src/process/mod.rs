@@ -108,7 +108,8 @@ impl Processes {
     pub async fn open(config: Config) -> io::Result<Processes> {
         let Config { root, program } = config;
         let root = std::path::absolute(root)?;
-        let shared = Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };
+        let shared =
+            Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };
         let shared = Arc::new(shared);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
@@ -132,7 +133,12 @@ impl Processes {
         Ok(processes)
     }
 
-    fn tend(&self, id: IncarnationId, folder: Folder, settled: Option<oneshot::Sender<()>>) -> mpsc::Sender<Ask> {
+    fn tend(
+        &self,
+        id: IncarnationId,
+        folder: Folder,
+        settled: Option<oneshot::Sender<()>>,
+    ) -> mpsc::Sender<Ask> {
         let (sender, asks) = mpsc::channel(1);
         if let Some(runtime) = &self.runtime {
             runtime.spawn(Tender::new(id, folder, self.shared.clone()).tend(asks, settled));
@@ -151,7 +157,12 @@ impl Processes {
         known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None))
     }
 
-    async fn ask(&self, id: IncarnationId, node: Option<&NodeName>, ask: impl FnOnce(oneshot::Sender<()>) -> Ask) {
+    async fn ask(
+        &self,
+        id: IncarnationId,
+        node: Option<&NodeName>,
+        ask: impl FnOnce(oneshot::Sender<()>) -> Ask,
+    ) {
         let (done, answered) = oneshot::channel();
         if self.tender(id, node).send(ask(done)).await.is_err() || answered.await.is_err() {
             tracing::error!(incarnation = %id, "an order was dropped; the decider will give it again");
@@ -235,7 +246,9 @@ impl Shared {
 fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     match std::fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
         Err(error) => Err(error),
     }
 }

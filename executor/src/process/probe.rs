@@ -35,7 +35,8 @@ impl Probes {
         let mut probed = Vec::new();
         let mut ready = Vec::new();
         for (number, process) in record.processes.iter().enumerate() {
-            let probe = spec.payloads.iter().find(|p| p.name == process.payload).and_then(|p| p.ready.as_ref());
+            let probe =
+                spec.payloads.iter().find(|p| p.name == process.payload).and_then(|p| p.ready.as_ref());
             ready.push(probe.is_none());
             if let Some(probe) = probe {
                 let (Probe::Tcp { port } | Probe::Http { port, .. }) = probe;

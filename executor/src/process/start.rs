@@ -92,15 +92,24 @@ fn prepare_one(
         ports.insert(port.name.clone(), number);
         held.push(socket);
     }
-    let values =
-        Values { incarnation: wanted.incarnation, spec, index, ports: &ports, coordinates: &payload.coordinates };
+    let values = Values {
+        incarnation: wanted.incarnation,
+        spec,
+        index,
+        ports: &ports,
+        coordinates: &payload.coordinates,
+    };
     let fill = |text: &str| fill(text, &values);
     let bad = |bad: BadText| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
-    let mut env = environment(folder, wanted, spec, name, index, &ports);
+    let home = work_folder(folder.path(), name, index).display().to_string();
+    let mut env = BTreeMap::from([("PATH".to_owned(), PATH.to_owned()), ("HOME".to_owned(), home)]);
     for (key, value) in &run.env {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }
+    // Last: what says who a process is, is not the run's to change.
+    env.extend(marks(folder, wanted, spec, name, index));
+    env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     let address = |(port, number): (&PortName, &u16)| Address {
         port: port.clone(),
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
@@ -109,31 +118,27 @@ fn prepare_one(
     Ok(Prepared { payload: name.clone(), index, execute: Execute { argv, env }, addresses, held })
 }
 
-/// The environment that the executor adds; the run's own goes over it.
-fn environment(
+/// Names the incarnation's folder in the environment of its processes.
+pub(super) const FOLDER_VARIABLE: &str = "CHANCERY_FOLDER";
+
+/// What says in a process's environment who it is.
+fn marks(
     folder: &Folder,
     wanted: &Wanted,
     spec: &RunSpec,
     payload: &PayloadName,
     index: u16,
-    ports: &BTreeMap<PortName, u16>,
-) -> BTreeMap<String, String> {
-    let home = work_folder(folder.path(), payload, index);
-    let mut env = BTreeMap::from([
-        ("PATH".to_owned(), PATH.to_owned()),
-        ("HOME".to_owned(), home.display().to_string()),
-        ("CHANCERY_REPLICA".to_owned(), spec.replica.to_string()),
-        (INCARNATION_VARIABLE.to_owned(), wanted.incarnation.to_string()),
-        ("CHANCERY_NODE".to_owned(), spec.node.to_string()),
-        ("CHANCERY_PAYLOAD".to_owned(), payload.to_string()),
-        ("CHANCERY_PROCESS".to_owned(), index.to_string()),
-    ]);
-    env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
-    env
+) -> [(String, String); 6] {
+    [
+        (FOLDER_VARIABLE, folder.path().display().to_string()),
+        ("CHANCERY_INCARNATION", wanted.incarnation.to_string()),
+        ("CHANCERY_NODE", spec.node.to_string()),
+        ("CHANCERY_PAYLOAD", payload.to_string()),
+        ("CHANCERY_PROCESS", index.to_string()),
+        ("CHANCERY_REPLICA", spec.replica.to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
 }
-
-/// Names the incarnation in the environment of its processes.
-pub(super) const INCARNATION_VARIABLE: &str = "CHANCERY_INCARNATION";
 
 fn work_folder(folder: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {
     folder.join(format!("{payload}-{index}")).join("work")
@@ -154,7 +159,11 @@ fn free_port(port: &Port) -> io::Result<(u16, OwnedFd)> {
 }
 
 /// Starts a trampoline; it executes nothing until it is told, and exits if its socket is dropped first.
-pub(super) fn trampoline(folder: &Folder, wanted: &Wanted, prepared: Prepared) -> Result<Waiting, NotExecuted> {
+pub(super) fn trampoline(
+    folder: &Folder,
+    wanted: &Wanted,
+    prepared: Prepared,
+) -> Result<Waiting, NotExecuted> {
     let Prepared { payload, index, execute, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
@@ -175,7 +184,8 @@ pub(super) fn trampoline(folder: &Folder, wanted: &Wanted, prepared: Prepared) -
             .spawn()
     };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
-    let retry = |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
+    let retry =
+        |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
     let pid = spawn().map_err(retry)?.id();
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;

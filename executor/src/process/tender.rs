@@ -6,11 +6,12 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::RunSpec;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::Shared;
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
@@ -19,6 +20,9 @@ use super::hold::{Event, Hold, KeeperLink};
 use super::probe::Probes;
 use crate::durable::{self, Lock};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+
+/// From its last word until it has let go of the lock.
+const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 
 /// What a tender is asked; it answers when the work has begun.
 #[derive(Debug)]
@@ -85,6 +89,7 @@ impl Tender {
                         let _ = done.send(());
                     }
                     Some(Ask::Forget(done)) => {
+                        self.catch_up().await;
                         if self.forget() == Next::Over {
                             // Closed first, so that whoever is answered sees that this tender is over.
                             asks.close();
@@ -127,9 +132,11 @@ impl Tender {
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
-                let mut foster = Foster::adopt(lock, self.incarnation, record)?;
+                let mut foster = Foster::adopt(lock, self.folder.clone(), record)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
-                if aim.is_some_and(|order| order.aim != Aim::Up) || record.processes.iter().any(|p| p.end.is_some()) {
+                if aim.is_some_and(|order| order.aim != Aim::Up)
+                    || record.processes.iter().any(|p| p.end.is_some())
+                {
                     foster.end(grace);
                 }
                 Hold::Foster(foster)
@@ -185,11 +192,11 @@ impl Tender {
         }
         let Some(present) = self.present() else { return };
         let told = plan::report(self.incarnation, &present);
-        if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told {
-            if self.before == Before::NeverReady {
-                self.before = Before::Ready;
-                self.folder.note_ready();
-            }
+        if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told
+            && self.before == Before::NeverReady
+        {
+            self.before = Before::Ready;
+            self.folder.note_ready();
         }
         // Something that could not be found out is not told: it may be running.
         if self.shown.as_ref() != Some(&told) && !matches!(self.hold, Hold::Unknown) {
@@ -214,16 +221,19 @@ impl Tender {
         }
         if self.starting && matches!(self.hold, Hold::Ours(_)) {
             self.starting = false;
-            self.refuse(self.wanted.as_ref().map_or(0, |w| w.order.revision), self.keeper_failure(), Hope::Retry);
+            if self.record.is_none() {
+                let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
+                self.refuse(revision, self.keeper_failure(), Hope::Retry);
+            }
         }
     }
 
     fn try_conclude(&mut self) -> io::Result<()> {
-        if let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) {
-            if foster.is_over() {
-                foster::finish(&self.folder, record)?;
-                self.look();
-            }
+        if let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record)
+            && foster.is_over()
+        {
+            foster::finish(&self.folder, record)?;
+            self.look();
         }
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
@@ -240,7 +250,22 @@ impl Tender {
         Ok(())
     }
 
+    /// A keeper says that all is over while it still has the lock: waits until it is ours.
+    async fn catch_up(&mut self) {
+        let freed = async {
+            while matches!(self.hold, Hold::Kept(_)) && self.record.as_ref().is_some_and(Record::is_over) {
+                let event = self.hold.next().await;
+                self.hear(event);
+                self.settle();
+            }
+        };
+        if tokio::time::timeout(KEEPER_LEAVES, freed).await.is_err() {
+            tracing::warn!(incarnation = %self.incarnation, "its keeper is over and does not leave");
+        }
+    }
+
     async fn order(&mut self, order: Order, spec: Option<RunSpec>) {
+        self.catch_up().await;
         if let Hold::Unknown = self.hold {
             self.look();
         }
@@ -302,12 +327,8 @@ impl Tender {
         self.hold = Hold::Nothing;
         let child = self.spawn_keeper().inspect_err(|_| self.hold = Hold::Unknown)?;
         self.starting = true;
-        self.hold = Hold::Kept(self.link(child, permit));
+        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(permit)));
         Ok(())
-    }
-
-    fn link(&self, child: Child, permit: OwnedSemaphorePermit) -> KeeperLink {
-        KeeperLink::new(self.folder.clone(), Some(child), Some(permit))
     }
 
     fn spawn_keeper(&self) -> io::Result<Child> {

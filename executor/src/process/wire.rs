@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// No grace is longer; times stay in the range of the clocks.
+pub(super) const LONGEST_GRACE: Duration = Duration::from_hours(24);
+
 /// What a keeper is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -14,9 +17,7 @@ pub(super) enum Request {
     /// Say the record again.
     Status,
     /// End everything: ask, and kill what is left after this time. The shortest of several counts.
-    Stop {
-        grace: Duration,
-    },
+    Stop { grace: Duration },
 }
 
 /// The line for a message.

@@ -18,7 +18,13 @@ pub(super) struct Lease {
 impl Lease {
     /// None was given: nothing may be done.
     pub(super) fn none() -> Lease {
-        Lease { length: Duration::ZERO, since: Duration::ZERO, open: VecDeque::new(), last_beat: 0, next: Duration::ZERO }
+        Lease {
+            length: Duration::ZERO,
+            since: Duration::ZERO,
+            open: VecDeque::new(),
+            last_beat: 0,
+            next: Duration::ZERO,
+        }
     }
 
     /// One that was asked for at `since`.

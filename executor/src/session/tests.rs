@@ -1,1 +1,247 @@
+use chancery_events::fact::Effect;
+use chancery_events::id::{Position, SessionId, Term};
+use chancery_events::observation::Saw;
+use chancery_events::protocol::RunSpec;
+use chancery_events::record::Hash;
+use chancery_events::spec::Runtime;
 
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(12);
+
+fn lineage() -> Lineage {
+    Lineage::from_random(42)
+}
+
+fn id(position: u64) -> IncarnationId {
+    IncarnationId::issue(lineage(), Position::new(position))
+}
+
+fn head(position: u64, hash: u8, term: u64) -> Head {
+    Head { position: Position::new(position), hash: Hash::from_bytes([hash; 32]), term: Term::new(term) }
+}
+
+fn envelope(head: Head) -> Envelope {
+    let session = SessionId::issue(lineage(), Position::FIRST);
+    Envelope { session, attach: Attach::from_random(5), head }
+}
+
+fn command(position: u64, revision: u32) -> Command {
+    let name = |name: &str| name.parse().unwrap();
+    let spec = RunSpec {
+        replica: "web-1".parse().unwrap(),
+        plan: "web".parse().unwrap(),
+        node: name("n1"),
+        payloads: vec![],
+    };
+    let grace = Duration::ZERO;
+    Command { incarnation: id(position), revision, attempt: 1, effect: Effect::Ensure, grace, spec }
+}
+
+fn given(position: u64, revision: u32) -> FromDecider {
+    FromDecider::Command { envelope: envelope(head(100, 1, 3)), command: command(position, revision) }
+}
+
+fn gone(position: u64) -> Report {
+    Report { incarnation: id(position), revision: 1, saw: Saw::Gone }
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn core(seen: Option<Head>) -> Core {
+    let name = |name: &str| name.parse().unwrap();
+    let identity =
+        Identity { executor: "e1".parse().unwrap(), cluster: name("c1"), runtime: Runtime::Simulated };
+    let seen = seen.map(|head| Seen { lineage: lineage(), head });
+    Core::new(identity, seen, 2)
+}
+
+fn welcome(head: Head, commands: Vec<Command>) -> FromDecider {
+    let (lineage, fleet) = (lineage(), "main".parse().unwrap());
+    FromDecider::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands }
+}
+
+/// One that said hello at 0 s and got this answer.
+fn greeted(seen: Option<Head>, answer: FromDecider) -> (Core, Vec<Output>) {
+    let mut core = core(seen);
+    assert!(matches!(core.handle(secs(0), Input::Tick)[..], [Output::Connect]));
+    assert!(matches!(core.handle(secs(0), Input::Connected)[..], [Output::Say(ToDecider::Hello { .. })]));
+    let out = core.handle(secs(0), Input::Heard(answer));
+    (core, out)
+}
+
+/// One that is attached, at position 100 of term 3.
+fn attached(commands: Vec<Command>) -> (Core, Vec<Output>) {
+    let (mut core, out) = greeted(None, welcome(head(100, 1, 3), commands));
+    assert!(matches!(out[..], [Output::List]), "nothing is begun before the list was seen: {out:?}");
+    let out = core.handle(secs(0), Input::Listed(vec![]));
+    (core, out)
+}
+
+fn begun(out: &[Output]) -> Vec<u64> {
+    let begun = |output: &Output| match output {
+        Output::Begin(work) => Some(work.incarnation().position().get()),
+        _ => None,
+    };
+    out.iter().filter_map(begun).collect()
+}
+
+#[test]
+fn the_head_is_on_disk_before_anything_is_begun() {
+    let (mut core, out) = attached(vec![command(7, 1)]);
+    let [Output::Say(ToDecider::Level { .. }), Output::Persist(seen), Output::Begin(_)] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(seen.head, head(100, 1, 3));
+    let out = core.handle(secs(1), Input::Heard(given(8, 1)));
+    assert!(matches!(out[..], [Output::Begin(_)]), "once is enough for the same head: {out:?}");
+}
+
+#[test]
+fn nothing_is_begun_after_three_quarters_of_the_lease() {
+    let (mut core, _) = attached(vec![]);
+    assert_eq!(begun(&core.handle(secs(8), Input::Heard(given(7, 1)))), [7]);
+    let beats = core.handle(secs(8), Input::Tick);
+    assert!(matches!(beats[..], [Output::Say(ToDecider::Heartbeat { beat: 1, .. })]));
+    assert_eq!(
+        begun(&core.handle(secs(9), Input::Heard(given(8, 1)))),
+        [0; 0],
+        "nine of twelve seconds are over"
+    );
+    let beat = FromDecider::Beat { envelope: envelope(head(100, 1, 3)), beat: 1 };
+    let out = core.handle(secs(11), Input::Heard(beat));
+    assert_eq!(begun(&out), [8], "the answer to what was sent at 8 s lets it act until 17 s");
+    core.handle(secs(11), Input::Done(id(7)));
+    assert_eq!(
+        begun(&core.handle(secs(17), Input::Heard(given(9, 1)))),
+        [0; 0],
+        "not from the answer's coming"
+    );
+    assert!(matches!(core.handle(secs(20), Input::Tick)[..], [Output::HangUp]), "the lease is over");
+}
+
+#[test]
+fn work_on_one_incarnation_never_overlaps_and_the_newest_waits() {
+    let (mut core, out) = attached(vec![command(7, 1)]);
+    assert_eq!(begun(&out), [7]);
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 2)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 3)))), [0; 0], "it is busy");
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(8, 1)))), [8], "another is not held back");
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(9, 1)))), [0; 0], "two at once is the bound");
+    let out = core.handle(secs(1), Input::Done(id(7)));
+    let [Output::Begin(Work::CarryOut(command))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!((command.incarnation, command.revision), (id(7), 3));
+    assert_eq!(begun(&core.handle(secs(1), Input::Done(id(7)))), [9]);
+}
+
+#[test]
+fn a_decider_that_knows_less_changes_nothing() {
+    let seen = Some(head(100, 1, 3));
+    let (_, out) = greeted(seen, welcome(head(100, 2, 3), vec![]));
+    assert!(
+        matches!(out[..], [Output::Stop(Stop::Diverged(100))]),
+        "the same position, another hash: {out:?}"
+    );
+    let (_, out) = greeted(seen, welcome(head(99, 1, 3), vec![]));
+    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]), "behind what was seen: {out:?}");
+    let (_, out) = greeted(seen, welcome(head(200, 1, 2), vec![]));
+    assert!(matches!(out[..], [Output::HangUp]), "an earlier term is a zombie: {out:?}");
+    let (mut core, out) = greeted(seen, welcome(head(120, 1, 4), vec![command(7, 1)]));
+    assert!(matches!(out[..], [Output::List]), "a later term goes on: {out:?}");
+    let out = core.handle(secs(0), Input::Listed(vec![gone(121)]));
+    assert!(
+        matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]),
+        "it has not issued what is here: {out:?}"
+    );
+    let (mut core, _) = attached(vec![]);
+    let mut late = envelope(head(100, 1, 2));
+    let out = core.handle(
+        secs(1),
+        Input::Heard(FromDecider::Command { envelope: late.clone(), command: command(7, 1) }),
+    );
+    assert_eq!(begun(&out), [0; 0], "a message of an earlier term");
+    late = Envelope { attach: Attach::from_random(6), ..envelope(head(100, 1, 3)) };
+    let out =
+        core.handle(secs(1), Input::Heard(FromDecider::Command { envelope: late, command: command(7, 1) }));
+    assert_eq!(begun(&out), [0; 0], "a message of another connection");
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(101, 1)))), [0; 0], "not issued yet");
+}
+
+#[test]
+fn only_a_decider_that_knows_all_removes_and_only_its_own() {
+    let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7));
+    let cases = [
+        (id(7), Judgement::Remove, head(100, 1, 3), 1, "its own, issued, and it knows all"),
+        (id(7), Judgement::Quarantine, head(100, 1, 3), 0, "left as it is"),
+        (foreign, Judgement::Remove, head(100, 1, 3), 0, "another lineage"),
+        (id(101), Judgement::Remove, head(100, 1, 3), 0, "not issued yet"),
+        (id(7), Judgement::Remove, head(99, 1, 3), 0, "behind what was seen"),
+    ];
+    for (incarnation, judgement, head, then, because) in cases {
+        let (mut core, _) = attached(vec![]);
+        let judged = FromDecider::Judged { envelope: envelope(head), incarnation, judgement, revision: 2 };
+        assert_eq!(begun(&core.handle(secs(1), Input::Heard(judged))).len(), then, "{because}");
+    }
+}
+
+#[test]
+fn a_level_is_cut_into_parts_and_reports_count_from_one() {
+    for (count, parts) in [(0, vec![0]), (500, vec![500]), (1001, vec![500, 500, 1])] {
+        let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
+        assert!(!core.takes_changes(), "changes come after the level");
+        let out = core.handle(secs(0), Input::Listed((1..=count).map(gone).collect()));
+        let said: Vec<(usize, Part)> = out
+            .iter()
+            .map(|output| match output {
+                Output::Say(ToDecider::Level { reports, part, .. }) => (reports.len(), *part),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said.iter().map(|(size, _)| *size).collect::<Vec<_>>(), parts);
+        assert_eq!(said.iter().filter(|(_, part)| *part == Part::Last).count(), 1);
+        assert_eq!(said.last().map(|(_, part)| *part), Some(Part::Last));
+        let out = core.handle(secs(0), Input::Changed(vec![gone(1), gone(2)]));
+        assert!(matches!(
+            out[..],
+            [
+                Output::Say(ToDecider::Report { sequence: 1, .. }),
+                Output::Say(ToDecider::Report { sequence: 2, .. })
+            ]
+        ));
+    }
+}
+
+#[test]
+fn too_many_reports_that_wait_hold_back_changes() {
+    let (mut core, _) = attached(vec![]);
+    core.handle(secs(0), Input::Changed((1..=WINDOW).map(gone).collect()));
+    assert!(!core.takes_changes());
+    core.handle(
+        secs(0),
+        Input::Heard(FromDecider::Accepted { envelope: envelope(head(100, 1, 3)), sequence: 1 }),
+    );
+    assert!(core.takes_changes());
+}
+
+#[test]
+fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
+    let refuse = |again| FromDecider::Refused { reason: "no".into(), again };
+    let (_, out) = greeted(None, refuse(Again::Never));
+    assert!(matches!(out[..], [Output::Stop(Stop::Refused(_))]));
+    let (_, out) = greeted(None, refuse(Again::NewerElsewhere));
+    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]));
+    let (mut core, out) = greeted(None, refuse(Again::Later));
+    assert!(matches!(out[..], [Output::HangUp]));
+    let mut now = secs(0);
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        let due = core.due().unwrap();
+        pauses.push(due.saturating_sub(now).as_millis());
+        now = due;
+        assert!(matches!(core.handle(now, Input::Tick)[..], [Output::Connect]));
+        core.handle(now, Input::Disconnected);
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+}

@@ -37,7 +37,13 @@ impl Simulated {
     /// An orchestrator of what is in `world`, which goes on from the time that it has reached.
     pub fn new(world: Arc<Mutex<World>>) -> Simulated {
         let origin_of_world = lock(&world).now();
-        Simulated { world, board: Board::default(), sooner: Notify::new(), origin: Instant::now(), origin_of_world }
+        Simulated {
+            world,
+            board: Board::default(),
+            sooner: Notify::new(),
+            origin: Instant::now(),
+            origin_of_world,
+        }
     }
 
     fn now(&self) -> Duration {

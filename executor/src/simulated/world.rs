@@ -183,8 +183,13 @@ impl World {
         let Item { present, behaviour, .. } = item;
         match &present.state {
             State::Starting { .. } => {
-                if let Some((hope, attempts)) = behaviour.fail.filter(|(_, most)| present.order.attempt <= *most) {
-                    let message = format!("simulated failure to start, attempt {} of {attempts}", present.order.attempt);
+                if let Some((hope, attempts)) =
+                    behaviour.fail.filter(|(_, most)| present.order.attempt <= *most)
+                {
+                    let message = format!(
+                        "simulated failure to start, attempt {} of {attempts}",
+                        present.order.attempt
+                    );
                     present.state = State::Failed { message, hope };
                     return Some(plan::report(id, present));
                 }
@@ -229,13 +234,19 @@ fn ended(id: IncarnationId, spec: Option<&RunSpec>, ending: Ending) -> (Exit, Ve
     if let Some(first) = processes.first_mut() {
         first.status = ProcessStatus::Exited { code };
         if code != 0 {
-            exit = Exit::Failed { reason: format!("{}-{} ended with status {code}", first.payload, first.index) };
+            exit = Exit::Failed {
+                reason: format!("{}-{} ended with status {code}", first.payload, first.index),
+            };
         }
     }
     (exit, processes)
 }
 
-fn processes(id: IncarnationId, spec: Option<&RunSpec>, status: impl Fn(bool) -> ProcessStatus) -> Vec<Process> {
+fn processes(
+    id: IncarnationId,
+    spec: Option<&RunSpec>,
+    status: impl Fn(bool) -> ProcessStatus,
+) -> Vec<Process> {
     let Some(spec) = spec else { return Vec::new() };
     let mut all = Vec::new();
     for payload in &spec.payloads {

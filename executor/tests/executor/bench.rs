@@ -23,15 +23,23 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
 }
 
+type Then = fn(&Saw) -> bool;
+
 pub(crate) async fn coordinates_ask_for_behaviour() {
     let simulated = Simulated::new(World::shared(Faults::default()));
-    let cases: [(&str, fn(&Saw) -> bool); 8] = [
+    let cases: [(&str, Then); 8] = [
         ("delay:30ms", |saw| matches!(saw, Saw::Ready { .. })),
         ("fail", |saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. })),
         ("fail:retry", |saw| matches!(saw, Saw::Failed { hope: Hope::Retry, .. })),
-        ("crash:3@20ms", |saw| matches!(saw, Saw::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 })),
+        (
+            "crash:3@20ms",
+            |saw| matches!(saw, Saw::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
+        ),
         ("never-ready", |saw| matches!(saw, Saw::Ensured { .. })),
-        ("partial", |saw| matches!(saw, Saw::Ensured { processes } if processes[0].status == ProcessStatus::Online)),
+        (
+            "partial",
+            |saw| matches!(saw, Saw::Ensured { processes } if processes[0].status == ProcessStatus::Online),
+        ),
         ("late", |saw| matches!(saw, Saw::Failed { hope: Hope::Retry, .. })),
         ("nonsense", |saw| matches!(saw, Saw::Failed { message, .. } if message.contains("nonsense"))),
     ];
@@ -43,7 +51,10 @@ pub(crate) async fn coordinates_ask_for_behaviour() {
         if behaviour == "late" {
             let told = first.await;
             assert!(then(&told[0].saw), "{behaviour}: {told:?}");
-            let again = chancery_events::protocol::Command { attempt: 2, ..command(id(position), 1, Effect::Ensure, &spec) };
+            let again = chancery_events::protocol::Command {
+                attempt: 2,
+                ..command(id(position), 1, Effect::Ensure, &spec)
+            };
             simulated.carry_out(again).await;
             until(&simulated, id(position), "it had succeeded", |r| matches!(r.saw, Saw::Ready { .. })).await;
         } else {

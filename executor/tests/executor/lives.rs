@@ -12,7 +12,9 @@ use chancery_executor::Orchestrator;
 use chancery_executor::process::{Processes, log_files};
 use rustix::process::Signal;
 
-use crate::world::{Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
+use crate::world::{
+    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+};
 
 /// An executor that ensures so many incarnations and then waits to be killed.
 pub(crate) fn victim(root: &Path, count: u64) -> ExitCode {
@@ -155,15 +157,23 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("all four run", || root.payloads().len() == 4);
+    for keeper in root.keepers() {
+        kill(keeper, Signal::KILL);
+    }
+    wait_until("the keeper is dead", || root.keepers().is_empty());
+    let mut processes = processes;
     for restarted in [false, true] {
-        let processes = if restarted { root.open().await } else { root.open().await };
-        for keeper in root.keepers() {
-            kill(keeper, Signal::KILL);
+        if restarted {
+            drop(processes);
+            processes = root.open().await;
         }
-        wait_until("the keeper is dead", || root.keepers().is_empty());
         processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
         let after = until(&processes, id(1), "the orphans are adopted", is_ready).await;
-        assert_eq!((after, root.payloads().len()), (before.clone(), 4), "as they are; restarted: {restarted}");
+        assert_eq!(
+            (after, root.payloads().len()),
+            (before.clone(), 4),
+            "as they are; restarted: {restarted}"
+        );
     }
     drop(processes);
     let processes = root.open().await;
@@ -192,14 +202,17 @@ pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
 pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     let root = Root::new();
     // Each leaves a child in a session of its own; the second dies.
-    let script = "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
+    let script =
+        "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
     let spec = spec(vec![payload("web", 3, &["sh", "-c", script])]);
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::write(root.folder(id(1)).join("die-1"), "").unwrap();
     let ended = until(&processes, id(1), "it ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, processes: told } = &ended.saw else { panic!("{ended:?}") };
+    let Saw::Ended { exit: Exit::Failed { reason }, processes: told } = &ended.saw else {
+        panic!("{ended:?}")
+    };
     assert_eq!(reason, "web-1 ended with status 9");
     assert_eq!(told[1].status, ProcessStatus::Exited { code: 9 });
     assert!(matches!(told[0].status, ProcessStatus::Signaled { signal: 15 }), "{told:?}");
@@ -217,7 +230,9 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     wait_until("it is deaf", || root.folder(id(1)).join("deaf").exists());
     let grace = Duration::from_millis(300);
     let begun = std::time::Instant::now();
-    processes.carry_out(chancery_events::protocol::Command { grace, ..command(id(1), 2, Effect::Stop, &spec) }).await;
+    processes
+        .carry_out(chancery_events::protocol::Command { grace, ..command(id(1), 2, Effect::Stop, &spec) })
+        .await;
     let ended = until(&processes, id(1), "it is killed", is_ended).await;
     assert!(begun.elapsed() >= grace, "not before the grace is over");
     let Saw::Ended { exit: Exit::Clean, processes: told } = &ended.saw else { panic!("{ended:?}") };
@@ -226,8 +241,13 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     processes.carry_out(command(id(2), 1, Effect::Ensure, &spec)).await;
     until(&processes, id(2), "it is ready", is_ready).await;
     wait_until("it is deaf", || root.folder(id(2)).join("deaf").exists());
-    let long = Duration::from_secs(3600);
-    processes.carry_out(chancery_events::protocol::Command { grace: long, ..command(id(2), 2, Effect::Stop, &spec) }).await;
+    let long = Duration::from_hours(1);
+    processes
+        .carry_out(chancery_events::protocol::Command {
+            grace: long,
+            ..command(id(2), 2, Effect::Stop, &spec)
+        })
+        .await;
     processes.carry_out(command(id(2), 3, Effect::Kill, &spec)).await;
     until(&processes, id(2), "it is killed at once", |r| r.revision == 3 && is_ended(r)).await;
 }
@@ -266,10 +286,15 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     let again = until(&processes, id(1), "it is ready again", is_ready).await;
     assert_eq!(again, ready);
     let logs = log_files(root.path(), id(1)).unwrap();
-    assert_eq!(logs.iter().map(|log| log.path.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(), ["web-0.out", "web-0.err"]);
+    assert_eq!(
+        logs.iter().map(|log| log.path.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
+        ["web-0.out", "web-0.err"]
+    );
     let out = std::fs::read_to_string(&logs[0].path).unwrap();
     assert!(out.starts_with("v1 True True"), "{out}");
-    for name in ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"] {
+    for name in
+        ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"]
+    {
         assert!(out.contains(name), "{name} is in {out}");
     }
     assert!(!out.contains("CARGO"), "the environment is scrubbed: {out}");
@@ -282,7 +307,10 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     nothing.run = None;
     let cases = [
         (vec![payload("web", 1, &["/no/such"])], "/no/such"),
-        (vec![payload("web", 2, &["sleep", "3600"]), payload("bad", 1, &["/etc/passwd"])], "Permission denied"),
+        (
+            vec![payload("web", 2, &["sleep", "3600"]), payload("bad", 1, &["/etc/passwd"])],
+            "Permission denied",
+        ),
         (vec![payload("web", 1, &["sleep", "${port.nope}"])], "${port.nope}"),
         (vec![payload("web", 1, &[])], "argv is empty"),
         (vec![nothing], "nothing to run"),
@@ -302,7 +330,10 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
     let processes = Processes::open(broken).await.unwrap();
     processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
-    until(&processes, id(1), "a keeper that cannot be", |r| matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. })).await;
+    until(&processes, id(1), "a keeper that cannot be", |r| {
+        matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. })
+    })
+    .await;
 }
 
 pub(crate) async fn two_keepers_start_one_set() {

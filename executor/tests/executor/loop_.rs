@@ -123,7 +123,9 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     let mut decider = executor.link().await;
     assert!(matches!(decider.hear().await, ToDecider::Hello { seen: None, .. }));
     decider.welcome(LEASE, vec![command(id(8), 1, Effect::Ensure, &sleeper(1))]).await;
-    let ToDecider::Level { reports, part: Part::Last, .. } = decider.hear_news().await else { panic!("a level") };
+    let ToDecider::Level { reports, part: Part::Last, .. } = decider.hear_news().await else {
+        panic!("a level")
+    };
     assert_eq!(reports.iter().map(|r| r.incarnation).collect::<Vec<_>>(), [id(7), foreign]);
     let ToDecider::Report { sequence: 1, report, .. } = decider.hear_news().await else { panic!("a report") };
     assert_eq!((report.incarnation, matches!(report.saw, Saw::Ready { .. })), (id(8), true));
@@ -194,7 +196,10 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     decider.head = head(120, 2);
     let (envelope, command) = (decider.envelope(), command(id(8), 1, Effect::Ensure, &sleeper(1)));
     decider.say(FromDecider::Command { envelope, command }).await;
-    assert!(matches!(decider.hear_news().await, ToDecider::Report { .. }), "it was acted on, so it is on disk");
+    assert!(
+        matches!(decider.hear_news().await, ToDecider::Report { .. }),
+        "it was acted on, so it is on disk"
+    );
     decider.head = head(120, 3);
     let envelope = decider.envelope();
     decider.say(FromDecider::Accepted { envelope, sequence: 1 }).await;

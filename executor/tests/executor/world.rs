@@ -19,7 +19,12 @@ use chancery_executor::simulated::{Faults, Simulated, World};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 pub(crate) fn id(position: u64) -> IncarnationId {
@@ -83,7 +88,7 @@ pub(crate) async fn until(
     });
     match found.await {
         Ok(report) => report,
-        Err(_) => panic!("{what}: not seen of {id}, but {last:?}"),
+        Err(late) => panic!("{what}: not seen of {id} ({late}), but {last:?}"),
     }
 }
 

@@ -122,6 +122,6 @@ fn number(ty: &str) -> &str {
 
 fn without_place(error: &Error) -> String {
     let text = error.to_string();
-    let end = text.rfind(" at line ").unwrap_or(text.len());
+    let end = text.find(" at line ").unwrap_or(text.len());
     text[..end].trim_end_matches(',').to_owned()
 }

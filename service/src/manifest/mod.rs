@@ -128,8 +128,7 @@ struct Form<N, S> {
     #[schemars(with = "String")]
     _kind: IgnoredAny,
     /// What it is called.
-    #[serde(default = "Metadata::none")]
-    metadata: Metadata<N>,
+    metadata: Option<Metadata<N>>,
     /// What it should be.
     spec: S,
 }
@@ -139,24 +138,11 @@ struct Form<N, S> {
 #[serde(deny_unknown_fields)]
 struct Metadata<N> {
     /// Its name.
-    #[serde(default = "nothing")]
-    #[schemars(with = "N")]
+    #[schemars(with = "Option<N>")]
     name: Option<Spanned<N>>,
     /// Labels, for selectors of plans; nodes only.
-    #[serde(default)]
     #[schemars(with = "Option<BTreeMap<Key, String>>")]
     labels: Option<Spanned<BTreeMap<Key, String>>>,
-}
-
-impl<N> Metadata<N> {
-    fn none() -> Metadata<N> {
-        Metadata { name: None, labels: None }
-    }
-}
-
-// Written out because a derived default would ask `N` for one.
-fn nothing<T>() -> Option<T> {
-    None
 }
 
 fn read_one(document: &Document, text: &str) -> Result<Option<Manifest>, Fault> {
@@ -227,9 +213,9 @@ impl Reader<'_> {
 
     fn node(&self) -> Result<Intent, Fault> {
         let mut form = self.read::<NodeName, NodeForm>()?;
-        let labels = form.metadata.labels.take().map(|labels| labels.value).unwrap_or_default();
+        let labels = form.metadata.as_mut().and_then(|metadata| metadata.labels.take());
         let cluster = form.spec.cluster.clone();
-        Ok(NodeApply { name: self.name(form.metadata, None)?, spec: form.spec.spec(labels), cluster }.into())
+        Ok(NodeApply { name: self.name(form.metadata, None)?, spec: form.spec.spec(labels.map(|l| l.value).unwrap_or_default()), cluster }.into())
     }
 
     fn plan(&self) -> Result<Intent, Fault> {
@@ -247,11 +233,12 @@ impl Reader<'_> {
     }
 
     /// The name, from `metadata` or, as older bodies have it, from the spec.
-    fn name<N: PartialEq>(&self, metadata: Metadata<N>, inner: Option<Spanned<N>>) -> Result<N, Fault> {
-        if let Some(labels) = metadata.labels.filter(|labels| !labels.value.is_empty()) {
+    fn name<N: PartialEq>(&self, metadata: Option<Metadata<N>>, inner: Option<Spanned<N>>) -> Result<N, Fault> {
+        let (name, labels) = metadata.map_or((None, None), |metadata| (metadata.name, metadata.labels));
+        if let Some(labels) = labels.filter(|labels| !labels.value.is_empty()) {
             return Err(self.document.fault(labels.referenced, "only nodes have labels: remove them"));
         }
-        match (metadata.name, inner) {
+        match (name, inner) {
             (Some(outer), Some(inner)) if outer.value != inner.value => {
                 Err(self.document.fault(inner.referenced, "the name here and that of metadata differ: write one"))
             }

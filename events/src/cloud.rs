@@ -1,0 +1,291 @@
+//! CloudEvents 1.0: how events are shown to the world, and how the world asks for something.
+//!
+//! What a record stores is short; here the rest is added from its header and the event's place:
+//!
+//! | attribute | of an event |
+//! |---|---|
+//! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
+//! | `source` | `/fleets/{fleet}` |
+//! | `type`, `dataschema` | `chancery.` and the stored type, `/v1/schemas/` and the stored type |
+//! | `subject`, `partitionkey` | the entity that the event issues, else the first that it is about |
+//! | `subjects` | all of them, comma-separated, if there are several |
+//! | `time` | the record's |
+//! | `kind` | `intent`, `observation` or `fact` |
+//! | `causationid` | of a fact: the position of its cause |
+//! | `actor` | of an intent its actor, of an observation its executor |
+//! | `intentid`, `intentsource`, `intenttime`, `expect`, `traceparent` | of an intent, as it came |
+//!
+//! Read from outside, a CloudEvent asks for what its type says: see [`Attributes`]. Attributes that are not known
+//! are refused, since one that is misspelt would silently drop a condition.
+//!
+//! Source: CloudEvents 1.0.2, its JSON format, HTTP binding, and its partitioning, sequence and distributed
+//! tracing extensions.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::event::{BadEvent, Event, EventKind, Line};
+use crate::id::Position;
+use crate::intent::{Intent, Request};
+use crate::name::{Actor, IntentId, Source};
+use crate::record::Header;
+use crate::subject::Subject;
+use crate::time::Time;
+
+/// The version of the specification.
+pub const SPEC_VERSION: &str = "1.0";
+/// Stands before every type of ours.
+pub const TYPE_PREFIX: &str = "chancery.";
+
+/// What a filter needs to know of an event that has been rendered.
+#[derive(Clone, PartialEq, Debug)]
+pub struct About {
+    /// The kind.
+    pub kind: EventKind,
+    /// The type with its version, as stored.
+    pub type_name: Cow<'static, str>,
+    /// What it is about: the entity that it issues, then all others.
+    pub subjects: Vec<Subject>,
+}
+
+/// A CloudEvent in the making. The order of the fields is the order of the attributes.
+#[derive(Serialize)]
+struct Shown<'a> {
+    specversion: &'static str,
+    #[serde(serialize_with = "text")]
+    id: Position,
+    #[serde(serialize_with = "text")]
+    source: fmt::Arguments<'a>,
+    #[serde(rename = "type", serialize_with = "text")]
+    type_name: fmt::Arguments<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<&'a Subject>,
+    #[serde(serialize_with = "text")]
+    time: Time,
+    datacontenttype: &'static str,
+    #[serde(serialize_with = "text")]
+    dataschema: fmt::Arguments<'a>,
+    #[serde(serialize_with = "text")]
+    sequence: fmt::Arguments<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partitionkey: Option<&'a Subject>,
+    kind: EventKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subjects: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    causationid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actor: Option<&'a Actor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    intentid: Option<&'a IntentId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    intentsource: Option<&'a Source>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    intenttime: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expect: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<&'a str>,
+    data: &'a RawValue,
+}
+
+fn text<T: fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+/// Appends the event as one JSON object without line feeds, and says what it is about.
+///
+/// A type that this build does not know is shown as it is stored, with no subjects: a reader of events should not
+/// miss what the fold could not use. Fails only on a line that is no event's.
+pub fn render(header: &Header, position: Position, line: &[u8], out: &mut Vec<u8>) -> Result<About, BadEvent> {
+    let frame = Line::read(line)?;
+    let (type_name, subjects) = match Event::read(line) {
+        Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
+        Err(BadEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let several = subjects.len() > 1;
+    let joined = || subjects.iter().map(Subject::to_string).collect::<Vec<_>>().join(",");
+    let shown = Shown {
+        specversion: SPEC_VERSION,
+        id: position,
+        source: format_args!("/fleets/{}", header.fleet),
+        type_name: format_args!("{TYPE_PREFIX}{type_name}"),
+        subject: subjects.first(),
+        time: header.time,
+        datacontenttype: "application/json",
+        dataschema: format_args!("/v1/schemas/{type_name}"),
+        sequence: format_args!("{:020}", position.get()),
+        partitionkey: subjects.first(),
+        kind: frame.kind,
+        subjects: several.then(joined),
+        causationid: frame.cause.map(|cause| cause.to_string()),
+        actor: frame.by.as_ref(),
+        intentid: frame.id.as_ref(),
+        intentsource: frame.source.as_ref(),
+        intenttime: frame.at.map(|at| at.to_string()),
+        expect: frame.expect.map(|version| version.to_string()),
+        traceparent: frame.traceparent.as_deref(),
+        data: frame.data,
+    };
+    serde_json::to_writer(&mut *out, &shown).map_err(BadEvent::Line)?;
+    Ok(About { kind: frame.kind, type_name, subjects })
+}
+
+fn subjects(event: &Event, header: &Header, position: Position) -> Vec<Subject> {
+    let issued = match event {
+        Event::Fact { fact, .. } => fact.issues(header.lineage, position),
+        Event::Intent(_) | Event::Observation { .. } => None,
+    };
+    issued.into_iter().chain(event.subjects()).collect()
+}
+
+/// An attribute that is not right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("read the attribute {name:?}: {reason}")]
+pub struct BadAttribute {
+    /// Which.
+    pub name: String,
+    /// What is wrong with it, or what to write.
+    pub reason: String,
+}
+
+/// The attributes of a CloudEvent that asks for something, however they came: as members of a JSON object, or as
+/// headers. Each may be given once.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Attributes {
+    specversion: Option<()>,
+    id: Option<IntentId>,
+    source: Option<Source>,
+    intent_type: Option<&'static str>,
+    time: Option<Time>,
+    actor: Option<Actor>,
+    expect: Option<u64>,
+    traceparent: Option<String>,
+    subject: Option<Subject>,
+    content_type: Option<()>,
+}
+
+impl Attributes {
+    /// Attributes that are taken and have no say: other programs on the way add them.
+    pub const IGNORED: &[&str] =
+        &["dataschema", "sequence", "partitionkey", "causationid", "correlationid", "kind", "tracestate", "subjects"];
+
+    /// Takes one attribute.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), BadAttribute> {
+        let bad = |reason: String| BadAttribute { name: name.chars().take(64).collect(), reason };
+        let again = match name {
+            "specversion" if value == SPEC_VERSION => self.specversion.replace(()).is_some(),
+            "specversion" => return Err(bad(format!("write {SPEC_VERSION:?}"))),
+            "id" => put(&mut self.id, value).map_err(bad)?,
+            "source" => put(&mut self.source, value).map_err(bad)?,
+            "type" => self.intent_type.replace(intent_type(value).map_err(bad)?).is_some(),
+            "time" => put(&mut self.time, value).map_err(bad)?,
+            "actor" => put(&mut self.actor, value).map_err(bad)?,
+            "expect" => put(&mut self.expect, value).map_err(|reason| bad(format!("write a version: {reason}")))?,
+            "traceparent" => self.traceparent.replace(traceparent(value).map_err(bad)?).is_some(),
+            "subject" => put(&mut self.subject, value).map_err(bad)?,
+            "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
+            "datacontenttype" => return Err(bad("write application/json".into())),
+            ignored if Attributes::IGNORED.contains(&ignored) => false,
+            _ => {
+                return Err(bad("an intent has no such attribute; it has specversion, id, source, type, time, \
+                                subject, datacontenttype, actor, expect and traceparent"
+                    .into()));
+            }
+        };
+        if again { Err(bad("write it once".into())) } else { Ok(()) }
+    }
+
+    /// The type of the intent, as it is stored.
+    pub fn intent_type(&self) -> Result<&'static str, BadAttribute> {
+        self.intent_type.ok_or_else(|| missing("type"))
+    }
+
+    /// The version expected, if one was given.
+    pub fn expect(&self) -> Option<u64> {
+        self.expect
+    }
+
+    /// The id, if it was given.
+    pub fn id(&self) -> Option<&IntentId> {
+        self.id.as_ref()
+    }
+
+    /// Joins them with what is asked for. `actor` is who asks if no attribute says so.
+    pub fn request(self, intent: Intent, actor: &Actor) -> Result<Request, BadAttribute> {
+        self.specversion.ok_or_else(|| missing("specversion"))?;
+        if self.subject.is_some() && self.subject != intent.subject() {
+            let reason = match intent.subject() {
+                Some(subject) => format!("the data is about {subject}"),
+                None => "the data is about nothing".into(),
+            };
+            return Err(BadAttribute { name: "subject".into(), reason });
+        }
+        Ok(Request {
+            id: self.id.ok_or_else(|| missing("id"))?,
+            source: self.source.ok_or_else(|| missing("source"))?,
+            actor: self.actor.unwrap_or_else(|| actor.clone()),
+            time: self.time,
+            expect: self.expect,
+            traceparent: self.traceparent,
+            intent,
+        })
+    }
+}
+
+fn missing(name: &str) -> BadAttribute {
+    BadAttribute { name: name.into(), reason: "it is missing".into() }
+}
+
+/// Says whether there was one before.
+fn put<T: FromStr<Err: fmt::Display>>(place: &mut Option<T>, value: &str) -> Result<bool, String> {
+    let value = value.parse().map_err(|error: T::Err| error.to_string())?;
+    Ok(place.replace(value).is_some())
+}
+
+fn intent_type(value: &str) -> Result<&'static str, String> {
+    let stored = value.strip_prefix(TYPE_PREFIX).ok_or_else(|| {
+        let shown: String = value.chars().take(64).collect();
+        format!("{shown:?} does not begin with {TYPE_PREFIX:?}, as in \"chancery.plan.apply.v1\"")
+    })?;
+    Intent::TYPES.iter().copied().find(|known| *known == stored).ok_or_else(|| {
+        let known: Vec<_> = Intent::TYPES.iter().map(|known| format!("{TYPE_PREFIX}{known}")).collect();
+        format!("no intent has this type; the types are {}", known.join(", "))
+    })
+}
+
+/// Whether a media type is JSON in UTF-8.
+pub fn is_json(media_type: &str) -> bool {
+    let mut parts = media_type.split(';').map(str::trim);
+    let is_utf8 = |parameter: &str| match parameter.split_once('=') {
+        Some((name, value)) if name.trim().eq_ignore_ascii_case("charset") => {
+            value.trim().trim_matches('"').eq_ignore_ascii_case("utf-8")
+        }
+        _ => true,
+    };
+    parts.next().is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) && parts.all(is_utf8)
+}
+
+/// Checks W3C trace context: `00-{32 hex}-{16 hex}-{2 hex}`, lower case; later versions may say more after it.
+pub fn traceparent(value: &str) -> Result<String, String> {
+    let wanted = || "write it as in 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned();
+    let is_hex = |part: &str| part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let lengths = [2, 32, 16, 2];
+    let parts: Vec<_> = value.split('-').collect();
+    let fits = parts.len() >= lengths.len()
+        && (parts.len() == lengths.len() || parts[0] != "00")
+        && parts.iter().zip(lengths).all(|(part, length)| part.len() == length && is_hex(part))
+        && parts[0] != "ff"
+        && parts[1].bytes().any(|b| b != b'0')
+        && parts[2].bytes().any(|b| b != b'0')
+        && value.len() <= 128;
+    if fits { Ok(value.to_owned()) } else { Err(wanted()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! From what was touched to what is to be written: each row once, with its index entries.
+//!
+//! | touched | whose rows may change besides its own |
+//! |---|---|
+//! | incarnation | its command's; its replica's; its node's, when it takes or frees its place |
+//! | operation | its replica's; its plan's, when its state changes |
+//! | replica | its plan's, when its phase changes |
+//! | node | that of the cluster that it came into or left |
+//! | session | its cluster's |
+//! | deployment | its plan's |
+//! | plan | that of its current deployment |
+//!
+//! So rows are visited in this order, and each finds the counts as they are to be. The old row is read back from the
+//! store: what it said is what has to be taken out of indexes and counts. A row that stays the same is not written.
+
+use std::hash::Hash;
+
+use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
+use chancery_events::name::{CapabilityName, ClusterName, NodeName, PlanName, ReplicaName};
+use chancery_events::subject::Subject;
+use chancery_machine::fleet::{DeploymentKey, Fleet};
+use rustc_hash::FxHashSet;
+use sled::IVec;
+
+use crate::counts::{Counts, Step};
+use crate::fold::Touched;
+use crate::index::Entries;
+use crate::kind::{Row, RowKey};
+use crate::row_of::{self, is_newer};
+use crate::rows::{CommandRow, IncarnationRow, IncarnationWord};
+use crate::store::{BadRow, decode, encode};
+
+/// The rows as they are before the change.
+pub(crate) trait Rows {
+    /// Why it could not be read.
+    type Error: From<BadRow>;
+    /// The bytes under a key.
+    fn row(&self, key: &[u8]) -> Result<Option<IVec>, Self::Error>;
+}
+
+/// What is to be written, or removed. No key stands there twice.
+#[derive(Default, Debug)]
+pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
+
+#[derive(Default)]
+struct Sets {
+    clusters: FxHashSet<ClusterName>,
+    capabilities: FxHashSet<CapabilityName>,
+    nodes: FxHashSet<NodeName>,
+    plans: FxHashSet<PlanName>,
+    deployments: FxHashSet<DeploymentKey>,
+    replicas: FxHashSet<ReplicaName>,
+    incarnations: FxHashSet<IncarnationId>,
+    operations: FxHashSet<OperationId>,
+    sessions: FxHashSet<SessionId>,
+}
+
+impl Sets {
+    fn of(touched: Touched) -> Sets {
+        let mut sets = Sets::default();
+        for subject in touched.0 {
+            let _ = match subject {
+                Subject::Fleet => false,
+                Subject::Cluster(key) => sets.clusters.insert(key),
+                Subject::Capability(key) => sets.capabilities.insert(key),
+                Subject::Node(key) => sets.nodes.insert(key),
+                Subject::Plan(key) => sets.plans.insert(key),
+                Subject::Deployment(plan, name) => sets.deployments.insert((plan, name)),
+                Subject::Replica(key) => sets.replicas.insert(key),
+                Subject::Incarnation(key) => sets.incarnations.insert(key),
+                Subject::Operation(key) => sets.operations.insert(key),
+                Subject::Session(key) => sets.sessions.insert(key),
+            };
+        }
+        sets
+    }
+}
+
+/// The changes that follow from what was touched behind `since`; moves the counts along.
+pub(crate) fn changes<S: Rows>(
+    fleet: &Fleet,
+    counts: &mut Counts,
+    touched: Touched,
+    since: Position,
+    rows: &S,
+) -> Result<Changes, S::Error> {
+    let mut visit = Visit { fleet, counts, since, rows, sets: Sets::of(touched), changes: Changes::default() };
+    visit.incarnations()?;
+    visit.operations()?;
+    visit.replicas()?;
+    visit.catalogue()?;
+    visit.plans()?;
+    Ok(visit.changes)
+}
+
+struct Visit<'a, S> {
+    fleet: &'a Fleet,
+    counts: &'a mut Counts,
+    since: Position,
+    rows: &'a S,
+    sets: Sets,
+    changes: Changes,
+}
+
+/// A row before and after.
+type Turn<R> = (Option<R>, Option<R>);
+
+fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
+    std::mem::take(set)
+}
+
+/// Whether it holds a place on its node.
+fn holds(row: Option<&IncarnationRow>) -> bool {
+    row.is_some_and(|row| {
+        !matches!(row.state, IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound)
+    })
+}
+
+impl<S: Rows> Visit<'_, S> {
+    /// Writes a row if it differs from the old one, which cannot exist if `is_new`. `None` if nothing changed.
+    fn turn<R: Row>(&mut self, key: &RowKey, new: Option<R>, is_new: bool) -> Result<Option<Turn<R>>, S::Error> {
+        let key = key.stored();
+        let old = if is_new { None } else { self.rows.row(&key)? };
+        let bytes = new.as_ref().map(encode);
+        if old.as_deref() == bytes.as_deref() {
+            return Ok(None);
+        }
+        let old = old.map(|old| decode::<R>(&key, &old)).transpose()?;
+        let (mut before, mut after) = (Entries::default(), Entries::default());
+        old.iter().for_each(|row| row.index(&mut before));
+        new.iter().for_each(|row| row.index(&mut after));
+        let gone = before.0.iter().filter(|entry| !after.0.contains(entry)).cloned().map(|entry| (entry, None));
+        self.changes.0.extend(gone);
+        let come = after.0.into_iter().filter(|entry| !before.0.contains(entry)).map(|entry| (entry, Some(Vec::new())));
+        self.changes.0.extend(come);
+        self.changes.0.push((key, bytes));
+        Ok(Some((old, new)))
+    }
+
+    fn incarnations(&mut self) -> Result<(), S::Error> {
+        for id in drain(&mut self.sets.incarnations) {
+            let is_new = self.fleet.incarnations().get(&id).is_some_and(|it| is_newer(&it.meta, self.since));
+            let new = row_of::incarnation(self.fleet, id);
+            let Some((old, new)) = self.turn(&RowKey::Incarnation(id), new, is_new)? else { continue };
+            let command = row_of::command(self.fleet, id);
+            // A command is at its incarnation's last revision.
+            let revision = command.as_ref().map(|command| command.revision);
+            if let Some(old) = old.as_ref().map(|old| old.revision).filter(|old| Some(*old) != revision) {
+                self.turn::<CommandRow>(&RowKey::Command(id, old), None, false)?;
+            }
+            if let Some(command) = command {
+                self.turn(&command.key(), Some(command), is_new)?;
+            }
+            let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
+            self.sets.replicas.insert(row.replica.clone());
+            if holds(old.as_ref()) != holds(new.as_ref()) {
+                self.sets.nodes.insert(row.node.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn operations(&mut self) -> Result<(), S::Error> {
+        for id in drain(&mut self.sets.operations) {
+            let is_new = self.fleet.operations().get(&id).is_some_and(|it| is_newer(&it.meta, self.since));
+            let new = row_of::operation(self.fleet, id);
+            let Some((old, new)) = self.turn(&RowKey::Operation(id), new, is_new)? else { continue };
+            let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
+            self.sets.replicas.insert(row.replica.clone());
+            if old.as_ref().map(|row| row.state) != new.as_ref().map(|row| row.state) {
+                self.sets.plans.insert(row.plan.clone());
+            }
+            old.iter().for_each(|row| self.counts.operation(&row.plan, row.kind, row.state, Step::Down));
+            new.iter().for_each(|row| self.counts.operation(&row.plan, row.kind, row.state, Step::Up));
+        }
+        Ok(())
+    }
+
+    fn replicas(&mut self) -> Result<(), S::Error> {
+        for name in drain(&mut self.sets.replicas) {
+            let is_new = self.fleet.replicas().get(&name).is_some_and(|it| is_newer(&it.meta, self.since));
+            let new = row_of::replica(self.fleet, &name);
+            let Some((old, new)) = self.turn(&RowKey::Replica(name), new, is_new)? else { continue };
+            let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
+            if old.as_ref().map(|row| row.phase) == new.as_ref().map(|row| row.phase) {
+                continue;
+            }
+            self.sets.plans.insert(row.plan.clone());
+            old.iter().for_each(|row| self.counts.replica(&row.plan, row.phase, Step::Down));
+            new.iter().for_each(|row| self.counts.replica(&row.plan, row.phase, Step::Up));
+        }
+        Ok(())
+    }
+
+    fn catalogue(&mut self) -> Result<(), S::Error> {
+        for name in drain(&mut self.sets.nodes) {
+            let new = row_of::node(self.fleet, &name);
+            let Some((old, new)) = self.turn(&RowKey::Node(name), new, false)? else { continue };
+            let (from, to) = (old.and_then(|row| row.cluster), new.and_then(|row| row.cluster));
+            if from != to {
+                from.iter().for_each(|cluster| self.counts.node(cluster, Step::Down));
+                to.iter().for_each(|cluster| self.counts.node(cluster, Step::Up));
+                self.sets.clusters.extend(from.into_iter().chain(to));
+            }
+        }
+        for id in drain(&mut self.sets.sessions) {
+            let new = row_of::session(self.fleet, id);
+            let Some((old, new)) = self.turn(&RowKey::Session(id), new, false)? else { continue };
+            self.sets.clusters.extend(new.or(old).map(|row| row.cluster));
+        }
+        for name in drain(&mut self.sets.clusters) {
+            let new = row_of::cluster(self.fleet, self.counts, &name);
+            self.turn(&RowKey::Cluster(name), new, false)?;
+        }
+        for name in drain(&mut self.sets.capabilities) {
+            let new = row_of::capability(self.fleet, &name);
+            self.turn(&RowKey::Capability(name), new, false)?;
+        }
+        Ok(())
+    }
+
+    fn plans(&mut self) -> Result<(), S::Error> {
+        let named: Vec<_> = self.sets.deployments.iter().map(|(plan, _)| plan.clone()).collect();
+        self.sets.plans.extend(named);
+        for name in drain(&mut self.sets.plans) {
+            let current = self.fleet.plans().get(&name).and_then(|plan| plan.current.clone());
+            self.sets.deployments.extend(current.map(|current| (name.clone(), current)));
+            let new = row_of::plan(self.fleet, self.counts, &name);
+            self.turn(&RowKey::Plan(name), new, false)?;
+        }
+        for key in drain(&mut self.sets.deployments) {
+            let new = row_of::deployment(self.fleet, self.counts, &key);
+            self.turn(&RowKey::Deployment(key.0, key.1), new, false)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Folds records into the state, and tells what they touched.
+//!
+//! The same `evolve` as the decider's, so that what is read is what was decided. What must stay true: nothing is
+//! skipped; a record is folded whole or not at all; what cannot be folded stops the fold where it stands.
+
+use std::sync::Arc;
+
+use chancery_events::event::{BadEvent, EventKind, Line};
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::intent::Intent;
+use chancery_events::observation::Observation;
+use chancery_events::record::{Record, Watermark};
+use chancery_events::subject::Subject;
+use chancery_journal::Cursor;
+use chancery_machine::decide::{evolve, pass};
+use chancery_machine::fleet::{Contradiction, Fleet};
+use chancery_machine::meta::At;
+use rustc_hash::FxHashSet;
+
+/// A record cannot be folded. The fold stands before it.
+#[derive(Debug, thiserror::Error)]
+pub enum FoldError {
+    /// A newer build wrote it: put that one in place.
+    #[error("fold the event at position {position}: its type {type_name} is unknown here, and needs a newer build")]
+    Newer {
+        /// The position.
+        position: Position,
+        /// The type.
+        type_name: String,
+    },
+    /// The event cannot be read: a damaged journal, or a broken writer.
+    #[error("fold the event at position {position}")]
+    Event {
+        /// The position.
+        position: Position,
+        /// What is wrong with it.
+        source: BadEvent,
+    },
+    /// The journal contradicts itself, or this build misreads it.
+    #[error("fold the event at position {position}")]
+    Contradiction {
+        /// The position.
+        position: Position,
+        /// What does not fit.
+        source: Contradiction,
+    },
+    /// The record is not the next one: read from where the fold stands.
+    #[error("fold the record at position {found}: the next one begins at {expected}")]
+    Gap {
+        /// The next position.
+        expected: Position,
+        /// The record's first position.
+        found: Position,
+    },
+    /// The record continues another history than the one folded: start over.
+    #[error("fold the record at position {found}: it continues another record than the one folded before it")]
+    Fork {
+        /// The record's first position.
+        found: Position,
+    },
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Folded {
+    /// It is in the state now.
+    Now,
+    /// It was already.
+    Before,
+}
+
+/// A state at a place in the journal.
+#[derive(Clone, Debug)]
+pub struct Folding {
+    /// The state.
+    pub fleet: Fleet,
+    /// Where it stands: behind this record.
+    pub at: Cursor,
+    /// Up to where the inbox is answered there.
+    pub watermark: Option<Watermark>,
+}
+
+/// Folds a journal, from its beginning or from a state.
+#[derive(Clone, Default, Debug)]
+pub struct Fold(Option<Folding>);
+
+impl Fold {
+    /// Goes on from a state; `None` is the beginning.
+    pub const fn from(state: Option<Folding>) -> Fold {
+        Fold(state)
+    }
+
+    /// The state, and where it stands; `None` before the first record.
+    pub const fn state(&self) -> Option<&Folding> {
+        self.0.as_ref()
+    }
+
+    /// The last position folded.
+    pub fn position(&self) -> Position {
+        self.0.as_ref().map_or(Position::ZERO, |state| state.at.position)
+    }
+
+    /// Folds the next record and adds what it touched. One that was folded before changes nothing.
+    pub fn take(&mut self, record: &Arc<Record>, touched: &mut Touched) -> Result<Folded, FoldError> {
+        let position = self.position();
+        if record.last() <= position {
+            return Ok(Folded::Before);
+        }
+        let (expected, found) = (position.plus(1), record.first());
+        if found != expected {
+            return Err(FoldError::Gap { expected, found });
+        }
+        let header = record.header();
+        let Some(state) = &mut self.0 else {
+            let mut fleet = Fleet::new(header.lineage);
+            fold(&mut fleet, record, touched)?;
+            self.0 = Some(Folding { fleet, at: Cursor::after(record), watermark: header.watermark.clone() });
+            return Ok(Folded::Now);
+        };
+        if header.prev != state.at.hash {
+            return Err(FoldError::Fork { found });
+        }
+        fold(&mut state.fleet, record, touched)?;
+        state.at = Cursor::after(record);
+        if header.watermark.is_some() {
+            state.watermark.clone_from(&header.watermark);
+        }
+        Ok(Folded::Now)
+    }
+}
+
+fn fold(fleet: &mut Fleet, record: &Record, touched: &mut Touched) -> Result<(), FoldError> {
+    fleet.note();
+    match events(fleet, record) {
+        Ok(()) => {
+            touched.extend(fleet.touched());
+            Ok(())
+        }
+        Err(error) => {
+            fleet.roll_back();
+            Err(error)
+        }
+    }
+}
+
+fn events(fleet: &mut Fleet, record: &Record) -> Result<(), FoldError> {
+    let header = record.header();
+    for (position, line) in record.events() {
+        let bad = |source| FoldError::Event { position, source };
+        let line = Line::read(line).map_err(bad)?;
+        let newer = || FoldError::Newer { position, type_name: line.type_name.to_string() };
+        let known = match line.kind {
+            EventKind::Fact => {
+                let fact = Fact::read(&line.type_name, line.data.get()).ok_or_else(newer)?;
+                let data = |source| bad(BadEvent::Data { type_name: line.type_name.to_string(), source });
+                let at = At { position, time: header.time, term: header.term, lineage: header.lineage };
+                evolve(fleet, &fact.map_err(data)?, at)
+                    .map_err(|source| FoldError::Contradiction { position, source })?;
+                continue;
+            }
+            // They change nothing, so their data is not read; but one that is unknown shows a newer build.
+            EventKind::Intent => Intent::TYPES,
+            EventKind::Observation => Observation::TYPES,
+        };
+        if !known.contains(&&*line.type_name) {
+            return Err(newer());
+        }
+        pass(fleet, position);
+    }
+    Ok(())
+}
+
+/// Entities that were touched, each once.
+#[derive(Clone, Default, Debug)]
+pub struct Touched(pub(crate) FxHashSet<Subject>);
+
+impl Touched {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Extend<Subject> for Touched {
+    fn extend<I: IntoIterator<Item = Subject>>(&mut self, subjects: I) {
+        self.0.extend(subjects);
+    }
+}

@@ -1,0 +1,118 @@
+//! Rows from the state: pure functions, one a kind. What they cannot see in one entity stands in the [`Counts`],
+//! which are a function of the state too.
+//!
+//! A message says in few words why an entity is as it is. The one thing that it leaves to the reader is *why* there
+//! is no place for an operation: that stands once in the plan's row and may concern any number of replicas, so
+//! those rows say [`WAITS`], and the reader adds the reasons.
+
+mod catalogue;
+mod plan;
+mod replica;
+
+use chancery_events::fact::Unfit;
+use chancery_machine::fleet::Fleet;
+use chancery_machine::meta::Meta;
+
+use crate::counts::Counts;
+use crate::kind::{Row, RowKey};
+
+pub use catalogue::{capability, cluster, node, session};
+pub use plan::{deployment, plan};
+pub(crate) use replica::{phase_word, state_word};
+pub use replica::{command, incarnation, operation, replica};
+
+/// The message of what has no place yet, until a reader adds the reasons.
+pub const WAITS: &str = "waits for a place";
+
+/// [`WAITS`], with the reasons from the plan's row.
+pub fn waits_because(reasons: &[Unfit]) -> String {
+    if reasons.is_empty() {
+        return WAITS.to_owned();
+    }
+    let each = |unfit: &Unfit| match unfit.count {
+        0 => unfit.reason.clone(),
+        1 => format!("{} (1 node)", unfit.reason),
+        count => format!("{} ({count} nodes)", unfit.reason),
+    };
+    let reasons: Vec<_> = reasons.iter().map(each).collect();
+    format!("{WAITS}: {}", reasons.join("; "))
+}
+
+/// Builds a row, filling in what every row says of its history.
+macro_rules! row {
+    ($name:ident, $meta:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
+        let chancery_machine::meta::Meta { version, created, changed } = $meta;
+        $crate::rows::$name {
+            $($field: $value,)*
+            version,
+            created: created.time,
+            changed: changed.time,
+            position: changed.position,
+        }
+    }};
+}
+use row;
+
+/// Takes rows of every kind.
+pub(crate) trait Visitor {
+    /// Why it stopped.
+    type Error;
+    /// Takes one row.
+    fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error>;
+}
+
+/// Every row of the state, kind by kind.
+pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> Result<(), V::Error> {
+    macro_rules! each {
+        ($($table:ident, |$e:ident| $row:expr;)*) => {$(
+            for $e in fleet.$table().sorted() {
+                for row in $row {
+                    to.row(&row)?;
+                }
+            }
+        )*};
+    }
+    each! {
+        clusters, |e| cluster(fleet, counts, &e.name);
+        capabilities, |e| capability(fleet, &e.name);
+        nodes, |e| node(fleet, &e.name);
+        plans, |e| plan(fleet, counts, &e.name);
+        deployments, |e| deployment(fleet, counts, &(e.plan.clone(), e.name.clone()));
+        replicas, |e| replica(fleet, &e.name);
+        incarnations, |e| incarnation(fleet, e.id);
+        operations, |e| operation(fleet, e.id);
+        sessions, |e| session(fleet, e.id);
+        incarnations, |e| command(fleet, e.id);
+    }
+    Ok(())
+}
+
+/// Whether an entity has come into being behind a position: then no row of it can be older.
+pub(crate) fn is_newer(meta: &Meta, than: chancery_events::id::Position) -> bool {
+    meta.created.position > than
+}
+
+/// A row of any kind, as it would be written: for rebuilds that compare.
+#[cfg(test)]
+pub(crate) fn snapshot_of(fleet: &Fleet) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
+    struct All(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);
+    impl Visitor for All {
+        type Error = std::convert::Infallible;
+        fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error> {
+            self.0.insert(row.key().stored(), crate::store::encode(row));
+            let mut entries = crate::index::Entries::default();
+            row.index(&mut entries);
+            self.0.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));
+            Ok(())
+        }
+    }
+    let mut all = All(std::collections::BTreeMap::new());
+    let Ok(()) = every(fleet, &Counts::of(fleet), &mut all);
+    all.0
+}
+
+/// The key that a row is asked for by, as in a table of tests.
+#[cfg(test)]
+pub(crate) fn key_of<R: Row>(row: &R) -> RowKey {
+    row.key()
+}

@@ -1,0 +1,123 @@
+//! Rows of plans and deployments.
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::DeploymentEnd;
+use chancery_events::name::PlanName;
+use chancery_events::spec::OperationKind;
+use chancery_machine::fleet::{DeploymentKey, Fleet};
+use chancery_machine::state::{Deployment, DeploymentState, Plan};
+
+use super::{row, waits_because};
+use crate::counts::{Counts, OPEN, PlanCounts};
+use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow};
+
+/// The row of a plan.
+pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
+    let plan = fleet.plans().get(name)?;
+    let of = counts.plan(name);
+    // Reasons stay in the state when a place is found; they count only while something waits.
+    let is_waiting = fleet.index().plan_index(name).is_some_and(|index| !index.unplaced.is_empty());
+    Some(row!(PlanRow, plan.meta, {
+        name: plan.name.clone(),
+        generation: plan.generation,
+        activity: plan.activity,
+        spec: (*plan.spec).clone(),
+        current: plan.current.clone(),
+        next: plan.next.clone(),
+        replicas: replicas(of),
+        operations: operations(plan, of),
+        waiting: if is_waiting { plan.unfit.clone() } else { Vec::new() },
+        message: plan_message(fleet, plan, of, is_waiting),
+    }))
+}
+
+/// By phase, every one of them, and `total`.
+fn replicas(of: &PlanCounts) -> BTreeMap<String, u64> {
+    let phases = PhaseWord::ALL.iter().map(|phase| (phase.word().to_owned(), of.in_phase(*phase)));
+    phases.chain([("total".to_owned(), of.replicas())]).collect()
+}
+
+/// By kind and state: those that are open now, and those that ended ever.
+fn operations(plan: &Plan, of: &PlanCounts) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let mut all = BTreeMap::<String, BTreeMap<String, u64>>::new();
+    for ((kind, outcome), count) in &plan.totals {
+        all.entry(kind.word().to_owned()).or_default().insert(outcome.clone(), *count);
+    }
+    for kind in OperationKind::ALL {
+        for state in OPEN {
+            let count = of.open(*kind, state);
+            if count > 0 {
+                all.entry(kind.word().to_owned()).or_default().insert(state.word().to_owned(), count);
+            }
+        }
+    }
+    all
+}
+
+fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -> String {
+    if let Some(detail) = &plan.parked {
+        return format!("left alone: {detail}");
+    }
+    if is_waiting {
+        return waits_because(&plan.unfit);
+    }
+    let find = |name| fleet.deployments().get(&(plan.name.clone(), name));
+    if let Some(current) = plan.current.clone().and_then(find) {
+        return format!("{}: {}", current.name, deployment_message(current, of));
+    }
+    let failed = of.in_phase(PhaseWord::Failed);
+    if failed > 0 {
+        return format!("{failed} of {} failed", of.replicas());
+    }
+    match plan.deployments.last().cloned().and_then(find) {
+        Some(last) if matches!(last.state, DeploymentState::Ended(DeploymentEnd::Failed { .. })) => {
+            format!("{}: {}", last.name, deployment_message(last, of))
+        }
+        _ => String::new(),
+    }
+}
+
+/// The row of a deployment.
+pub fn deployment(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
+    let deployment = fleet.deployments().get(key)?;
+    let state = match &deployment.state {
+        DeploymentState::Pending => DeploymentWord::Pending,
+        DeploymentState::InProgress | DeploymentState::Ending(_) => DeploymentWord::InProgress,
+        DeploymentState::Ended(DeploymentEnd::Completed) => DeploymentWord::Completed,
+        DeploymentState::Ended(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
+        DeploymentState::Ended(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
+        DeploymentState::Ended(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
+    };
+    Some(row!(DeploymentRow, deployment.meta, {
+        plan: deployment.plan.clone(),
+        name: deployment.name.clone(),
+        generation: deployment.generation,
+        count: deployment.spec.count,
+        coordinates: deployment.spec.coordinates.clone(),
+        state: state,
+        message: deployment_message(deployment, counts.plan(&key.0)),
+    }))
+}
+
+/// A deployment may count replicas in that an earlier one brought up, so its progress is that of its plan; what is
+/// over says nothing that changes afterwards.
+fn deployment_message(deployment: &Deployment, of: &PlanCounts) -> String {
+    let count = deployment.spec.count;
+    match &deployment.state {
+        DeploymentState::Pending => "waits for its turn".into(),
+        DeploymentState::InProgress => {
+            let pending: u64 = OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationWord::PendingApproval)).sum();
+            let running = of.in_phase(PhaseWord::Running);
+            let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
+            format!("{running} of {count} running{approval}")
+        }
+        DeploymentState::Ending(DeploymentEnd::Failed { cause }) => format!("fails: {cause}"),
+        DeploymentState::Ending(_) => "ends when what was begun has settled".into(),
+        DeploymentState::Ended(DeploymentEnd::Completed) if count == 0 => "none was left".into(),
+        DeploymentState::Ended(DeploymentEnd::Completed) => format!("{count} of {count} came up"),
+        DeploymentState::Ended(DeploymentEnd::Failed { cause }) => cause.clone(),
+        DeploymentState::Ended(DeploymentEnd::Cancelled) => String::new(),
+        DeploymentState::Ended(DeploymentEnd::Superseded { by }) => format!("{by} took its place"),
+    }
+}

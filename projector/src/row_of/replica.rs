@@ -1,0 +1,202 @@
+//! Rows of replicas, incarnations, commands and operations.
+
+use chancery_events::fact::{Effect, IncarnationEnd, OperationEnd};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::ReplicaName;
+use chancery_events::observation::{Process, ProcessStatus};
+use chancery_machine::fleet::Fleet;
+use chancery_machine::replica::{Phase, phase};
+use chancery_machine::state::{Incarnation, IncarnationState, Operation, OperationState, Replica, Will};
+
+use super::{WAITS, row};
+use crate::rows::{
+    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PhaseWord, ReplicaRow, WillWord,
+};
+
+/// The row of a replica.
+pub fn replica(fleet: &Fleet, name: &ReplicaName) -> Option<ReplicaRow> {
+    let replica = fleet.replicas().get(name)?;
+    let active = active(fleet, replica);
+    let phase = phase_of(replica, active);
+    Some(row!(ReplicaRow, replica.meta, {
+        name: replica.name.clone(),
+        plan: replica.plan.clone(),
+        deployment: replica.deployment.clone(),
+        will: match replica.will {
+            Will::Proposed => WillWord::Proposed,
+            Will::Running => WillWord::Running,
+            Will::Stopped => WillWord::Stopped,
+            Will::Deleted => WillWord::Deleted,
+        },
+        phase: phase,
+        ready: replica.active.as_ref().is_some_and(|active| active.healthy),
+        node: replica.active.as_ref().map(|active| active.node.clone()),
+        incarnation: replica.active.as_ref().map(|active| active.incarnation),
+        processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
+        operation: replica.operation.map(|(id, _)| id),
+        message: replica_message(fleet, replica, active, phase),
+    }))
+}
+
+fn active<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Incarnation> {
+    replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation))
+}
+
+pub(crate) fn phase_word(fleet: &Fleet, replica: &Replica) -> PhaseWord {
+    phase_of(replica, active(fleet, replica))
+}
+
+fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
+    match phase(replica, active) {
+        Phase::Pending => PhaseWord::Pending,
+        Phase::Starting => PhaseWord::Starting,
+        Phase::Running => PhaseWord::Running,
+        Phase::Stopping => PhaseWord::Stopping,
+        Phase::Stopped => PhaseWord::Stopped,
+        Phase::Failed => PhaseWord::Failed,
+        Phase::Deleting => PhaseWord::Deleting,
+    }
+}
+
+fn replica_message(fleet: &Fleet, replica: &Replica, active: Option<&Incarnation>, phase: PhaseWord) -> String {
+    let open = [replica.next, replica.operation].into_iter().flatten();
+    let mut open = open.filter_map(|(id, _)| fleet.operations().get(&id));
+    let waits = open.find_map(|operation| match operation.state {
+        OperationState::Preparing => Some(WAITS.to_owned()),
+        OperationState::PendingApproval(_) => Some(format!("{} waits for approval", operation.kind)),
+        OperationState::Running(_) | OperationState::Ended(_) => None,
+    });
+    if let Some(waits) = waits {
+        return waits;
+    }
+    match (phase, active) {
+        (PhaseWord::Failed | PhaseWord::Stopped, _) => replica.last.as_ref().map_or_else(String::new, |end| match end {
+            IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
+            end => end_message(end),
+        }),
+        (_, Some(active)) => incarnation_message(active),
+        (_, None) => String::new(),
+    }
+}
+
+fn end_message(end: &IncarnationEnd) -> String {
+    match end {
+        IncarnationEnd::Destroyed => String::new(),
+        IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => reason.clone(),
+    }
+}
+
+/// The row of an incarnation.
+pub fn incarnation(fleet: &Fleet, id: IncarnationId) -> Option<IncarnationRow> {
+    let incarnation = fleet.incarnations().get(&id)?;
+    Some(row!(IncarnationRow, incarnation.meta, {
+        id: incarnation.id,
+        replica: incarnation.replica.clone(),
+        plan: incarnation.plan.clone(),
+        deployment: incarnation.deployment.clone(),
+        node: incarnation.node.clone(),
+        cluster: incarnation.cluster.clone(),
+        state: match &incarnation.state {
+            IncarnationState::Reserved => IncarnationWord::Reserved,
+            IncarnationState::Creating => IncarnationWord::Creating,
+            IncarnationState::Starting => IncarnationWord::Starting,
+            IncarnationState::Running => IncarnationWord::Running,
+            IncarnationState::Stopping(_) => IncarnationWord::Stopping,
+            IncarnationState::Ended(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
+            IncarnationState::Ended(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
+            IncarnationState::Ended(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
+        },
+        ready: incarnation.ready,
+        amounts: incarnation.amounts,
+        volumes: incarnation.volumes.clone(),
+        processes: incarnation.processes.clone(),
+        revision: incarnation.revision,
+        message: incarnation_message(incarnation),
+    }))
+}
+
+fn incarnation_message(incarnation: &Incarnation) -> String {
+    let retried = incarnation.command.filter(|command| command.attempt > 1);
+    if let Some(command) = retried {
+        let what = match command.effect {
+            Effect::Ensure => "start",
+            Effect::Stop => "stop",
+            Effect::Kill => "kill",
+        };
+        return format!("attempt {} to {what} it, from {}", command.attempt, command.not_before);
+    }
+    match &incarnation.state {
+        IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
+        IncarnationState::Running => incarnation.processes.iter().find_map(trouble).unwrap_or_default(),
+        IncarnationState::Reserved | IncarnationState::Creating | IncarnationState::Starting => String::new(),
+    }
+}
+
+/// What is wrong with a process of something that runs.
+fn trouble(process: &Process) -> Option<String> {
+    let what = match &process.status {
+        ProcessStatus::Online => return None,
+        ProcessStatus::Initializing => "is not ready".to_owned(),
+        ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
+        ProcessStatus::Exited { code } => format!("exited with status {code}"),
+        ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
+        ProcessStatus::Unknown => "ended, and nobody saw how".to_owned(),
+    };
+    Some(format!("process {} of {} {what}", process.index, process.payload))
+}
+
+/// The row of an incarnation's command, while it has no outcome.
+pub fn command(fleet: &Fleet, id: IncarnationId) -> Option<CommandRow> {
+    let incarnation = fleet.incarnations().get(&id)?;
+    let command = incarnation.command.filter(|_| incarnation.is_live())?;
+    Some(row!(CommandRow, incarnation.meta, {
+        incarnation: incarnation.id,
+        revision: incarnation.revision,
+        effect: command.effect,
+        attempt: command.attempt,
+        node: incarnation.node.clone(),
+        cluster: incarnation.cluster.clone(),
+        replica: incarnation.replica.clone(),
+    }))
+}
+
+pub(crate) fn state_word(operation: &Operation) -> OperationWord {
+    match &operation.state {
+        OperationState::Preparing => OperationWord::Preparing,
+        OperationState::PendingApproval(_) => OperationWord::PendingApproval,
+        OperationState::Running(_) => OperationWord::Running,
+        OperationState::Ended(OperationEnd::Succeeded) => OperationWord::Succeeded,
+        OperationState::Ended(OperationEnd::Failed { .. }) => OperationWord::Failed,
+        OperationState::Ended(OperationEnd::Rejected { .. }) => OperationWord::Rejected,
+        OperationState::Ended(OperationEnd::Expired) => OperationWord::Expired,
+        OperationState::Ended(OperationEnd::Cancelled { .. }) => OperationWord::Cancelled,
+        OperationState::Ended(OperationEnd::Superseded { .. }) => OperationWord::Superseded,
+    }
+}
+
+/// The row of an operation.
+pub fn operation(fleet: &Fleet, id: OperationId) -> Option<OperationRow> {
+    let operation = fleet.operations().get(&id)?;
+    Some(row!(OperationRow, operation.meta, {
+        id: operation.id,
+        replica: operation.replica.clone(),
+        plan: operation.plan.clone(),
+        kind: operation.kind,
+        deployment: operation.deployment.clone(),
+        state: state_word(operation),
+        hash: operation.hash,
+        node: operation.node.clone(),
+        incarnation: operation.incarnation,
+        approved_by: operation.approved.as_ref().map(|(by, _)| by.clone()),
+        message: match &operation.state {
+            OperationState::Preparing => WAITS.to_owned(),
+            OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
+            OperationState::Running(_) | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
+            OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => reason.clone(),
+            OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => format!("by {by}"),
+            OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("by {by}: {reason}"),
+            OperationState::Ended(OperationEnd::Expired) => "nobody approved it in time".into(),
+            OperationState::Ended(OperationEnd::Superseded { by }) => format!("operation {by} took its place"),
+        },
+    }))
+}

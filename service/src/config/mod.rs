@@ -1,0 +1,209 @@
+//! Configuration: defaults, then a file, then the environment, then flags; each layer overrides the one before.
+//!
+//! One table ([`SETTINGS`]) says what may be set. What is set keeps where it came from, which `chancery config show`
+//! tells. Whatever is not known or cannot be read is refused with its place.
+
+mod file;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use chancery_events::name::{Actor, FleetName};
+
+pub use settings::{SETTINGS, Setting, Type};
+
+/// The file that is read if it is there and no other is named.
+pub const FILE: &str = "chancery.toml";
+/// The environment variable that names another file.
+pub const FILE_ENV: &str = "CHANCERY_CONFIG";
+
+/// Where a value came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A line of a file.
+    File(String, usize),
+    /// An environment variable.
+    Env(&'static str),
+    /// A flag of the command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File(file, line) => write!(f, "{file}:{line}"),
+            Origin::Env(name) => f.write_str(name),
+            Origin::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What a request may cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The largest body, in bytes.
+    pub body: u64,
+    /// The largest head, in bytes.
+    pub header_bytes: u64,
+    /// Connections at a time.
+    pub connections: u64,
+    /// Streams at a time.
+    pub streams: u64,
+    /// Inputs that may wait for the decider.
+    pub queue: u64,
+    /// How long a request may take.
+    pub request_time: Duration,
+}
+
+/// All settings, read and checked, with where each came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Where the journal and everything made from it are kept.
+    pub data_dir: PathBuf,
+    /// Where the server takes requests.
+    pub listen: SocketAddr,
+    /// The server that commands talk to, without a slash at its end.
+    pub server: String,
+    /// The fleet that commands are about.
+    pub fleet: FleetName,
+    /// Who asks.
+    pub actor: Actor,
+    /// Which log lines are written.
+    pub log: String,
+    /// How they are written.
+    pub log_format: LogFormat,
+    /// How long an executor may be silent.
+    pub lease: Duration,
+    /// What a request may cost.
+    pub limits: Limits,
+    /// The size at which the journal begins another segment.
+    pub segment_bytes: u64,
+    /// Memory for the store of the read models.
+    pub sled_cache: u64,
+    /// Events between snapshots of the state.
+    pub snapshot_events: u64,
+    values: Vec<(String, Origin)>,
+}
+
+/// The configuration cannot be had; says where and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadConfig(String);
+
+/// The layers above the defaults.
+#[derive(Debug, Default)]
+pub struct Layers<'a> {
+    /// The file named on the command line.
+    pub file: Option<&'a Path>,
+    /// The environment.
+    pub env: Vec<(String, String)>,
+    /// What flags set, by setting, with the flag.
+    pub flags: Vec<(&'static str, &'static str, String)>,
+}
+
+impl Config {
+    /// Reads the layers of this process.
+    pub fn load(file: Option<&Path>, flags: Vec<(&'static str, &'static str, String)>) -> Result<Config, BadConfig> {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let ours = |(name, _): &(String, String)| name.starts_with("CHANCERY_");
+        Config::read(Layers { file, env: std::env::vars_os().filter_map(text).filter(ours).collect(), flags })
+    }
+
+    /// Puts the layers on each other.
+    pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
+        let mut values: Vec<_> = SETTINGS.iter().map(|s| (s.default.to_owned(), Origin::Default)).collect();
+        let mut set = |name: &str, text: String, origin: Origin| {
+            let index = SETTINGS.iter().position(|setting| setting.name == name);
+            values[index.expect("only names of the table are set")] = (text, origin);
+        };
+        if let Some((path, text)) = open(&layers)? {
+            for given in file::read(&path, &text).map_err(BadConfig)? {
+                set(given.name, given.text, Origin::File(path.clone(), given.line));
+            }
+        }
+        let check = |setting: &Setting, origin: &Origin, text: &str| match setting.fault(text) {
+            Some(fault) => Err(BadConfig(format!("read {} from {origin}: {fault}", setting.name))),
+            None => Ok(()),
+        };
+        for setting in SETTINGS {
+            if let Some((_, text)) = layers.env.iter().find(|(name, _)| name == setting.env) {
+                check(setting, &Origin::Env(setting.env), text)?;
+                set(setting.name, text.clone(), Origin::Env(setting.env));
+            }
+        }
+        for (name, flag, text) in layers.flags {
+            let setting = Setting::of(name).ok_or_else(|| BadConfig(file::unknown(name)))?;
+            check(setting, &Origin::Flag(flag), &text)?;
+            set(name, text, Origin::Flag(flag));
+        }
+        Config::typed(values).map_err(BadConfig)
+    }
+
+    fn typed(values: Vec<(String, Origin)>) -> Result<Config, String> {
+        let text = |name: &str| {
+            let index = SETTINGS.iter().position(|setting| setting.name == name);
+            values[index.expect("only names of the table are asked for")].0.as_str()
+        };
+        let bytes = |name| settings::bytes(text(name));
+        let count = |name| settings::count(text(name));
+        let limits = Limits {
+            body: bytes("limits.body")?,
+            header_bytes: bytes("limits.header_bytes")?,
+            connections: count("limits.connections")?,
+            streams: count("limits.streams")?,
+            queue: count("limits.queue")?,
+            request_time: settings::span(text("limits.request_time"))?,
+        };
+        Ok(Config {
+            data_dir: text("data_dir").into(),
+            listen: settings::listen(text("listen"))?,
+            server: text("server").trim_end_matches('/').to_owned(),
+            fleet: text("fleet").parse().map_err(|error| format!("fleet: {error}"))?,
+            actor: text("actor").parse().map_err(|error| format!("actor: {error}"))?,
+            log: text("log").to_owned(),
+            log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
+            lease: settings::span(text("lease"))?,
+            limits,
+            segment_bytes: bytes("segment_bytes")?,
+            sled_cache: bytes("sled_cache")?,
+            snapshot_events: count("snapshot_events")?,
+            values,
+        })
+    }
+
+    /// Every setting with its value, as it was written, and where that came from.
+    pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
+        SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
+    }
+}
+
+/// The file and its text: the one named by a flag or the environment must be there.
+fn open(layers: &Layers<'_>) -> Result<Option<(String, String)>, BadConfig> {
+    let named = layers.env.iter().find(|(name, _)| name == FILE_ENV).map(|(_, value)| Path::new(value));
+    let named = layers.file.or(named);
+    let path = named.unwrap_or(Path::new(FILE));
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some((path.display().to_string(), text))),
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(BadConfig(format!("read the configuration file {}: {error}", path.display()))),
+    }
+}

@@ -1,0 +1,138 @@
+//! The table of settings: every one, its type, default, environment variable and meaning.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use chancery_events::amount::parse_bytes;
+use chancery_events::name::{Actor, FleetName};
+
+use crate::manifest::parse_span;
+
+/// What a setting's text must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Type {
+    /// A folder.
+    Folder,
+    /// An address on this machine, with its port.
+    Listen,
+    /// Where a server is, `http://…`.
+    Url,
+    /// The name of a fleet.
+    Fleet,
+    /// Who asks.
+    Actor,
+    /// A filter of log lines, as `warn` or `chancery=debug`.
+    Filter,
+    /// `text` or `json`.
+    LogFormat,
+    /// A duration with its unit, at least a second.
+    Span,
+    /// Bytes: a bare number, or with a unit; at least 1 KiB.
+    Bytes,
+    /// A whole number, at least 1.
+    Count,
+}
+
+/// One setting.
+#[derive(Debug)]
+pub struct Setting {
+    /// Its name, as in the file; dots stand for tables.
+    pub name: &'static str,
+    /// What it must be.
+    pub kind: Type,
+    /// What it is unless set.
+    pub default: &'static str,
+    /// The environment variable for it.
+    pub env: &'static str,
+    /// What it means.
+    pub doc: &'static str,
+}
+
+macro_rules! settings {
+    ($($name:literal $kind:ident $default:literal $env:literal $doc:literal;)*) => {
+        /// Every setting, in the order in which they are shown.
+        pub const SETTINGS: &[Setting] = &[$(
+            Setting { name: $name, kind: Type::$kind, default: $default, env: $env, doc: $doc }
+        ),*];
+    };
+}
+
+settings! {
+    "data_dir" Folder "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
+    "listen" Listen "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
+    "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to";
+    "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
+    "actor" Actor "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
+    "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
+    "log_format" LogFormat "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
+    "lease" Span "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
+    "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
+    "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
+    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time";
+    "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time";
+    "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider";
+    "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
+    "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
+    "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
+    "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state";
+}
+
+impl Setting {
+    /// The setting of that name.
+    pub fn of(name: &str) -> Option<&'static Setting> {
+        SETTINGS.iter().find(|setting| setting.name == name)
+    }
+
+    /// What is wrong with the text, if anything is.
+    pub(super) fn fault(&self, text: &str) -> Option<String> {
+        match self.kind {
+            Type::Folder | Type::Filter => text.is_empty().then(|| "write something here".into()),
+            Type::Listen => listen(text).err(),
+            Type::Url => url(text).err(),
+            Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
+            Type::Actor => text.parse::<Actor>().err().map(|error| error.to_string()),
+            Type::LogFormat => (!["text", "json"].contains(&text)).then(|| format!("write text or json, not {text:?}")),
+            Type::Span => span(text).err(),
+            Type::Bytes => bytes(text).err(),
+            Type::Count => count(text).err(),
+        }
+    }
+}
+
+pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("write an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on the loopback interface, and this build has neither TLS nor authentication: \
+             listen on 127.0.0.1 or [::1], and put a proxy that has both in front of it"
+        ));
+    }
+    Ok(address)
+}
+
+fn url(text: &str) -> Result<(), String> {
+    match text.split_once("://") {
+        Some(("http", rest)) if !rest.is_empty() && !rest.contains(['?', '#', ' ']) => Ok(()),
+        Some(("https", _)) => Err("this build speaks no TLS: write http://…".into()),
+        _ => Err(format!("write a server as in http://127.0.0.1:7440, not {text:?}")),
+    }
+}
+
+pub(super) fn span(text: &str) -> Result<Duration, String> {
+    let span = parse_span(text).map_err(|error| error.to_string())?;
+    if span < Duration::from_secs(1) { Err("write a duration of at least 1s".into()) } else { Ok(span) }
+}
+
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text, 1) {
+        Ok(bytes) if bytes < 1024 => Err("write at least 1KiB".into()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+pub(super) fn count(text: &str) -> Result<u64, String> {
+    let found = text.parse::<u64>().ok().filter(|count| *count >= 1);
+    found.ok_or_else(|| format!("write a whole number, at least 1, not {text:?}"))
+}

@@ -1,0 +1,351 @@
+//! The decider's core, driven by hand: what leaves it, and when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::event::Event;
+use chancery_events::id::{Attach, Lineage, Position, Writer};
+use chancery_events::intent::{Intent, Request};
+use chancery_events::name::IntentId;
+use chancery_events::observation::{Process, ProcessStatus, Report, Saw};
+use chancery_events::protocol::{Again, FromDecider, Head, Part, ToDecider};
+use chancery_events::record::{Begins, Hash, Record};
+use chancery_events::refusal::Code;
+use chancery_events::spec::Runtime;
+use chancery_events::time::Time;
+use chancery_machine::fleet::{Fleet, Image};
+use serde_json::json;
+
+use super::core::{Core, Effect, Settings, Ticket};
+use super::handle::Connection;
+
+const LEASE: Duration = Duration::from_secs(15);
+
+struct Rig {
+    core: Core,
+    now: Time,
+    journal: Vec<Arc<Record>>,
+    durable: usize,
+    tickets: u64,
+}
+
+fn name<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("{text}"))
+}
+
+fn settings(writer: u64) -> Settings {
+    let writer = Writer::from_random(writer);
+    Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE }
+}
+
+impl Rig {
+    /// Over a journal in which the first term has begun, durably.
+    fn new() -> Rig {
+        let now = Time::EPOCH + Duration::from_secs(1_000_000);
+        let core = Core::take_over(settings(1), Fleet::new(Lineage::from_random(5)), None, now);
+        let mut rig = Rig { core, now, journal: Vec::new(), durable: 0, tickets: 0 };
+        rig.commit();
+        rig.sync();
+        rig
+    }
+
+    /// Does due work and closes the commit.
+    fn commit(&mut self) {
+        while self.core.work(self.now) {
+            self.journal.extend(self.core.seal().map(Arc::new));
+        }
+        self.journal.extend(self.core.seal().map(Arc::new));
+    }
+
+    /// Makes everything durable.
+    fn sync(&mut self) -> Vec<Effect> {
+        let records = self.journal[self.durable..].to_vec();
+        self.durable = self.journal.len();
+        assert!(self.core.delivered(&records));
+        self.core.effects()
+    }
+
+    fn settle(&mut self) -> Vec<Effect> {
+        self.commit();
+        self.sync()
+    }
+
+    fn request(&mut self, type_name: &str, data: &serde_json::Value) -> Request {
+        self.tickets += 1;
+        let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("known").expect("good");
+        let id: IntentId = name(&format!("id-{}", self.tickets));
+        Request { id, source: name("test"), actor: name("ann"), time: None, expect: None, traceparent: None, intent }
+    }
+
+    fn ask(&mut self, request: &Request) -> Ticket {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.core.intent(ticket, request.clone(), self.now);
+        ticket
+    }
+
+    fn must(&mut self, type_name: &str, data: &serde_json::Value) {
+        let request = self.request(type_name, data);
+        self.ask(&request);
+    }
+
+    fn cluster(&mut self) {
+        self.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+        let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+        self.must("node.apply", &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}));
+        self.settle();
+    }
+
+    fn plan_and_deployment(&mut self) {
+        let auto = json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+        let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
+        let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto});
+        self.must("plan.apply", &json!({"name": "web", "spec": spec}));
+        self.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
+    }
+
+    fn say(&mut self, connection: u64, message: ToDecider) {
+        self.core.said(Connection(connection), message, self.now, &|_| None);
+    }
+
+    fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
+        self.core.connected(Connection(connection), Attach::from_random(connection));
+        let hello =
+            ToDecider::Hello { executor: name(executor), cluster: name("local"), runtime: Runtime::Process, seen };
+        self.say(connection, hello);
+    }
+
+    /// Types of facts in the journal so far, without those of the given record on.
+    fn types(&self, from: usize) -> Vec<&'static str> {
+        let records = &self.journal[from..];
+        let events = records.iter().flat_map(|r| r.events().map(|(_, line)| Event::read(line).expect("readable")).collect::<Vec<_>>());
+        events.map(|event| event.type_name()).collect()
+    }
+}
+
+fn sent(effects: &[Effect]) -> Vec<&FromDecider> {
+    effects.iter().filter_map(|e| if let Effect::Send(_, m) = e { Some(m) } else { None }).collect()
+}
+
+fn answers(effects: &[Effect]) -> Vec<(Ticket, u64, Option<Code>)> {
+    let answer = |e: &Effect| match e {
+        Effect::Answer(ticket, v) => Some((*ticket, v.position.get(), v.result.as_ref().as_ref().err().map(|r| r.code))),
+        Effect::Send(..) | Effect::Close(_) => None,
+    };
+    effects.iter().filter_map(answer).collect()
+}
+
+#[test]
+fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
+    let mut rig = Rig::new();
+    let body = json!({"name": "c", "spec": {"runtime": "process"}});
+    let request = rig.request("cluster.apply", &body);
+    let first = rig.ask(&request);
+    let repeat = rig.ask(&request);
+    let refused = rig.request("cluster.delete", &json!({"name": "nowhere"}));
+    let third = rig.ask(&refused);
+    assert!(rig.core.effects().is_empty(), "not before it is in the journal");
+    rig.commit();
+    assert!(rig.core.effects().is_empty(), "not before that is durable");
+    let effects = rig.sync();
+    assert_eq!(answers(&effects), [(first, 3, None), (repeat, 3, None), (third, 6, Some(Code::NotFound))]);
+}
+
+#[test]
+fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
+    let mut rig = Rig::new();
+    let request = rig.request("cluster.delete", &json!({"name": "nowhere"}));
+    rig.ask(&request);
+    let first = answers(&rig.settle());
+    let head = rig.core.durable();
+    let fleet = Image::of(rig.core.fleet()).fleet();
+    let end = chancery_journal::Cursor {
+        position: head.position,
+        hash: head.hash,
+        term: head.term,
+        writer: Writer::from_random(1),
+        lineage: fleet.lineages().current,
+        time: rig.now,
+    };
+    rig.core = Core::take_over(settings(2), fleet, Some(&end), rig.now);
+    rig.settle();
+    rig.ask(&request);
+    let mut changed = request.clone();
+    changed.expect = Some(7);
+    rig.ask(&changed);
+    let second = answers(&rig.settle());
+    assert_eq!((second[0].1, second[0].2), (first[0].1, first[0].2));
+    assert_eq!(second[1].2, Some(Code::KeyReused));
+}
+
+#[test]
+fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
+    let rig = Rig::new();
+    let first = rig.journal[0].header();
+    assert_eq!((first.term.get(), first.begins, first.prev), (1, Some(Begins::Term), Hash::ZERO));
+    assert_eq!(rig.types(0), ["term.started.v1"]);
+}
+
+#[test]
+fn a_record_of_another_writer_ends_the_decider() {
+    let mut rig = Rig::new();
+    let mut other = Rig::new();
+    other.must("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}}));
+    other.commit();
+    rig.must("cluster.apply", &json!({"name": "d", "spec": {"runtime": "process"}}));
+    rig.commit();
+    assert!(!rig.core.delivered(&other.journal[1..]));
+}
+
+#[test]
+fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    assert!(rig.core.effects().is_empty(), "the session is not durable yet");
+    let effects = rig.settle();
+    let [FromDecider::Welcome { envelope, commands, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    assert!(commands.is_empty());
+    let (attach, session) = (envelope.attach, envelope.session);
+    rig.say(1, ToDecider::Level { attach, reports: vec![], part: Part::Last });
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!((envelope.session, envelope.head, command.revision), (session, rig.core.durable(), 1));
+    let (incarnation, process) = (
+        command.incarnation,
+        Process { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status: ProcessStatus::Online },
+    );
+    let report = |revision, saw| Report { incarnation, revision, saw };
+    let ready = Saw::Ready { processes: vec![process] };
+    let before = rig.journal.len();
+    for _ in 0..2 {
+        rig.say(1, ToDecider::Report { attach, sequence: 1, report: report(1, ready.clone()) });
+    }
+    assert!(rig.core.effects().is_empty(), "nor is the acknowledgement let go early");
+    let effects = rig.settle();
+    assert!(sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })), "{effects:?}");
+    assert_eq!(rig.types(before), ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"], "once, though said twice");
+    rig.say(1, ToDecider::Report { attach, sequence: 2, report: report(1, Saw::Gone) });
+    let effects = rig.settle();
+    assert!(sent(&effects).iter().any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation)));
+}
+
+#[test]
+fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_is_closed() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    rig.plan_and_deployment();
+    rig.settle();
+    let before = rig.journal.len();
+    rig.hello(2, "ex", None);
+    let effects = rig.settle();
+    assert_eq!(rig.types(before), Vec::<&str>::new(), "the same session: nothing to record");
+    assert!(effects.iter().any(|e| matches!(e, Effect::Close(Connection(1)))));
+    let welcome = sent(&effects).into_iter().find_map(|m| if let FromDecider::Welcome { commands, .. } = m { Some(commands.len()) } else { None });
+    assert_eq!(welcome, Some(1));
+    rig.hello(3, "other", None);
+    let effects = rig.settle();
+    assert!(matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Later, .. }]), "the scope is held");
+    let attach = Attach::from_random(1);
+    rig.say(1, ToDecider::Heartbeat { attach, beat: 1 });
+    let effects = rig.settle();
+    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]), "an old attach says nothing more");
+}
+
+#[test]
+fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let lineage = Lineage::from_random(5);
+    let head = rig.core.durable();
+    let cases = [
+        (lineage, Head { position: head.position.plus(1), ..head }, Again::NewerElsewhere),
+        (Lineage::from_random(6), head, Again::Never),
+    ];
+    for (i, (lineage, head, expected)) in cases.into_iter().enumerate() {
+        rig.hello(10 + i as u64, "ex", Some((lineage, head)));
+        let effects = rig.settle();
+        let [FromDecider::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        assert_eq!(*again, expected);
+    }
+    rig.core.connected(Connection(20), Attach::from_random(20));
+    let seen = Some((lineage, head));
+    let hello = ToDecider::Hello { executor: name("ex"), cluster: name("local"), runtime: Runtime::Process, seen };
+    rig.core.said(Connection(20), hello, rig.now, &|_| Some(Hash::of(b"another record")));
+    let effects = rig.settle();
+    assert!(matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]));
+}
+
+#[test]
+fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let attach = Attach::from_random(1);
+    for beat in 0..10 {
+        rig.now = rig.now + (LEASE - Duration::from_secs(1));
+        rig.say(1, ToDecider::Heartbeat { attach, beat });
+        rig.settle();
+    }
+    let before = rig.journal.len();
+    assert_eq!(rig.core.next_due(), Some(rig.now + LEASE + Duration::from_micros(1)));
+    rig.now = rig.now + LEASE;
+    rig.settle();
+    assert_eq!(rig.types(before), Vec::<&str>::new(), "one missed heartbeat loses nothing");
+    rig.now = rig.now + Duration::from_secs(1);
+    let effects = rig.settle();
+    assert_eq!(rig.types(before), ["session.over.v1", "session.closed.v1"]);
+    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]));
+}
+
+#[test]
+fn deadlines_wait_a_lease_after_a_takeover() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.plan_and_deployment();
+    rig.settle();
+    let fleet = Image::of(rig.core.fleet()).fleet();
+    let head = rig.core.durable();
+    let lineage = fleet.lineages().current;
+    let (position, hash, term) = (head.position, head.hash, head.term);
+    let end =
+        chancery_journal::Cursor { position, hash, term, writer: Writer::from_random(1), lineage, time: rig.now };
+    let later = rig.now + Duration::from_secs(3600);
+    rig.core = Core::take_over(settings(2), fleet, Some(&end), later);
+    rig.now = later;
+    let before = rig.journal.len();
+    rig.settle();
+    assert_eq!(rig.types(before), ["term.started.v1"], "the start is overdue, and its executor has a lease to say otherwise");
+    assert_eq!(rig.core.next_due(), Some(later + LEASE));
+    rig.now = later + LEASE;
+    rig.settle();
+    assert!(rig.types(before).contains(&"incarnation.commanded.v1"));
+}
+
+#[test]
+fn commits_stay_within_their_bounds() {
+    let mut rig = Rig::new();
+    rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    for i in 0..1500 {
+        if rig.core.is_full() {
+            rig.journal.extend(rig.core.seal().map(Arc::new));
+        }
+        let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+        rig.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": {"domain": "d", "total": total}}));
+    }
+    rig.plan_and_deployment();
+    rig.settle();
+    assert!(rig.journal.len() > 5);
+    for record in &rig.journal {
+        assert!(record.header().count <= 1000 && record.bytes().len() <= 1 << 20);
+    }
+    let mut next = Position::FIRST;
+    for record in &rig.journal {
+        assert_eq!(record.first(), next);
+        next = record.last().plus(1);
+    }
+}

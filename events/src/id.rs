@@ -133,7 +133,8 @@ macro_rules! token {
             fn from_str(text: &str) -> Result<$name, BadToken> {
                 let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| BadToken)?;
                 let bits = u64::from_be_bytes(bytes.try_into().map_err(|_| BadToken)?);
-                if bits & !$mask == 0 { Ok($name(bits)) } else { Err(BadToken) }
+                let token = $name::from_random(bits);
+                if token.0 == bits { Ok(token) } else { Err(BadToken) }
             }
         }
 

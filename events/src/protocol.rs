@@ -200,11 +200,23 @@ pub struct Command {
     pub attempt: u32,
     /// What.
     pub effect: Effect,
+    /// Whether it still waits for its outcome.
+    pub standing: Standing,
     /// From asking until killing.
     #[serde(with = "millis")]
     pub grace: Duration,
     /// What it is, for labels and for an ensure.
     pub spec: RunSpec,
+}
+
+/// Whether a command still waits for its outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// It does: carry it out.
+    Open,
+    /// It had its outcome: adopt what is there. If nothing is there, nothing is started again: it is gone.
+    Met,
 }
 
 /// What an incarnation is.

@@ -114,7 +114,6 @@ pub mod shown {
         struct Shown(#[serde(with = "super")] Time);
 
         /// Writes RFC 3339, or microseconds.
-        #[expect(clippy::ref_option, reason = "serde calls it by reference")]
         pub fn serialize<S: Serializer>(time: &Option<Time>, to: S) -> Result<S::Ok, S::Error> {
             time.map(Shown).serialize(to)
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position};
 use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command, RunSpec};
+use chancery_events::protocol::{Command, RunSpec, Standing};
 
 use crate::orchestrator::Orchestrator;
 
@@ -62,6 +62,7 @@ pub async fn check<S: Subject>(subject: &S) {
     a_stop_ends_it_and_what_is_late_changes_nothing(subject, next()).await;
     a_higher_revision_closes_lower_ones(subject, next()).await;
     a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
+    what_had_its_outcome_is_not_started_again(subject, next()).await;
     an_exit_is_reported_with_its_code(subject, next(), next()).await;
     what_cannot_start_fails_for_ever_and_is_gone_when_stopped(subject, next()).await;
     a_restart_finds_everything(subject, next(), next(), next()).await;
@@ -127,6 +128,19 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: Subject>(subject: &S,
         assert_eq!(reader.told(id).await, gone, "the tombstone blocks a late ensure; restarted: {restarted}");
         assert_eq!(subject.running(id), 0, "a late ensure starts nothing; restarted: {restarted}");
     }
+    reader.forget(id).await;
+}
+
+async fn what_had_its_outcome_is_not_started_again<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    let met = Command { standing: Standing::Met, ..command(id, 3, Effect::Ensure, &spec) };
+    reader.orchestrator.carry_out(met).await;
+    let gone = reader.until(id, 3, "what was up and is not there any more is gone", is_gone).await;
+    let mut reader = reader.restart(subject).await;
+    reader.order(id, 3, Effect::Ensure, &spec).await;
+    assert_eq!(reader.told(id).await, gone, "and stays so after a restart");
+    assert_eq!(subject.running(id), 0, "and nothing is started");
     reader.forget(id).await;
 }
 
@@ -259,6 +273,11 @@ fn is_clean(saw: &Saw) -> bool {
     matches!(saw, Saw::Ended { exit: Exit::Clean, .. })
 }
 
+fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
+    let (standing, grace) = (Standing::Open, Duration::from_secs(20));
+    Command { incarnation, revision, attempt: 1, effect, standing, grace, spec: spec.clone() }
+}
+
 /// One life of an orchestrator, and what its reader knows.
 struct Reader<O> {
     orchestrator: O,
@@ -278,9 +297,7 @@ impl<O: Orchestrator> Reader<O> {
     }
 
     async fn order(&self, incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) {
-        let grace = Duration::from_secs(20);
-        let command = Command { incarnation, revision, attempt: 1, effect, grace, spec: spec.clone() };
-        self.orchestrator.carry_out(command).await;
+        self.orchestrator.carry_out(command(incarnation, revision, effect, spec)).await;
     }
 
     async fn list(&mut self) -> BTreeMap<IncarnationId, Report> {

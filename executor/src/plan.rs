@@ -12,7 +12,7 @@
 //! | failed to start | start; the same order again: answer | bury | bury |
 //! | gone | start; the same order again: answer | bury: the tombstone rises | bury |
 //!
-//! *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
+//! *Start* is *bury* if the order had its outcome before. *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
 //! a crash between the two leaves one "that was not begun".
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use chancery_events::fact::Effect;
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command, RunSpec};
+use chancery_events::protocol::{Command, RunSpec, Standing};
 use serde::{Deserialize, Serialize};
 
 /// What is wanted of an incarnation, by a command or a judgement.
@@ -32,6 +32,8 @@ pub struct Order {
     pub attempt: u32,
     /// What.
     pub aim: Aim,
+    /// Whether it still waits for its outcome.
+    pub standing: Standing,
     /// From asking until killing, also when a sibling's end ends it.
     pub grace: Duration,
 }
@@ -56,12 +58,18 @@ impl Order {
             Effect::Stop => (Aim::Down, command.grace),
             Effect::Kill => (Aim::Down, Duration::ZERO),
         };
-        Order { revision: command.revision, attempt: command.attempt, aim, grace }
+        Order { revision: command.revision, attempt: command.attempt, aim, standing: command.standing, grace }
     }
 
     /// The removal of an object that was judged.
     pub fn removal(revision: u32) -> Order {
-        Order { revision, attempt: u32::MAX, aim: Aim::Removed, grace: Duration::from_secs(10) }
+        let (aim, standing, grace) = (Aim::Removed, Standing::Open, Duration::from_secs(10));
+        Order { revision, attempt: u32::MAX, aim, standing, grace }
+    }
+
+    /// Whether it may start what is not there.
+    pub(crate) fn may_start(&self) -> bool {
+        self.aim == Aim::Up && self.standing == Standing::Open
     }
 
     fn rank(&self) -> (u32, u32) {
@@ -115,6 +123,16 @@ pub enum State {
     Gone,
 }
 
+impl State {
+    /// Whether it was carried out to its end: nothing of it exists.
+    pub fn is_over(&self) -> bool {
+        match self {
+            State::Accepted | State::Starting { .. } | State::Up { .. } => false,
+            State::Ended { .. } | State::Failed { .. } | State::Gone => true,
+        }
+    }
+}
+
 /// Whether an incarnation has been ready before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Before {
@@ -143,11 +161,10 @@ pub enum Step {
 
 /// What `order` means for what is there; `spec` is what it brings along.
 pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) -> Step {
+    // Met: it was up once. What is not there any more is never started a second time in the same incarnation.
+    let begin = if order.may_start() { Step::Start } else { Step::Bury };
     let Some(present) = present else {
-        return match order.aim {
-            Aim::Up => Step::Start,
-            Aim::Down | Aim::Removed => Step::Bury,
-        };
+        return begin;
     };
     if order.rank() < present.order.rank() {
         return Step::Answer;
@@ -161,9 +178,9 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) ->
         (_, Aim::Up) if alive && spec != present.spec.as_ref() => {
             Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
         }
-        (State::Accepted, Aim::Up) => Step::Start,
+        (State::Accepted, Aim::Up) => begin,
         (_, Aim::Up) if again => Step::Answer,
-        (State::Failed { .. } | State::Gone, Aim::Up) => Step::Start,
+        (State::Failed { .. } | State::Gone, Aim::Up) => begin,
         (State::Starting { .. } | State::Up { .. } | State::Ended { .. }, Aim::Up) => Step::Adopt,
         // Repeated, because a crash may have come between recording the order and asking.
         (State::Starting { .. } | State::Up { .. }, Aim::Down | Aim::Removed) => Step::End(order.grace),
@@ -187,8 +204,6 @@ pub enum Told {
 pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
     let Order { revision, aim, .. } = present.order;
     let report = |revision, saw| Report { incarnation, revision, saw };
-    // What is still being ended reflects no revision of the order that ends it.
-    let reflected = if aim == Aim::Up { revision } else { revision.saturating_sub(1) };
     match &present.state {
         State::Accepted => {
             Told::ListOnly(report(revision.saturating_sub(1), Saw::NotReady { processes: Vec::new() }))
@@ -200,14 +215,16 @@ pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
         State::Up { processes, before } => {
             let processes = processes.clone();
             let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
-            Told::Change(report(
-                reflected,
-                match before {
-                    _ if online => Saw::Ready { processes },
-                    Before::NeverReady => Saw::Ensured { processes },
-                    Before::Ready => Saw::NotReady { processes },
-                },
-            ))
+            let saw = match before {
+                _ if online => Saw::Ready { processes },
+                Before::NeverReady => Saw::Ensured { processes },
+                Before::Ready => Saw::NotReady { processes },
+            };
+            match aim {
+                Aim::Up => Told::Change(report(revision, saw)),
+                // What is still being ended reflects no revision of the order that ends it.
+                Aim::Down | Aim::Removed => Told::ListOnly(report(revision.saturating_sub(1), saw)),
+            }
         }
         State::Ended { exit, processes } => {
             Told::Change(report(revision, Saw::Ended { exit: exit.clone(), processes: processes.clone() }))

@@ -213,6 +213,8 @@ where
             match output {
                 Output::Connect => self.connecting = Some(Box::pin((self.connect)())),
                 Output::HangUp => self.hang_up(),
+                // The lease does not wait for a long level to be sent.
+                Output::Say(message @ ToDecider::Heartbeat { .. }) => self.outbox.push_front(message),
                 Output::Say(message) => self.outbox.push_back(message),
                 Output::List => {
                     let orchestrator = self.orchestrator.clone();

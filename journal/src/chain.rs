@@ -330,3 +330,6 @@ impl Chain {
         Ok(judgement)
     }
 }
+
+#[cfg(test)]
+mod tests;

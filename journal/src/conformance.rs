@@ -197,7 +197,9 @@ fn written<B: Bench>(count: usize) -> (B, Desk, Author, Vec<Record>) {
     let mut author = Author::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend((1..count).map(|at| author.record(1 + at % 3, 300)));
-    records.iter().for_each(|record| desk.append(record));
+    for record in &records {
+        desk.append(record);
+    }
     assert_same(&desk.records(count), &records);
     (bench, desk, author, records)
 }
@@ -315,7 +317,9 @@ fn a_lineage_can_begin<B: Bench>() {
     let (mut bench, desk, mut author, mut records) = written::<B>(5);
     records.push(author.renewal());
     records.push(author.record(1, 10));
-    records[5..].iter().for_each(|record| desk.append(record));
+    for record in &records[5..] {
+        desk.append(record);
+    }
     assert_same(&desk.records(2), &records[5..]);
     desk.close();
     let desk = Desk::open(&mut bench);

@@ -339,3 +339,6 @@ impl Iterator for Reader {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

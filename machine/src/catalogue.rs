@@ -54,15 +54,15 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
         return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
     }
     if now.session.is_some() {
-        return Err(Refusal::new(Code::InUse, format!("an executor still holds cluster {}", ask.name)));
+        return Err(Refusal::new(Code::InUse, format!("an executor still holds cluster {}: deactivate it first, and it lets go", ask.name)));
     }
     Ok(vec![ClusterDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Decided {
+pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Vec<Fact> {
     match fleet.capabilities().get(&ask.name) {
-        Some(now) if now.spec == ask.spec => Ok(vec![]),
-        _ => Ok(vec![CapabilityApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
+        Some(now) if now.spec == ask.spec => vec![],
+        Some(_) | None => vec![CapabilityApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()],
     }
 }
 

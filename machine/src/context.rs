@@ -36,7 +36,7 @@ pub struct Backoff {
 
 /// The backoff of commands.
 pub const BACKOFF: Backoff =
-    Backoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_secs(60), attempts: 5 };
+    Backoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_mins(1), attempts: 5 };
 
 impl Backoff {
     /// How long to wait after the failed `attempt` (from 1); `None` when it was the last. `salt` draws the jitter.

@@ -19,7 +19,7 @@ use crate::state::{Cluster, Incarnation, Operation, Plan};
 use crate::{catalogue, deployment, incarnation, node, operation, plan, replica, session};
 
 /// An intent may be dated at most so far ahead.
-const AHEAD: Duration = Duration::from_secs(5 * 60);
+const AHEAD: Duration = Duration::from_mins(5);
 
 /// Whether an intent is new.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
         Intent::ClusterSetActivity(ask) => catalogue::cluster_set_activity(fleet, ask),
         Intent::ClusterDelete(ask) => catalogue::cluster_delete(fleet, ask),
-        Intent::CapabilityApply(ask) => catalogue::capability_apply(fleet, ask),
+        Intent::CapabilityApply(ask) => Ok(catalogue::capability_apply(fleet, ask)),
         Intent::CapabilitySetActivity(ask) => catalogue::capability_set_activity(fleet, ask),
         Intent::CapabilityDelete(ask) => catalogue::capability_delete(fleet, ask),
         Intent::NodeApply(ask) => node::apply(fleet, ask),

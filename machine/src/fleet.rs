@@ -200,15 +200,15 @@ impl Fleet {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
             match before {
-                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity),
-                Before::Capability(key, entity) => self.restore::<Capability>(key, entity),
-                Before::Node(key, entity) => self.restore::<Node>(key, entity),
-                Before::Plan(key, entity) => self.restore::<Plan>(key, entity),
-                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity),
-                Before::Replica(key, entity) => self.restore::<Replica>(key, entity),
-                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity),
-                Before::Operation(key, entity) => self.restore::<Operation>(key, entity),
-                Before::Session(key, entity) => self.restore::<Session>(key, entity),
+                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity.as_ref()),
+                Before::Capability(key, entity) => self.restore::<Capability>(key, entity.as_ref()),
+                Before::Node(key, entity) => self.restore::<Node>(key, entity.as_ref()),
+                Before::Plan(key, entity) => self.restore::<Plan>(key, entity.as_ref()),
+                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity.as_ref()),
+                Before::Replica(key, entity) => self.restore::<Replica>(key, entity.as_ref()),
+                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity.as_ref()),
+                Before::Operation(key, entity) => self.restore::<Operation>(key, entity.as_ref()),
+                Before::Session(key, entity) => self.restore::<Session>(key, entity.as_ref()),
                 Before::Globals(globals) => {
                     let (head, term, lineages, keys) = *globals;
                     self.head = head;
@@ -220,9 +220,9 @@ impl Fleet {
         }
     }
 
-    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>) {
-        let now = E::table_mut(self).set(key, entity.clone());
-        E::index(self, now.as_deref(), entity.as_deref());
+    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) {
+        let now = E::table_mut(self).set(key, entity.cloned());
+        E::index(self, now.as_deref(), entity.map(|entity| &**entity));
     }
 
     /// Every entity changed since [`Fleet::note`] was called last, in order, perhaps more than once.

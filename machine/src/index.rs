@@ -195,6 +195,7 @@ impl Index {
         }
     }
 
+    #[expect(clippy::unused_self, reason = "every table has its index; sessions are few and need none")]
     pub(crate) fn session(&mut self, _old: Option<&Session>, _new: Option<&Session>) {}
 
     pub(crate) fn plan(&mut self, old: Option<&Plan>, new: Option<&Plan>) {

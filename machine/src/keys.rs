@@ -16,7 +16,7 @@ use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 
 /// Keys are kept this long,
-const AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const AGE: Duration = Duration::from_hours(7 * 24);
 /// and at most so many.
 const COUNT: usize = 250_000;
 
@@ -55,7 +55,7 @@ pub struct Keys {
 }
 
 /// What [`Keys::roll_back`] needs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct KeysBefore {
     floor: Time,
 }
@@ -84,24 +84,14 @@ impl Keys {
     }
 
     fn set(&mut self, key: Digest, known: Option<Known>) {
-        let old = match known {
-            Some(known) => {
-                self.by_time.insert((known.at, key));
-                let at = known.at;
-                let old = self.known.insert(key, known);
-                if let Some(old) = old.as_ref().filter(|old| old.at != at) {
-                    self.by_time.remove(&(old.at, key));
-                }
-                old
-            }
-            None => {
-                let old = self.known.remove(&key);
-                if let Some(old) = &old {
-                    self.by_time.remove(&(old.at, key));
-                }
-                old
-            }
-        };
+        let old = self.known.remove(&key);
+        if let Some(old) = &old {
+            self.by_time.remove(&(old.at, key));
+        }
+        if let Some(known) = known {
+            self.by_time.insert((known.at, key));
+            self.known.insert(key, known);
+        }
         if let Some(undo) = &mut self.undo {
             undo.push((key, old));
         }

@@ -452,6 +452,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &OperationEnded, at: At) -> Result<
 }
 
 /// Whether the fact is about the operation first.
+#[derive(Clone, Copy)]
 pub(crate) enum Version {
     Bump,
     Touch,

@@ -79,9 +79,9 @@ impl Places {
 
     /// Whether the node's storage has room for the volumes, by class.
     pub fn has_storage(&self, node: &NodeName, volumes: &BTreeMap<StorageClass, u64>) -> Option<StorageClass> {
-        let none = BTreeMap::new();
-        let capacity = self.storage.get(node).unwrap_or(&none);
-        let held = self.held.get(node).map_or(&none, |held| &held.volumes);
+        let empty = BTreeMap::new();
+        let capacity = self.storage.get(node).unwrap_or(&empty);
+        let held = self.held.get(node).map_or(&empty, |held| &held.volumes);
         volumes
             .iter()
             .find(|(class, needed)| {

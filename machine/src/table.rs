@@ -1,6 +1,7 @@
 //! A table of entities by key. Looking up is by hash; walking is in the order of keys, so that no hash order can
 //! leak into a decision.
 
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -37,9 +38,8 @@ impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
 
     /// All of them in the order of their keys. For snapshots, rows and checks: it sorts.
     pub fn sorted(&self) -> Vec<&V> {
-        let mut all: Vec<_> = self.0.iter().collect();
-        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        all.into_iter().map(|(_, entity)| &**entity).collect()
+        let sorted: BTreeMap<&K, &Arc<V>> = self.0.iter().collect();
+        sorted.into_values().map(|entity| &**entity).collect()
     }
 
     /// Sets or removes, giving back what was there.

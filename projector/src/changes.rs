@@ -39,7 +39,7 @@ pub(crate) trait Rows {
 }
 
 /// What is to be written, or removed. No key stands there twice.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
 #[derive(Default)]
@@ -84,7 +84,8 @@ pub(crate) fn changes<S: Rows>(
     since: Position,
     rows: &S,
 ) -> Result<Changes, S::Error> {
-    let mut visit = Visit { fleet, counts, since, rows, sets: Sets::of(touched), changes: Changes::default() };
+    let mut visit =
+        Visit { fleet, counts, since, rows, sets: Sets::of(touched), changes: Changes::default() };
     visit.incarnations()?;
     visit.operations()?;
     visit.replicas()?;
@@ -109,6 +110,11 @@ fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
     std::mem::take(set)
 }
 
+/// What goes out of the counts, and what comes in.
+fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, Step)> {
+    old.map(|old| (old, Step::Down)).into_iter().chain(new.map(|new| (new, Step::Up)))
+}
+
 /// Whether it holds a place on its node.
 fn holds(row: Option<&IncarnationRow>) -> bool {
     row.is_some_and(|row| {
@@ -118,7 +124,12 @@ fn holds(row: Option<&IncarnationRow>) -> bool {
 
 impl<S: Rows> Visit<'_, S> {
     /// Writes a row if it differs from the old one, which cannot exist if `is_new`. `None` if nothing changed.
-    fn turn<R: Row>(&mut self, key: &RowKey, new: Option<R>, is_new: bool) -> Result<Option<Turn<R>>, S::Error> {
+    fn turn<R: Row>(
+        &mut self,
+        key: &RowKey,
+        new: Option<R>,
+        is_new: bool,
+    ) -> Result<Option<Turn<R>>, S::Error> {
         let key = key.stored();
         let old = if is_new { None } else { self.rows.row(&key)? };
         let bytes = new.as_ref().map(encode);
@@ -127,11 +138,20 @@ impl<S: Rows> Visit<'_, S> {
         }
         let old = old.map(|old| decode::<R>(&key, &old)).transpose()?;
         let (mut before, mut after) = (Entries::default(), Entries::default());
-        old.iter().for_each(|row| row.index(&mut before));
-        new.iter().for_each(|row| row.index(&mut after));
-        let gone = before.0.iter().filter(|entry| !after.0.contains(entry)).cloned().map(|entry| (entry, None));
+        if let Some(row) = &old {
+            row.index(&mut before);
+        }
+        if let Some(row) = &new {
+            row.index(&mut after);
+        }
+        let gone =
+            before.0.iter().filter(|entry| !after.0.contains(entry)).cloned().map(|entry| (entry, None));
         self.changes.0.extend(gone);
-        let come = after.0.into_iter().filter(|entry| !before.0.contains(entry)).map(|entry| (entry, Some(Vec::new())));
+        let come = after
+            .0
+            .into_iter()
+            .filter(|entry| !before.0.contains(entry))
+            .map(|entry| (entry, Some(Vec::new())));
         self.changes.0.extend(come);
         self.changes.0.push((key, bytes));
         Ok(Some((old, new)))
@@ -170,8 +190,9 @@ impl<S: Rows> Visit<'_, S> {
             if old.as_ref().map(|row| row.state) != new.as_ref().map(|row| row.state) {
                 self.sets.plans.insert(row.plan.clone());
             }
-            old.iter().for_each(|row| self.counts.operation(&row.plan, row.kind, row.state, Step::Down));
-            new.iter().for_each(|row| self.counts.operation(&row.plan, row.kind, row.state, Step::Up));
+            for (row, way) in turned(old.as_ref(), new.as_ref()) {
+                self.counts.operation(&row.plan, row.kind, row.state, way);
+            }
         }
         Ok(())
     }
@@ -186,8 +207,9 @@ impl<S: Rows> Visit<'_, S> {
                 continue;
             }
             self.sets.plans.insert(row.plan.clone());
-            old.iter().for_each(|row| self.counts.replica(&row.plan, row.phase, Step::Down));
-            new.iter().for_each(|row| self.counts.replica(&row.plan, row.phase, Step::Up));
+            for (row, way) in turned(old.as_ref(), new.as_ref()) {
+                self.counts.replica(&row.plan, row.phase, way);
+            }
         }
         Ok(())
     }
@@ -198,8 +220,9 @@ impl<S: Rows> Visit<'_, S> {
             let Some((old, new)) = self.turn(&RowKey::Node(name), new, false)? else { continue };
             let (from, to) = (old.and_then(|row| row.cluster), new.and_then(|row| row.cluster));
             if from != to {
-                from.iter().for_each(|cluster| self.counts.node(cluster, Step::Down));
-                to.iter().for_each(|cluster| self.counts.node(cluster, Step::Up));
+                for (cluster, way) in turned(from.as_ref(), to.as_ref()) {
+                    self.counts.node(cluster, way);
+                }
                 self.sets.clusters.extend(from.into_iter().chain(to));
             }
         }

@@ -94,7 +94,13 @@ impl Counts {
     }
 
     /// An operation that is over is not counted.
-    pub(crate) fn operation(&mut self, plan: &PlanName, kind: OperationKind, state: OperationWord, way: Step) {
+    pub(crate) fn operation(
+        &mut self,
+        plan: &PlanName,
+        kind: OperationKind,
+        state: OperationWord,
+        way: Step,
+    ) {
         if let Some(place) = place(state) {
             self.with_plan(plan, |counts| step(&mut counts.open[kind as usize][place], way));
         }

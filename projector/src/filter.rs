@@ -35,8 +35,8 @@ pub(crate) enum Way {
 }
 
 /// A filter with its value.
-pub struct Filter<R> {
-    pub(crate) test: Test<R>,
+pub(crate) struct Filter<R> {
+    pub(crate) holds: Test<R>,
     pub(crate) way: Option<Way>,
 }
 
@@ -48,28 +48,32 @@ impl<R> fmt::Debug for Filter<R> {
 
 impl<R: 'static> Filter<R> {
     /// By a value with a text form.
-    pub(crate) fn named<T>(text: &str, test: fn(&R, &T) -> bool) -> Result<Filter<R>, String>
+    pub(crate) fn named<T>(text: &str, holds: fn(&R, &T) -> bool) -> Result<Filter<R>, String>
     where
         T: FromStr<Err: fmt::Display> + Send + Sync + 'static,
     {
-        Filter::led(text, test, |_| None)
+        Filter::led(text, holds, |_| None)
     }
 
     /// By a value with a text form, for which there may be an index.
-    pub(crate) fn led<T>(text: &str, test: fn(&R, &T) -> bool, way: fn(T) -> Option<Way>) -> Result<Filter<R>, String>
+    pub(crate) fn led<T>(
+        text: &str,
+        holds: fn(&R, &T) -> bool,
+        way: fn(T) -> Option<Way>,
+    ) -> Result<Filter<R>, String>
     where
         T: FromStr<Err: fmt::Display> + Send + Sync + 'static,
     {
         let read = || text.parse::<T>().map_err(|error| error.to_string());
         let (value, way) = (read()?, way(read()?));
-        Ok(Filter { test: Box::new(move |row| test(row, &value)), way })
+        Ok(Filter { holds: Box::new(move |row| holds(row, &value)), way })
     }
 
     /// By one of a set of words.
     pub(crate) fn word<T>(
         text: &str,
         all: &'static [T],
-        test: fn(&R) -> T,
+        of: fn(&R) -> T,
         way: fn(T) -> Option<Way>,
     ) -> Result<Filter<R>, String>
     where
@@ -79,7 +83,7 @@ impl<R: 'static> Filter<R> {
             let words: Vec<_> = all.iter().map(ToString::to_string).collect();
             format!("write one of {}", words.join(", "))
         })?;
-        Ok(Filter { test: Box::new(move |row| test(row) == value), way: way(value) })
+        Ok(Filter { holds: Box::new(move |row| of(row) == value), way: way(value) })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use chancery_events::amount::{GIB, parse_bytes, parse_cpu};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, NodeName, PlanName,
-    ReplicaName, ServiceName, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, NodeName,
+    PlanName, ReplicaName, ServiceName, ZoneName,
 };
 use chancery_events::spec::{Activity, NodeState, OperationKind, Runtime};
 
@@ -11,8 +11,8 @@ use crate::filter::{Def, Filter, Way};
 use crate::index::Index;
 use crate::kind::RowKind;
 use crate::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord, NodeRow,
-    OperationRow, OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow, SessionWord, WillWord,
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
+    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow, SessionWord, WillWord,
 };
 
 /// A way that every value has.
@@ -23,12 +23,21 @@ macro_rules! way {
 }
 
 pub(crate) const CLUSTERS: &[Def<ClusterRow>] = &[
-    Def { name: "runtime", read: |text| Filter::word(text, Runtime::ALL, |row: &ClusterRow| row.runtime, |_| None) },
-    Def { name: "activity", read: |text| Filter::word(text, Activity::ALL, |row: &ClusterRow| row.activity, |_| None) },
+    Def {
+        name: "runtime",
+        read: |text| Filter::word(text, Runtime::ALL, |row: &ClusterRow| row.runtime, |_| None),
+    },
+    Def {
+        name: "activity",
+        read: |text| Filter::word(text, Activity::ALL, |row: &ClusterRow| row.activity, |_| None),
+    },
 ];
 
 pub(crate) const CAPABILITIES: &[Def<CapabilityRow>] = &[
-    Def { name: "type", read: |text| Filter::named(text, |row: &CapabilityRow, kind: &CapabilityType| row.kind == *kind) },
+    Def {
+        name: "type",
+        read: |text| Filter::named(text, |row: &CapabilityRow, kind: &CapabilityType| row.kind == *kind),
+    },
     Def {
         name: "activity",
         read: |text| Filter::word(text, Activity::ALL, |row: &CapabilityRow| row.activity, |_| None),
@@ -36,23 +45,36 @@ pub(crate) const CAPABILITIES: &[Def<CapabilityRow>] = &[
 ];
 
 pub(crate) const NODES: &[Def<NodeRow>] = &[
-    Def { name: "state", read: |text| Filter::word(text, NodeState::ALL, |row: &NodeRow| row.state, |_| None) },
+    Def {
+        name: "state",
+        read: |text| Filter::word(text, NodeState::ALL, |row: &NodeRow| row.state, |_| None),
+    },
     Def {
         name: "cluster",
-        read: |text| Filter::named(text, |row: &NodeRow, cluster: &ClusterName| row.cluster.as_ref() == Some(cluster)),
+        read: |text| {
+            Filter::named(text, |row: &NodeRow, cluster: &ClusterName| row.cluster.as_ref() == Some(cluster))
+        },
     },
-    Def { name: "domain", read: |text| Filter::named(text, |row: &NodeRow, domain: &DomainName| row.domain == *domain) },
+    Def {
+        name: "domain",
+        read: |text| Filter::named(text, |row: &NodeRow, domain: &DomainName| row.domain == *domain),
+    },
     Def {
         name: "zone",
         read: |text| Filter::named(text, |row: &NodeRow, zone: &ZoneName| row.zone.as_ref() == Some(zone)),
     },
     Def {
         name: "capability",
-        read: |text| Filter::named(text, |row: &NodeRow, name: &CapabilityName| row.capabilities.contains(name)),
+        read: |text| {
+            Filter::named(text, |row: &NodeRow, name: &CapabilityName| row.capabilities.contains(name))
+        },
     },
     Def { name: "label", read: label },
     Def { name: "remaining_cpu_gte", read: |text| at_least(parse_cpu(text), |row| row.remaining.cpu) },
-    Def { name: "remaining_memory_gte", read: |text| at_least(parse_bytes(text, GIB), |row| row.remaining.memory) },
+    Def {
+        name: "remaining_memory_gte",
+        read: |text| at_least(parse_bytes(text, GIB), |row| row.remaining.memory),
+    },
 ];
 
 /// `key:value`, as a selector asks.
@@ -60,7 +82,7 @@ fn label(text: &str) -> Result<Filter<NodeRow>, String> {
     let (key, value) = text.split_once(':').ok_or("write it as key:value")?;
     let key: Key = key.parse().map_err(|error: chancery_events::name::BadName| error.to_string())?;
     let value = value.to_owned();
-    Ok(Filter { test: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
+    Ok(Filter { holds: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
 }
 
 fn at_least(
@@ -68,25 +90,38 @@ fn at_least(
     of: fn(&NodeRow) -> u64,
 ) -> Result<Filter<NodeRow>, String> {
     let least = least.map_err(|error| error.to_string())?;
-    Ok(Filter { test: Box::new(move |row: &NodeRow| of(row) >= least), way: None })
+    Ok(Filter { holds: Box::new(move |row: &NodeRow| of(row) >= least), way: None })
 }
 
 pub(crate) const PLANS: &[Def<PlanRow>] = &[
-    Def { name: "activity", read: |text| Filter::word(text, Activity::ALL, |row: &PlanRow| row.activity, |_| None) },
-    Def { name: "namespace", read: |text| Filter::named(text, |row: &PlanRow, it: &Namespace| row.spec.namespace == *it) },
-    Def { name: "service", read: |text| Filter::named(text, |row: &PlanRow, it: &ServiceName| row.spec.service == *it) },
+    Def {
+        name: "activity",
+        read: |text| Filter::word(text, Activity::ALL, |row: &PlanRow| row.activity, |_| None),
+    },
+    Def {
+        name: "namespace",
+        read: |text| Filter::named(text, |row: &PlanRow, it: &Namespace| row.spec.namespace == *it),
+    },
+    Def {
+        name: "service",
+        read: |text| Filter::named(text, |row: &PlanRow, it: &ServiceName| row.spec.service == *it),
+    },
 ];
 
 pub(crate) const DEPLOYMENTS: &[Def<DeploymentRow>] = &[
     Def {
         name: "plan",
         read: |text| {
-            Filter::led(text, |row: &DeploymentRow, plan: &PlanName| row.plan == *plan, |plan: PlanName| {
-                let mut prefix = vec![RowKind::Deployments as u8];
-                prefix.extend_from_slice(plan.as_str().as_bytes());
-                prefix.push(0);
-                Some(Way::Rows(prefix))
-            })
+            Filter::led(
+                text,
+                |row: &DeploymentRow, plan: &PlanName| row.plan == *plan,
+                |plan: PlanName| {
+                    let mut prefix = vec![RowKind::Deployments as u8];
+                    prefix.extend_from_slice(plan.as_str().as_bytes());
+                    prefix.push(0);
+                    Some(Way::Rows(prefix))
+                },
+            )
         },
     },
     Def {
@@ -117,22 +152,32 @@ pub(crate) const REPLICAS: &[Def<ReplicaRow>] = &[
     Def {
         name: "phase",
         read: |text| {
-            Filter::word(text, PhaseWord::ALL, |row: &ReplicaRow| row.phase, |phase| {
-                let is_kept = phase != PhaseWord::Running;
-                is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
-            })
+            Filter::word(
+                text,
+                PhaseWord::ALL,
+                |row: &ReplicaRow| row.phase,
+                |phase| {
+                    let is_kept = phase != PhaseWord::Running;
+                    is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
+                },
+            )
         },
     },
-    Def { name: "will", read: |text| Filter::word(text, WillWord::ALL, |row: &ReplicaRow| row.will, |_| None) },
+    Def {
+        name: "will",
+        read: |text| Filter::word(text, WillWord::ALL, |row: &ReplicaRow| row.will, |_| None),
+    },
 ];
 
 pub(crate) const INCARNATIONS: &[Def<IncarnationRow>] = &[
     Def {
         name: "replica",
         read: |text| {
-            Filter::led(text, |row: &IncarnationRow, replica: &ReplicaName| row.replica == *replica, |replica| {
-                Some(Way::Replica(Index::IncarnationReplica, replica))
-            })
+            Filter::led(
+                text,
+                |row: &IncarnationRow, replica: &ReplicaName| row.replica == *replica,
+                |replica| Some(Way::Replica(Index::IncarnationReplica, replica)),
+            )
         },
     },
     Def {
@@ -151,7 +196,9 @@ pub(crate) const INCARNATIONS: &[Def<IncarnationRow>] = &[
     },
     Def {
         name: "cluster",
-        read: |text| Filter::named(text, |row: &IncarnationRow, cluster: &ClusterName| row.cluster == *cluster),
+        read: |text| {
+            Filter::named(text, |row: &IncarnationRow, cluster: &ClusterName| row.cluster == *cluster)
+        },
     },
     Def {
         name: "state",
@@ -170,25 +217,37 @@ pub(crate) const OPERATIONS: &[Def<OperationRow>] = &[
     Def {
         name: "replica",
         read: |text| {
-            Filter::led(text, |row: &OperationRow, replica: &ReplicaName| row.replica == *replica, |replica| {
-                Some(Way::Replica(Index::OperationReplica, replica))
-            })
+            Filter::led(
+                text,
+                |row: &OperationRow, replica: &ReplicaName| row.replica == *replica,
+                |replica| Some(Way::Replica(Index::OperationReplica, replica)),
+            )
         },
     },
-    Def { name: "kind", read: |text| Filter::word(text, OperationKind::ALL, |row: &OperationRow| row.kind, |_| None) },
+    Def {
+        name: "kind",
+        read: |text| Filter::word(text, OperationKind::ALL, |row: &OperationRow| row.kind, |_| None),
+    },
     Def {
         name: "state",
         read: |text| {
-            Filter::word(text, OperationWord::ALL, |row: &OperationRow| row.state, |state| {
-                let is_kept = state != OperationWord::Succeeded;
-                is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
-            })
+            Filter::word(
+                text,
+                OperationWord::ALL,
+                |row: &OperationRow| row.state,
+                |state| {
+                    let is_kept = state != OperationWord::Succeeded;
+                    is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
+                },
+            )
         },
     },
     Def {
         name: "deployment",
         read: |text| {
-            Filter::named(text, |row: &OperationRow, name: &DeploymentName| row.deployment.as_ref() == Some(name))
+            Filter::named(text, |row: &OperationRow, name: &DeploymentName| {
+                row.deployment.as_ref() == Some(name)
+            })
         },
     },
     Def {
@@ -205,7 +264,10 @@ pub(crate) const SESSIONS: &[Def<SessionRow>] = &[
         name: "cluster",
         read: |text| Filter::named(text, |row: &SessionRow, cluster: &ClusterName| row.cluster == *cluster),
     },
-    Def { name: "state", read: |text| Filter::word(text, SessionWord::ALL, |row: &SessionRow| row.state, |_| None) },
+    Def {
+        name: "state",
+        read: |text| Filter::word(text, SessionWord::ALL, |row: &SessionRow| row.state, |_| None),
+    },
 ];
 
 pub(crate) const COMMANDS: &[Def<CommandRow>] = &[
@@ -213,5 +275,8 @@ pub(crate) const COMMANDS: &[Def<CommandRow>] = &[
         name: "cluster",
         read: |text| Filter::named(text, |row: &CommandRow, cluster: &ClusterName| row.cluster == *cluster),
     },
-    Def { name: "node", read: |text| Filter::named(text, |row: &CommandRow, node: &NodeName| row.node == *node) },
+    Def {
+        name: "node",
+        read: |text| Filter::named(text, |row: &CommandRow, node: &NodeName| row.node == *node),
+    },
 ];

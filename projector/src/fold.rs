@@ -22,7 +22,9 @@ use rustc_hash::FxHashSet;
 #[derive(Debug, thiserror::Error)]
 pub enum FoldError {
     /// A newer build wrote it: put that one in place.
-    #[error("fold the event at position {position}: its type {type_name} is unknown here, and needs a newer build")]
+    #[error(
+        "fold the event at position {position}: its type {type_name} is unknown here, and needs a newer build"
+    )]
     Newer {
         /// The position.
         position: Position,

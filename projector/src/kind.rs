@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use crate::filter::Def;
 use crate::index::Entries;
 use crate::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow, ReplicaRow,
-    SessionRow,
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
+    ReplicaRow, SessionRow,
 };
 
 /// The kinds of rows. The number stands before the keys of the kind in the store.
@@ -98,16 +98,46 @@ impl fmt::Display for RowKind {
 macro_rules! with_row {
     ($kind:expr, $row:ident => $run:expr) => {
         match $kind {
-            $crate::kind::RowKind::Clusters => { type $row = $crate::rows::ClusterRow; $run }
-            $crate::kind::RowKind::Capabilities => { type $row = $crate::rows::CapabilityRow; $run }
-            $crate::kind::RowKind::Nodes => { type $row = $crate::rows::NodeRow; $run }
-            $crate::kind::RowKind::Plans => { type $row = $crate::rows::PlanRow; $run }
-            $crate::kind::RowKind::Deployments => { type $row = $crate::rows::DeploymentRow; $run }
-            $crate::kind::RowKind::Replicas => { type $row = $crate::rows::ReplicaRow; $run }
-            $crate::kind::RowKind::Incarnations => { type $row = $crate::rows::IncarnationRow; $run }
-            $crate::kind::RowKind::Operations => { type $row = $crate::rows::OperationRow; $run }
-            $crate::kind::RowKind::Sessions => { type $row = $crate::rows::SessionRow; $run }
-            $crate::kind::RowKind::Commands => { type $row = $crate::rows::CommandRow; $run }
+            $crate::kind::RowKind::Clusters => {
+                type $row = $crate::rows::ClusterRow;
+                $run
+            }
+            $crate::kind::RowKind::Capabilities => {
+                type $row = $crate::rows::CapabilityRow;
+                $run
+            }
+            $crate::kind::RowKind::Nodes => {
+                type $row = $crate::rows::NodeRow;
+                $run
+            }
+            $crate::kind::RowKind::Plans => {
+                type $row = $crate::rows::PlanRow;
+                $run
+            }
+            $crate::kind::RowKind::Deployments => {
+                type $row = $crate::rows::DeploymentRow;
+                $run
+            }
+            $crate::kind::RowKind::Replicas => {
+                type $row = $crate::rows::ReplicaRow;
+                $run
+            }
+            $crate::kind::RowKind::Incarnations => {
+                type $row = $crate::rows::IncarnationRow;
+                $run
+            }
+            $crate::kind::RowKind::Operations => {
+                type $row = $crate::rows::OperationRow;
+                $run
+            }
+            $crate::kind::RowKind::Sessions => {
+                type $row = $crate::rows::SessionRow;
+                $run
+            }
+            $crate::kind::RowKind::Commands => {
+                type $row = $crate::rows::CommandRow;
+                $run
+            }
         }
     };
 }
@@ -265,7 +295,9 @@ impl fmt::Display for RowKey {
 }
 
 /// A row of some kind.
-pub trait Row: Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static {
+pub trait Row:
+    Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
+{
     /// The kind.
     const KIND: RowKind;
     /// The filters that a list of the kind takes.

@@ -1,6 +1,6 @@
 //! Rows: what readers see of each entity. A function of the state, so that a rebuild gives the same rows.
 //!
-//! The same shapes are answers in JSON (documented in the OpenAPI description) and values in the store in a
+//! The same shapes are answers in JSON (documented in the `OpenAPI` description) and values in the store in a
 //! positional codec: no field may be left out when it is written.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Effect, Unfit};
 use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, ExecutorName, Key, NodeName, PlanName,
-    ReplicaName, StorageClass, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, ExecutorName, Key, NodeName,
+    PlanName, ReplicaName, StorageClass, ZoneName,
 };
 use chancery_events::observation::Process;
 use chancery_events::spec::{Activity, Coordinates, NodeState, OperationKind, PlanSpec, Runtime};

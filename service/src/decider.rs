@@ -9,5 +9,5 @@ mod sessions;
 mod tests;
 
 pub use chancery_machine::keys::Accepted;
-pub use handle::{Connection, Decider, Input, NoVerdict, Verdict};
+pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
 pub use run::{Ended, Start, start};

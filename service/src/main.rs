@@ -1,2 +1,119 @@
-//! (in the making)
-fn main() {}
+//! The program: reads the command line and hands over.
+//!
+//! Hidden commands (`keeper`, `exec-when-told`) come first, before any thread exists: they become parents of payloads,
+//! or payloads.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use chancery::cli::{self, Command, Context, Local, Output};
+use chancery::config::{Config, LogFormat};
+use chancery::verify::{self, Verified};
+use chancery::{demo, payload, server};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    match args.next().as_deref().and_then(|word| word.to_str()) {
+        Some("keeper") => match args.next() {
+            Some(dir) => return chancery_executor::process::keeper_main(Path::new(&dir)),
+            None => return refuse("keeper: name the incarnation's folder"),
+        },
+        Some("exec-when-told") => return chancery_executor::process::trampoline_main(),
+        Some("demo-payload") => return serve_payload(args.collect()),
+        Some(_) | None => {}
+    }
+    let cli = cli::parse();
+    let done = cli.config().and_then(|config| match &cli.command {
+        Command::Client(command) => {
+            let context = Context::new(config, cli.output());
+            cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Local(command) => Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
+            eprintln!("chancery: {error:#}");
+            ExitCode::FAILURE
+        })),
+    });
+    done.unwrap_or_else(|error| {
+        if !error.message.is_empty() {
+            eprintln!("chancery: {error}");
+        }
+        error.exit.into()
+    })
+}
+
+fn refuse(why: &str) -> ExitCode {
+    eprintln!("chancery: {why}");
+    ExitCode::from(2)
+}
+
+fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
+    match command {
+        Local::Dev(_) => {
+            server::greet(&config);
+            serve(config)
+        }
+        Local::Serve(_) => serve(config),
+        Local::Demo(flags) => {
+            let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
+            demo::run(&demo::Options { data: flags.data.clone(), end })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Local::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
+        Local::Openapi => {
+            let mut out = std::io::stdout();
+            serde_json::to_writer_pretty(&mut out, &chancery::http::openapi())?;
+            writeln!(out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Local::Keeper(_) | Local::ExecWhenTold(_) | Local::DemoPayload(_) => {
+            Ok(refuse("this command takes no flags before its name"))
+        }
+    }
+}
+
+fn serve(config: Config) -> Result<ExitCode> {
+    log(&config)?;
+    std::fs::create_dir_all(&config.data_dir).with_context(|| format!("make {}", config.data_dir.display()))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    runtime.block_on(server::run(config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn log(config: &Config) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("read the setting log")?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match config.log_format {
+        LogFormat::Text => subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => subscriber.json().init(),
+    }
+    Ok(())
+}
+
+fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
+    let found = verify::check(dir)?;
+    let json = matches!(output, Some(Output::Json | Output::Jsonl));
+    for journal in &found {
+        let text = if json { format!("{}\n", journal.json()) } else { journal.text() };
+        std::io::stdout().write_all(text.as_bytes())?;
+    }
+    Ok(if found.iter().all(Verified::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `--port N`, and nothing else.
+fn serve_payload(args: Vec<OsString>) -> ExitCode {
+    let args: Vec<_> = args.iter().filter_map(|arg| arg.to_str()).collect();
+    let [flag, port] = args[..] else { return refuse("demo-payload: write --port NUMBER") };
+    let Some(port) = port.parse().ok().filter(|_| flag == "--port") else {
+        return refuse("demo-payload: write --port NUMBER");
+    };
+    match payload::serve(port) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo-payload: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,1 +1,24 @@
-//! (in the making)
+//! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
+//! of its API, and a look at the processes that it started.
+
+mod client;
+mod processes;
+mod server;
+
+pub use client::{Answer, Client};
+pub use processes::{Payload, payloads};
+pub use server::{Server, program};
+
+use std::time::{Duration, Instant};
+
+/// Waits until `ready` gives something. Panics with `what` when that takes longer than anything should.
+pub fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = ready() {
+            return found;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "still waiting after a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

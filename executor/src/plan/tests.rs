@@ -13,7 +13,7 @@ fn spec(replica: &str) -> RunSpec {
 }
 
 fn order(aim: Aim, revision: u32, attempt: u32) -> Order {
-    Order { revision, attempt, aim, grace: Duration::from_secs(9) }
+    Order { revision, attempt, aim, standing: Standing::Open, grace: Duration::from_secs(9) }
 }
 
 fn present(order: Order, state: State) -> Present {
@@ -113,7 +113,7 @@ fn a_report_names_the_revision_that_it_reflects() {
         (Aim::Up, State::Accepted, (4, "list"), "no outcome yet"),
         (Aim::Up, State::Starting { processes: vec![] }, (4, "list"), "no outcome yet"),
         (Aim::Up, runs(), (5, "change"), "the outcome"),
-        (Aim::Down, runs(), (4, "change"), "what is to end and has not is no outcome"),
+        (Aim::Down, runs(), (4, "list"), "what is to end and has not is no outcome"),
         (Aim::Down, ended(), (5, "change"), "the outcome"),
         (Aim::Up, failed(), (5, "change"), "the outcome"),
         (Aim::Down, State::Gone, (5, "change"), "the outcome"),
@@ -133,4 +133,14 @@ fn ready_means_all_online() {
     assert!(matches!(saw(up(ProcessStatus::Online, Before::NeverReady)), Saw::Ready { .. }));
     assert!(matches!(saw(up(ProcessStatus::Initializing, Before::NeverReady)), Saw::Ensured { .. }));
     assert!(matches!(saw(up(ProcessStatus::Initializing, Before::Ready)), Saw::NotReady { .. }));
+}
+
+#[test]
+fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
+    let met = Order { standing: Standing::Met, ..order(Aim::Up, 1, 1) };
+    assert_eq!(step(None, &met, Some(&spec("web-1"))), Step::Bury);
+    let lost = present(order(Aim::Up, 1, 1), State::Accepted);
+    assert_eq!(step(Some(&lost), &met, Some(&spec("web-1"))), Step::Bury);
+    let up = present(met, runs());
+    assert_eq!(step(Some(&up), &met, Some(&spec("web-1"))), Step::Answer);
 }

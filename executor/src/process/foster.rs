@@ -23,7 +23,7 @@ use super::wire::LONGEST_GRACE;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
-const SWEEP: Duration = Duration::from_millis(50);
+const SWEEP: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug)]
@@ -80,18 +80,23 @@ impl Foster {
             self.end(grace);
         }
         let now = Instant::now();
-        if self.kill_at.is_some_and(|at| now >= at) {
-            self.signal_all(Signal::KILL);
-            self.next = Some(now + SWEEP);
-        } else if self.kill_at.is_some() {
-            let kill_at = self.kill_at.unwrap_or(now);
-            self.next = Some(if self.living.is_empty() { kill_at.min(now + SWEEP) } else { kill_at });
+        if let Some(kill_at) = self.kill_at {
+            if now >= kill_at {
+                self.signal_all(Signal::KILL);
+            }
+            self.next = Some(self.look_again(now));
         } else {
             if record.phase == Phase::Recorded {
                 record.phase = Phase::Started;
             }
             self.next = None;
         }
+    }
+
+    /// While it is being ended: deaths of those that are watched wake us, deaths of others are looked for.
+    fn look_again(&self, now: Instant) -> Instant {
+        let kill_at = self.kill_at.unwrap_or(now);
+        if self.living.is_empty() || kill_at <= now { now + SWEEP } else { kill_at }
     }
 
     /// Begins to end everything, or brings the time of killing nearer.
@@ -103,8 +108,7 @@ impl Foster {
             self.kill_at = Some(kill_at);
             self.signal_all(Signal::TERM);
         }
-        let soon = self.kill_at.unwrap_or(kill_at);
-        self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
+        self.next = Some(self.look_again(Instant::now()));
     }
 
     /// Whether nothing of it lives any more.

@@ -1,23 +1,27 @@
 //! Who holds the lock of an incarnation's folder, and what is heard from there.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::process::Child;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::folder::{Folder, Record};
+use super::KeeperProgram;
+use super::folder::{Folder, Phase, Record};
 use super::foster::Foster;
 use super::wire::{self, Request};
 use crate::durable::Lock;
 
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);
+/// How long one start counts among those at once.
+const START_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks, if the first failed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -62,14 +66,30 @@ impl Hold {
     }
 }
 
+/// One of the starts that may happen at once, while this lives; but a keeper that hangs does not hold back others
+/// for ever.
+#[derive(Debug)]
+pub(super) struct Start(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
+
+impl Start {
+    pub(super) fn new(permit: OwnedSemaphorePermit) -> Start {
+        let (sender, dropped) = oneshot::channel();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(START_PATIENCE, dropped).await;
+            drop(permit);
+        });
+        Start(sender)
+    }
+}
+
 /// A connection to a keeper, or the way to one.
 #[derive(Debug)]
 pub(super) struct KeeperLink {
     folder: Folder,
     /// The keeper, if this executor started it: it is to be reaped.
     child: Option<Child>,
-    /// Given back when the keeper says that it has started everything, or is gone.
-    permit: Option<OwnedSemaphorePermit>,
+    /// Dropped when the keeper says that it has started everything, or is gone: another may start then.
+    start: Option<Start>,
     connection: Option<(Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf)>,
     pause: Duration,
     /// To be said when connected: the shortest grace.
@@ -77,12 +97,8 @@ pub(super) struct KeeperLink {
 }
 
 impl KeeperLink {
-    pub(super) fn new(
-        folder: Folder,
-        child: Option<Child>,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> KeeperLink {
-        KeeperLink { folder, child, permit, connection: None, pause: CONNECT_FIRST, stop: None }
+    pub(super) fn new(folder: Folder, child: Option<Child>, start: Option<Start>) -> KeeperLink {
+        KeeperLink { folder, child, start, connection: None, pause: CONNECT_FIRST, stop: None }
     }
 
     /// Asks the keeper to end everything; now, or when it can be reached.
@@ -115,8 +131,8 @@ impl KeeperLink {
             };
             match serde_json::from_str::<Record>(&line) {
                 Ok(record) => {
-                    if record.phase != super::folder::Phase::Recorded {
-                        self.permit = None;
+                    if record.phase != Phase::Recorded {
+                        self.start = None;
                     }
                     return Event::Record(record);
                 }
@@ -153,6 +169,28 @@ impl Drop for KeeperLink {
             drop(tokio::task::spawn_blocking(move || child.wait()));
         }
     }
+}
+
+/// Starts a keeper, which leaves our session at once and does not end with us.
+pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Result<Child> {
+    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(folder.file("keeper.log"))?;
+    Command::new(&program.program)
+        .args(&program.keeper_args)
+        .arg(folder.path())
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+}
+
+/// Why a keeper ended before it started anything.
+pub(super) fn last_words(folder: &Folder) -> String {
+    let log = std::fs::read_to_string(folder.file("keeper.log")).unwrap_or_default();
+    format!(
+        "the keeper ended before it started anything: {}",
+        log.lines().last().unwrap_or("it left no word")
+    )
 }
 
 async fn connect(folder: &Folder) -> io::Result<(Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf)> {

@@ -30,7 +30,6 @@ use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
 use crate::durable::Lock;
-use crate::plan::Aim;
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -66,7 +65,7 @@ fn keep(dir: &Path) -> io::Result<()> {
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
     let Some(wanted) = folder.wanted()? else { return Ok(()) };
     let buried = folder.tombstone()?.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
-    if wanted.order.aim != Aim::Up || buried || folder.record()?.is_some() {
+    if !wanted.order.may_start() || buried || folder.record()?.is_some() {
         return Ok(());
     }
     let (ended, child_ended) = UnixStream::pair()?;

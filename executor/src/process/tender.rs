@@ -1,10 +1,7 @@
 //! The task that tends one incarnation: it takes orders one after the other, follows the keeper or the orphans, and
 //! shows what there is. It decides by [`crate::plan`] alone.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Shared;
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
 use super::foster::{self, Foster};
-use super::hold::{Event, Hold, KeeperLink};
+use super::hold::{self, Event, Hold, KeeperLink, Start};
 use super::probe::Probes;
 use crate::durable::{self, Lock};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
@@ -223,7 +220,7 @@ impl Tender {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
-                self.refuse(revision, self.keeper_failure(), Hope::Retry);
+                self.refuse(revision, hold::last_words(&self.folder), Hope::Retry);
             }
         }
     }
@@ -242,7 +239,8 @@ impl Tender {
         };
         let revision = wanted.order.revision;
         let buried = self.tombstone.is_some_and(|tombstone| tombstone.revision >= revision);
-        if wanted.order.aim != Aim::Up && !kept && !buried {
+        let over = wanted.order.aim != Aim::Up || (self.record.is_none() && !wanted.order.may_start());
+        if over && !kept && !buried {
             self.folder.bury(revision)?;
             self.tombstone = Some(Tombstone { revision });
             self.starting = false;
@@ -250,10 +248,12 @@ impl Tender {
         Ok(())
     }
 
-    /// A keeper says that all is over while it still has the lock: waits until it is ours.
+    /// All is over, and someone still has the lock, as a keeper that says so: waits until it is ours.
     async fn catch_up(&mut self) {
         let freed = async {
-            while matches!(self.hold, Hold::Kept(_)) && self.record.as_ref().is_some_and(Record::is_over) {
+            while matches!(self.hold, Hold::Kept(_))
+                && self.present().is_some_and(|present| present.state.is_over())
+            {
                 let event = self.hold.next().await;
                 self.hear(event);
                 self.settle();
@@ -274,6 +274,9 @@ impl Tender {
             return;
         }
         let present = self.present();
+        let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
+        // If the keeper that is on its way does not start it, this order fails.
+        self.starting |= unrecorded && order.may_start();
         match plan::step(present.as_ref(), &order, spec.as_ref()) {
             Step::Answer => self.shown = None,
             Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
@@ -325,30 +328,11 @@ impl Tender {
         let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
         // Lets go of the lock: the keeper takes it.
         self.hold = Hold::Nothing;
-        let child = self.spawn_keeper().inspect_err(|_| self.hold = Hold::Unknown)?;
+        let child = hold::spawn_keeper(&self.folder, &self.shared.program)
+            .inspect_err(|_| self.hold = Hold::Unknown)?;
         self.starting = true;
-        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(permit)));
+        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(Start::new(permit))));
         Ok(())
-    }
-
-    fn spawn_keeper(&self) -> io::Result<Child> {
-        let log =
-            OpenOptions::new().append(true).create(true).mode(0o600).open(self.folder.file("keeper.log"))?;
-        let program = &self.shared.program;
-        Command::new(&program.program)
-            .args(&program.keeper_args)
-            .arg(self.folder.path())
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-    }
-
-    fn keeper_failure(&self) -> String {
-        let log = std::fs::read_to_string(self.folder.file("keeper.log")).unwrap_or_default();
-        let last = log.lines().last().unwrap_or("it left no word");
-        format!("the keeper ended before it started anything: {last}")
     }
 
     /// Says that an order cannot be carried out; what is there stays as it is.
@@ -359,11 +343,9 @@ impl Tender {
 
     /// Drops everything that is kept of an incarnation that is over.
     fn forget(&mut self) -> Next {
-        let over = match (&self.hold, self.present().map(|present| present.state)) {
-            (Hold::Nothing, _) => true,
-            (Hold::Ours(_), Some(State::Starting { .. } | State::Up { .. })) => false,
-            (Hold::Ours(_), _) => true,
-            (Hold::Unknown | Hold::Foster(_) | Hold::Kept(_), _) => false,
+        let over = match &self.hold {
+            Hold::Nothing | Hold::Ours(_) => true,
+            Hold::Unknown | Hold::Foster(_) | Hold::Kept(_) => false,
         };
         let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
         match dropped {

@@ -1,7 +1,7 @@
 use chancery_events::fact::Effect;
 use chancery_events::id::{Position, SessionId, Term};
 use chancery_events::observation::Saw;
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::{RunSpec, Standing};
 use chancery_events::record::Hash;
 use chancery_events::spec::Runtime;
 
@@ -35,7 +35,15 @@ fn command(position: u64, revision: u32) -> Command {
         payloads: vec![],
     };
     let grace = Duration::ZERO;
-    Command { incarnation: id(position), revision, attempt: 1, effect: Effect::Ensure, grace, spec }
+    Command {
+        incarnation: id(position),
+        revision,
+        attempt: 1,
+        standing: Standing::Open,
+        effect: Effect::Ensure,
+        grace,
+        spec,
+    }
 }
 
 fn given(position: u64, revision: u32) -> FromDecider {

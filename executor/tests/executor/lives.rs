@@ -5,11 +5,11 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
+use chancery_events::observation::{Exit, ProcessStatus, Saw};
 use chancery_events::protocol::RunSpec;
-use chancery_events::spec::{Port, Probe, Protocol};
+use chancery_events::spec::{Port, Protocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Processes, log_files};
+use chancery_executor::process::Processes;
 use rustix::process::Signal;
 
 use crate::world::{
@@ -85,22 +85,28 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
     assert_eq!(ports.len(), 3, "each process has a port of its own");
 }
 
-/// A folder as a dead keeper leaves it, naming a process.
-fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
+/// A folder as an executor leaves it that dies before it starts a keeper.
+fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
     let folder = root.folder(id(position));
     let program = serde_json::to_value(config(root.path()).program).unwrap();
     let order = serde_json::json!({
-        "revision": 1, "attempt": 1, "aim": "up", "grace": {"secs": 1, "nanos": 0}
+        "revision": 1, "attempt": 1, "aim": aim, "standing": "open", "grace": {"secs": 1, "nanos": 0}
     });
     let wanted = serde_json::json!({
-        "incarnation": id(position), "order": order, "spec": sleeper(1), "program": program
+        "incarnation": id(position), "order": order, "spec": spec, "program": program
     });
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("spec.json"), wanted.to_string()).unwrap();
+    std::fs::write(folder.join("keeper.lock"), "").unwrap();
+}
+
+/// A folder as a dead keeper leaves it, naming a process.
+fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
+    write_wanted(root, position, "up", &sleeper(1));
     let record = serde_json::json!({"boot": boot, "phase": "started", "processes": [{
         "payload": "web", "index": 0, "pid": pid, "start_time": start_time, "addresses": [], "end": null
     }]});
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("spec.json"), wanted.to_string()).unwrap();
-    std::fs::write(folder.join("processes.json"), record.to_string()).unwrap();
+    std::fs::write(root.folder(id(position)).join("processes.json"), record.to_string()).unwrap();
 }
 
 fn boot() -> String {
@@ -112,10 +118,20 @@ fn start_time(pid: u32) -> u64 {
     stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
 }
 
+/// A process of someone else's.
+struct Bystander(Child);
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed() {
     let root = Root::new();
-    let mut bystander = Command::new("sleep").arg("3600").spawn().unwrap();
-    let pid = bystander.id();
+    let mut bystander = Bystander(Command::new("sleep").arg("3600").stdout(Stdio::null()).spawn().unwrap());
+    let pid = bystander.0.id();
     write_record(&root, 1, pid, start_time(pid) - 1, &boot());
     write_record(&root, 2, pid, start_time(pid), "another boot");
     write_record(&root, 3, pid, start_time(pid), &boot());
@@ -128,12 +144,12 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
         until(&processes, id(position), "it stays ended", |r| r.revision == 2 && is_ended(r)).await;
     }
     // Only now the third, so that whatever the first two do to the bystander would have been seen.
-    assert!(bystander.try_wait().unwrap().is_none(), "the bystander lives");
+    assert!(bystander.0.try_wait().unwrap().is_none(), "the bystander lives");
     until(&processes, id(3), "the same identity is adopted", is_ready).await;
     processes.carry_out(command(id(3), 2, Effect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(3), "and ended", is_ended).await;
     assert!(matches!(&ended.saw, Saw::Ended { exit: Exit::Clean, .. }), "{ended:?}");
-    bystander.wait().unwrap();
+    bystander.0.wait().unwrap();
 }
 
 pub(crate) async fn stale_files_do_not_block() {
@@ -199,160 +215,63 @@ pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
     assert!(!root.path().join("executed").exists());
 }
 
-pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
-    let root = Root::new();
-    // Each leaves a child in a session of its own; the second dies.
-    let script =
-        "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
-    let spec = spec(vec![payload("web", 3, &["sh", "-c", script])]);
-    let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
-    until(&processes, id(1), "it is ready", is_ready).await;
-    std::fs::write(root.folder(id(1)).join("die-1"), "").unwrap();
-    let ended = until(&processes, id(1), "it ended", is_ended).await;
-    let Saw::Ended { exit: Exit::Failed { reason }, processes: told } = &ended.saw else {
-        panic!("{ended:?}")
-    };
-    assert_eq!(reason, "web-1 ended with status 9");
-    assert_eq!(told[1].status, ProcessStatus::Exited { code: 9 });
-    assert!(matches!(told[0].status, ProcessStatus::Signaled { signal: 15 }), "{told:?}");
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "no descendant is left");
-    wait_until("the keeper is done", || root.keepers().is_empty());
+/// A keeper as an executor starts it, which may come late.
+fn start_keeper(root: &Root, position: u64) -> Child {
+    let mut keeper = Command::new(std::env::current_exe().unwrap());
+    keeper.arg("as-keeper").arg(root.folder(id(position))).stdin(Stdio::null()).spawn().unwrap()
 }
 
-pub(crate) async fn what_ignores_the_asking_is_killed() {
+pub(crate) async fn keepers_at_once_start_one_set() {
     let root = Root::new();
-    let script = "trap '' TERM; touch ../../deaf; while true; do sleep 0.05; done";
-    let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
-    let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
-    until(&processes, id(1), "it is ready", is_ready).await;
-    wait_until("it is deaf", || root.folder(id(1)).join("deaf").exists());
-    let grace = Duration::from_millis(300);
-    let begun = std::time::Instant::now();
-    processes
-        .carry_out(chancery_events::protocol::Command { grace, ..command(id(1), 2, Effect::Stop, &spec) })
-        .await;
-    let ended = until(&processes, id(1), "it is killed", is_ended).await;
-    assert!(begun.elapsed() >= grace, "not before the grace is over");
-    let Saw::Ended { exit: Exit::Clean, processes: told } = &ended.saw else { panic!("{ended:?}") };
-    assert_eq!(told[0].status, ProcessStatus::Signaled { signal: 9 });
-    // A kill does not wait for the grace of a stop.
-    processes.carry_out(command(id(2), 1, Effect::Ensure, &spec)).await;
-    until(&processes, id(2), "it is ready", is_ready).await;
-    wait_until("it is deaf", || root.folder(id(2)).join("deaf").exists());
-    let long = Duration::from_hours(1);
-    processes
-        .carry_out(chancery_events::protocol::Command {
-            grace: long,
-            ..command(id(2), 2, Effect::Stop, &spec)
-        })
-        .await;
-    processes.carry_out(command(id(2), 3, Effect::Kill, &spec)).await;
-    until(&processes, id(2), "it is killed at once", |r| r.revision == 3 && is_ended(r)).await;
-}
-
-fn served(script: &str, ready: Probe) -> RunSpec {
-    let mut served = payload("web", 1, &["python3", "-c", script, "${port.http}", "${version}"]);
-    served.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
-    served.coordinates.insert("version".parse().unwrap(), "v1".to_owned());
-    served.ready = Some(ready);
-    spec(vec![served])
-}
-
-pub(crate) async fn placeholders_and_readiness() {
-    let root = Root::new();
-    let script = r"
-import http.server, os, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        ok = self.path == '/health' and os.path.exists('healthy')
-        self.send_response(200 if ok else 503); self.end_headers()
-print(sys.argv[2], os.environ['PORT_HTTP'] == sys.argv[1], os.getcwd() == os.environ['HOME'], sorted(os.environ), flush=True)
-http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
-";
-    let http = Probe::Http { port: "http".parse().unwrap(), path: "/health".to_owned() };
-    let script = script.replace('$', "$$");
-    let spec = served(&script, http);
-    let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
-    until(&processes, id(1), "it is started, not ready", |r| matches!(r.saw, Saw::Ensured { .. })).await;
-    let healthy = root.folder(id(1)).join("web-0/work/healthy");
-    std::fs::write(&healthy, "").unwrap();
-    let ready = until(&processes, id(1), "it is ready", is_ready).await;
-    std::fs::remove_file(&healthy).unwrap();
-    until(&processes, id(1), "it is not ready any more", |r| matches!(r.saw, Saw::NotReady { .. })).await;
-    std::fs::write(&healthy, "").unwrap();
-    let again = until(&processes, id(1), "it is ready again", is_ready).await;
-    assert_eq!(again, ready);
-    let logs = log_files(root.path(), id(1)).unwrap();
-    assert_eq!(
-        logs.iter().map(|log| log.path.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
-        ["web-0.out", "web-0.err"]
-    );
-    let out = std::fs::read_to_string(&logs[0].path).unwrap();
-    assert!(out.starts_with("v1 True True"), "{out}");
-    for name in
-        ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"]
-    {
-        assert!(out.contains(name), "{name} is in {out}");
+    let positions = 1..=8;
+    for position in positions.clone() {
+        write_wanted(&root, position, "up", &sleeper(1));
     }
-    assert!(!out.contains("CARGO"), "the environment is scrubbed: {out}");
-}
-
-pub(crate) async fn what_is_wrong_with_a_run_is_said() {
-    let root = Root::new();
-    let processes = root.open().await;
-    let mut nothing = payload("web", 1, &[]);
-    nothing.run = None;
-    let cases = [
-        (vec![payload("web", 1, &["/no/such"])], "/no/such"),
-        (
-            vec![payload("web", 2, &["sleep", "3600"]), payload("bad", 1, &["/etc/passwd"])],
-            "Permission denied",
-        ),
-        (vec![payload("web", 1, &["sleep", "${port.nope}"])], "${port.nope}"),
-        (vec![payload("web", 1, &[])], "argv is empty"),
-        (vec![nothing], "nothing to run"),
-        (vec![], "no process"),
-    ];
-    for (position, (payloads, says)) in (1..).zip(cases) {
-        processes.carry_out(command(id(position), 1, Effect::Ensure, &spec(payloads))).await;
-        let failed = |r: &Report| matches!(r.saw, Saw::Failed { .. });
-        let report = until(&processes, id(position), says, failed).await;
-        let Saw::Failed { message, hope: Hope::Never } = &report.saw else { panic!("{report:?}") };
-        assert!(message.contains(says), "{message:?} says {says:?}");
+    let four = |position| (0..4).map(|_| start_keeper(&root, position)).collect::<Vec<Child>>();
+    let mut keepers: Vec<Vec<Child>> = positions.clone().map(four).collect();
+    for (position, keepers) in positions.clone().zip(&mut keepers) {
+        wait_until("one starts it", || root.payloads_of(id(position)).len() == 1);
+        let left =
+            |keepers: &mut Vec<Child>| keepers.iter_mut().filter_map(|k| k.try_wait().unwrap()).count();
+        wait_until("the others leave", || left(keepers) == 3);
+        assert_eq!(root.payloads_of(id(position)).len(), 1, "one of four keepers starts it");
     }
-    assert_eq!(root.payloads(), Vec::<i32>::new(), "what was started beside is not left");
-    // What is wrong here, and not with the plan, may be better later.
-    let mut broken = config(root.path());
-    broken.root = root.path().join("broken");
-    broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
-    let processes = Processes::open(broken).await.unwrap();
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
-    until(&processes, id(1), "a keeper that cannot be", |r| {
-        matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. })
-    })
-    .await;
+    let processes = root.open().await;
+    for position in positions {
+        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
+        until(&processes, id(position), "it ended", is_ended).await;
+    }
+    for mut keeper in keepers.into_iter().flatten() {
+        keeper.wait().unwrap();
+    }
 }
 
-pub(crate) async fn two_keepers_start_one_set() {
+pub(crate) async fn a_late_keeper_starts_nothing() {
     let root = Root::new();
-    let processes = root.open().await;
-    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
-    until(&processes, id(1), "it is ready", is_ready).await;
-    let keeper = |root: &Root| {
-        let mut keeper = Command::new(std::env::current_exe().unwrap());
-        keeper.arg("as-keeper").arg(root.folder(id(1))).stdin(Stdio::null()).spawn().unwrap()
+    let once = spec(vec![payload("web", 1, &["sh", "-c", "echo started >> ../../starts"])]);
+    let starts = |position| {
+        let lines = std::fs::read_to_string(root.folder(id(position)).join("starts")).unwrap_or_default();
+        lines.lines().count()
     };
-    // One that comes late, while another keeps; and one that comes when all is over.
-    assert!(keeper(&root).wait().unwrap().success());
-    assert_eq!(root.payloads().len(), 1);
-    processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(1))).await;
-    until(&processes, id(1), "it ended", is_ended).await;
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &once)).await;
+    until(&processes, id(1), "it ended by itself", is_ended).await;
+    processes.carry_out(command(id(2), 2, Effect::Stop, &once)).await;
+    until(&processes, id(2), "it is gone", |r| r.saw == Saw::Gone).await;
+    let tombstone = std::fs::read_to_string(root.folder(id(2)).join("tombstone.json")).unwrap();
+    assert_eq!(tombstone, r#"{"revision":2}"#);
     drop(processes);
-    assert!(keeper(&root).wait().unwrap().success());
-    assert_eq!(root.payloads().len(), 0);
+    write_wanted(&root, 3, "down", &once);
+    write_wanted(&root, 4, "up", &once);
+    for position in 1..=4 {
+        assert!(start_keeper(&root, position).wait().unwrap().success());
+    }
+    let because = ["it ran once", "a tombstone is there", "it is to be down", "it is wanted"];
+    for (position, (then, because)) in (1..).zip([1, 0, 0, 1].into_iter().zip(because)) {
+        assert_eq!(starts(position), then, "{because}");
+    }
+    // Nothing is there to keep.
+    assert!(start_keeper(&root, 5).wait().unwrap().success());
 }
 
 pub(crate) async fn a_folder_deeper_than_a_socket_path_works() {

@@ -5,6 +5,7 @@
 mod bench;
 mod lives;
 mod loop_;
+mod payloads;
 mod world;
 
 use std::path::Path;
@@ -42,11 +43,12 @@ fn run_tests() -> ExitCode {
         lives::stale_files_do_not_block,
         lives::orphans_of_a_dead_keeper_are_adopted_and_ended,
         lives::a_keeper_that_dies_before_it_tells_leaves_nothing,
-        lives::one_that_dies_ends_its_siblings_and_their_children,
-        lives::what_ignores_the_asking_is_killed,
-        lives::placeholders_and_readiness,
-        lives::what_is_wrong_with_a_run_is_said,
-        lives::two_keepers_start_one_set,
+        payloads::one_that_dies_ends_its_siblings_and_their_children,
+        payloads::what_ignores_the_asking_is_killed,
+        payloads::placeholders_and_readiness,
+        payloads::what_is_wrong_with_a_run_is_said,
+        lives::keepers_at_once_start_one_set,
+        lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,
         loop_::a_session_starts_level_and_reports,
         loop_::a_lost_link_is_taken_up_again,

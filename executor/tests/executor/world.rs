@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position};
 use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command, RunPayload, RunSpec};
+use chancery_events::protocol::{Command, RunPayload, RunSpec, Standing};
 use chancery_events::spec::Run;
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
@@ -63,7 +63,15 @@ pub(crate) fn sleeper(processes: u16) -> RunSpec {
 }
 
 pub(crate) fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
-    Command { incarnation, revision, attempt: 1, effect, grace: Duration::from_secs(20), spec: spec.clone() }
+    Command {
+        incarnation,
+        revision,
+        attempt: 1,
+        standing: Standing::Open,
+        effect,
+        grace: Duration::from_secs(20),
+        spec: spec.clone(),
+    }
 }
 
 /// Waits for a report of one incarnation.
@@ -101,7 +109,7 @@ pub(crate) fn is_ended(report: &Report) -> bool {
 }
 
 /// Waits for a state of the machine.
-pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
         assert!(begun.elapsed() < PATIENCE, "{what}");
@@ -159,12 +167,16 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        for pid in self.keepers().into_iter().chain(self.payloads()) {
-            kill(pid, rustix::process::Signal::KILL);
-        }
-        // A keeper may have been about to start something.
-        for pid in self.payloads() {
-            kill(pid, rustix::process::Signal::KILL);
+        // Until nothing is left: a keeper may be about to start something, and a trampoline may have been told to.
+        for _ in 0..1000 {
+            let left: Vec<i32> = self.keepers().into_iter().chain(self.payloads()).collect();
+            if left.is_empty() && self.trampolines() == 0 {
+                return;
+            }
+            for pid in left {
+                kill(pid, rustix::process::Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

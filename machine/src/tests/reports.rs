@@ -208,7 +208,7 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     let live = world.commanded()[0];
     let judged = |world: &mut World, incarnation| {
         let saw = ObjectReported { session, incarnation, revision: 2, seen: chancery_events::id::Position::ZERO };
-        world.see(&saw.into()).iter().map(|fact| format!("{fact:?}")).collect::<String>()
+        world.see(&saw.into()).first().map_or(String::new(), |fact| format!("{fact:?}"))
     };
     let foreign = chancery_events::id::Lineage::from_random(99);
     let issue = chancery_events::id::IncarnationId::issue;

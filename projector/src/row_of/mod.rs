@@ -14,12 +14,12 @@ use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::Meta;
 
 use crate::counts::Counts;
-use crate::kind::{Row, RowKey};
+use crate::kind::Row;
 
 pub use catalogue::{capability, cluster, node, session};
 pub use plan::{deployment, plan};
-pub(crate) use replica::{phase_word, state_word};
 pub use replica::{command, incarnation, operation, replica};
+pub(crate) use replica::{phase_word, state_word};
 
 /// The message of what has no place yet, until a reader adds the reasons.
 pub const WAITS: &str = "waits for a place";
@@ -66,7 +66,7 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
     macro_rules! each {
         ($($table:ident, |$e:ident| $row:expr;)*) => {$(
             for $e in fleet.$table().sorted() {
-                for row in $row {
+                if let Some(row) = $row {
                     to.row(&row)?;
                 }
             }
@@ -109,10 +109,4 @@ pub(crate) fn snapshot_of(fleet: &Fleet) -> std::collections::BTreeMap<Vec<u8>, 
     let mut all = All(std::collections::BTreeMap::new());
     let Ok(()) = every(fleet, &Counts::of(fleet), &mut all);
     all.0
-}
-
-/// The key that a row is asked for by, as in a table of tests.
-#[cfg(test)]
-pub(crate) fn key_of<R: Row>(row: &R) -> RowKey {
-    row.key()
 }

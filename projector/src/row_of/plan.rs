@@ -107,7 +107,8 @@ fn deployment_message(deployment: &Deployment, of: &PlanCounts) -> String {
     match &deployment.state {
         DeploymentState::Pending => "waits for its turn".into(),
         DeploymentState::InProgress => {
-            let pending: u64 = OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationWord::PendingApproval)).sum();
+            let pending: u64 =
+                OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationWord::PendingApproval)).sum();
             let running = of.in_phase(PhaseWord::Running);
             let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
             format!("{running} of {count} running{approval}")

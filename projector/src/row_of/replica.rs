@@ -58,7 +58,12 @@ fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
     }
 }
 
-fn replica_message(fleet: &Fleet, replica: &Replica, active: Option<&Incarnation>, phase: PhaseWord) -> String {
+fn replica_message(
+    fleet: &Fleet,
+    replica: &Replica,
+    active: Option<&Incarnation>,
+    phase: PhaseWord,
+) -> String {
     let open = [replica.next, replica.operation].into_iter().flatten();
     let mut open = open.filter_map(|(id, _)| fleet.operations().get(&id));
     let waits = open.find_map(|operation| match operation.state {
@@ -70,10 +75,12 @@ fn replica_message(fleet: &Fleet, replica: &Replica, active: Option<&Incarnation
         return waits;
     }
     match (phase, active) {
-        (PhaseWord::Failed | PhaseWord::Stopped, _) => replica.last.as_ref().map_or_else(String::new, |end| match end {
-            IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
-            end => end_message(end),
-        }),
+        (PhaseWord::Failed | PhaseWord::Stopped, _) => {
+            replica.last.as_ref().map_or_else(String::new, |end| match end {
+                IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
+                end => end_message(end),
+            })
+        }
         (_, Some(active)) => incarnation_message(active),
         (_, None) => String::new(),
     }

@@ -28,6 +28,11 @@ pub enum NoVerdict {
     Unknown,
 }
 
+/// The decider has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the decider has stopped")]
+pub struct Stopped;
+
 /// What goes into the decider's queue.
 #[derive(Debug)]
 pub enum Input {
@@ -59,6 +64,11 @@ impl Decider {
         let (answer, verdict) = oneshot::channel();
         self.queue.try_send(Input::Intent(Box::new(request), answer)).map_err(|_| NoVerdict::Busy)?;
         verdict.await.map_err(|_| NoVerdict::Unknown)
+    }
+
+    /// Puts an input into the queue, waiting for room.
+    pub async fn tell(&self, input: Input) -> Result<(), Stopped> {
+        self.queue.send(input).await.map_err(|_| Stopped)
     }
 
     /// How many inputs wait.

@@ -12,7 +12,7 @@ use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_events::observation::{
     IncarnationReported, ObjectReported, Observation, Report, SessionEnd, SessionHello, SessionOver,
 };
-use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, ToDecider};
+use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider};
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
@@ -262,7 +262,12 @@ impl Core {
         (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, time);
         self.sessions.by_connection.insert(connection, id);
         let inventory: Vec<_> = self.fleet.index().inventory(&hello.cluster).collect();
-        let commands = inventory.into_iter().filter_map(|id| self.command(id)).collect();
+        // One that failed and is tried again later is sent when its time comes.
+        let due = |id: &IncarnationId| {
+            let command = self.fleet.incarnations().get(id).and_then(|incarnation| incarnation.command);
+            command.is_none_or(|command| command.not_before <= time)
+        };
+        let commands = inventory.into_iter().filter(due).filter_map(|id| self.command(id)).collect();
         let (lineage, fleet, lease) = (self.lineage(), self.fleet_name().clone(), self.lease());
         self.say(id, What::Welcome { lineage, fleet, lease, commands });
     }
@@ -287,6 +292,7 @@ impl Core {
             revision: incarnation.revision,
             attempt: incarnation.command.map_or(1, |command| command.attempt),
             effect: incarnation.asked.unwrap_or(Effect::Ensure),
+            standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
             grace: spec.timeouts.stop(),
             spec: RunSpec {
                 replica: incarnation.replica.clone(),

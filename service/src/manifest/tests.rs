@@ -161,11 +161,11 @@ fn errors_say_where_and_what_to_write() {
         (plan("approval: automatc"), "9:3: unknown word \"automatc\": did you mean \"automatic\"?"),
         (plan("approval: {crate: manual}"), "9:14: unknown field \"crate\": did you mean \"create\"?"),
         (plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"), "10:31: unknown comparator \"foo\": write one of in, not_in, eq, gte, lte"),
-        (payload("resources: {cpu: 4, memroy: 64}"), "9:25: unknown field \"memroy\": did you mean \"memory\"?"),
-        (payload("resources: {cpu: 1e3}"), "9:22: write cores as in 4, 1.5 or 500m, not \"1e3\""),
-        (payload("resources: {cpu: 1, cores: 1}"), "9:16: "),
-        (payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"), "10:35: this is no whole number from 0 to 65535"),
-        (payload("resources: {}\n    processes: x"), "10:16: this is no whole number from 0 to 65535"),
+        (payload("resources: {cpu: 4, memroy: 64}"), "10:25: unknown field \"memroy\": did you mean \"memory\"?"),
+        (payload("resources: {cpu: 1e3}"), "10:22: write cores as in 4, 1.5 or 500m, not \"1e3\""),
+        (payload("resources: {cpu: 1, cores: 1}"), "10:16: duplicate field"),
+        (payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"), "11:35: this is no whole number from 0 to 65535"),
+        (payload("resources: {}\n    processes: x"), "11:16: this is no whole number from 0 to 65535"),
         (plan("").replace("service: s", "service: A b"), "7:12: 'A' may not stand at character 1"),
         (plan("").replace("service: s", "service:"), "7:"),
         (plan("").replace("  service: s\n", ""), "6:3: \"service\" is missing here"),
@@ -220,4 +220,25 @@ fn every_kind_has_a_schema_that_refuses_unknown_fields() {
         assert_eq!(json["additionalProperties"], false, "{kind}");
         assert!(!json.to_string().contains("payload_coordinates"), "documented names only: {json}");
     }
+}
+
+#[test]
+fn the_examples_are_manifests() {
+    let files = [
+        ("nodes.yaml", include_str!("../../../examples/nodes.yaml"), 5),
+        ("web-plan.yaml", include_str!("../../../examples/web-plan.yaml"), 1),
+        ("deployment-1.yaml", include_str!("../../../examples/deployment-1.yaml"), 1),
+        ("deployment-2.yaml", include_str!("../../../examples/deployment-2.yaml"), 1),
+        ("deployment-3.yaml", include_str!("../../../examples/deployment-3.yaml"), 1),
+        ("nginx/capabilities.yaml", include_str!("../../../examples/nginx/capabilities.yaml"), 4),
+        ("nginx/nodes.yaml", include_str!("../../../examples/nginx/nodes.yaml"), 5),
+    ];
+    for (file, text, count) in files {
+        let manifests = read(file, text).unwrap_or_else(|faults| panic!("{faults}"));
+        assert_eq!(manifests.len(), count, "{file}");
+    }
+    let plan = include_str!("../../../examples/nginx/plan.yaml");
+    assert_eq!(only(plan), only(&under_header("Plan", SEED_PLAN)));
+    let deployment = include_str!("../../../examples/nginx/deployment-1.yaml");
+    assert_eq!(only(deployment), only(&under_header("Deployment", SEED_DEPLOYMENT)));
 }

@@ -214,7 +214,9 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
     let records = some_records(12);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&options, to).expect("open");
-    records.iter().for_each(|record| journal.append(record.clone()).expect("queued"));
+    for record in &records {
+        journal.append(record.clone()).expect("queued");
+    }
     wait_for(&delivered, &records[11]);
     drop(journal);
     let files: Vec<_> = super::super::catalog::list(dir.path()).expect("listed");
@@ -239,6 +241,24 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
     let lazy = Options { check: super::super::Check::Newest, ..options };
     let (_, found) = recover(&lazy).expect("open");
     assert_eq!(found, records);
+    let (_, file) = &files[1];
+    let mut bytes = fs::read(file).expect("read");
+    bytes[200] ^= 1;
+    fs::write(file, bytes).expect("written");
+    let source = SegmentSource(open(&lazy, &NoSync).expect("open").catalog);
+    let mut reader = source.records(files[1].0).expect("readable");
+    assert!(
+        matches!(reader.next(), Some(Err(crate::ReadError::Damaged { position, .. })) if position == files[1].0)
+    );
+    assert!(reader.next().is_none());
+    assert_eq!(
+        source.records(files[2].0).expect("readable").filter_map(Result::ok).count(),
+        records.len() - from(&records, files[2].0)
+    );
+}
+
+fn from(records: &[Record], position: Position) -> usize {
+    records.partition_point(|record| record.last() < position)
 }
 
 fn refused_without(options: &Options, file: &Path) {

@@ -104,7 +104,7 @@ fn play(options: &Options, failing: &Arc<Failing>) -> (Vec<Record>, usize) {
         }
         match delivered.recv_timeout(Duration::from_secs(20)) {
             Ok(Delivery::Records(records)) => {
-                acknowledged.extend(records.iter().map(|one| Record::clone(one)))
+                acknowledged.extend(records.iter().map(|one| Record::clone(one)));
             }
             Ok(Delivery::Stopped(_)) => was_told += 1,
             other => panic!("not {other:?}"),
@@ -178,7 +178,9 @@ fn segments_grow_and_an_idle_journal_is_named_to_its_end() {
     let records = some_records(300);
     let (to, delivered) = sink();
     let (journal, _) = SegmentJournal::open(&options, to).expect("open");
-    records.iter().for_each(|record| journal.append(record.clone()).expect("queued"));
+    for record in &records {
+        journal.append(record.clone()).expect("queued");
+    }
     wait_for(&delivered, &records[299]);
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while verify(dir.path()).expect("readable").named != position_of(&records) {

@@ -21,7 +21,7 @@ use crate::conformance::{Author, FLEET};
 use crate::journal::{Delivery, Sink, Source};
 
 /// No marker but at the end, so that the bytes are the same every time.
-const NEVER: Duration = Duration::from_secs(3600);
+const NEVER: Duration = Duration::from_hours(1);
 
 fn options(dir: &Path, first_segment: u64, largest_segment: u64) -> Options {
     Options { first_segment, largest_segment, pause: NEVER, ..Options::new(dir, FLEET) }

@@ -1,0 +1,70 @@
+//! The floor: the least that a durable append can do. One thread collects what waits, writes it with one call,
+//! fdatasyncs, and answers everybody.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result};
+
+/// Bytes that are zero-filled ahead, before the clock runs: overwriting is cheaper to sync than growing.
+const AHEAD: usize = 512 << 20;
+
+/// A raw log.
+pub(crate) struct Floor {
+    queue: Sender<(Vec<u8>, SyncSender<()>)>,
+    writer: JoinHandle<Result<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Floor {
+    pub(crate) fn open() -> Result<Floor> {
+        let folder = crate::folder()?;
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(folder.path().join("log"))?;
+        let zeros = vec![0; 1 << 20];
+        for at in (0..AHEAD).step_by(zeros.len()) {
+            file.write_all_at(&zeros, at as u64)?;
+        }
+        file.sync_all()?;
+        let (queue, waiting) = channel();
+        let writer = std::thread::spawn(move || write(&file, &waiting));
+        Ok(Floor { queue, writer, _folder: folder })
+    }
+
+    /// A caller that appends `bytes` and waits until they are durable.
+    pub(crate) fn caller(&self, bytes: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
+        let queue = self.queue.clone();
+        let (done, durable) = sync_channel(1);
+        move || {
+            queue.send((bytes.clone(), done.clone())).context("append")?;
+            durable.recv().context("wait")
+        }
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        drop(self.queue);
+        self.writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
+    }
+}
+
+fn write(file: &File, waiting: &Receiver<(Vec<u8>, SyncSender<()>)>) -> Result<()> {
+    let (mut at, mut buffer, mut callers) = (0, Vec::new(), Vec::new());
+    while let Ok(first) = waiting.recv() {
+        for (bytes, caller) in std::iter::once(first).chain(waiting.try_iter()) {
+            buffer.extend_from_slice(&bytes);
+            callers.push(caller);
+        }
+        if at + buffer.len() > AHEAD {
+            at = 0;
+        }
+        file.write_all_at(&buffer, at as u64)?;
+        file.sync_data()?;
+        at += buffer.len();
+        buffer.clear();
+        for caller in callers.drain(..) {
+            caller.send(()).context("answer")?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! The ways in which the journal in memory misbehaves when it is told to.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use super::*;
+use crate::conformance::{Author, FLEET};
+
+fn opened(log: &MemoryLog) -> (MemoryJournal, Receiver<String>) {
+    let (to, delivered) = channel();
+    let sink: Sink = Box::new(move |delivery| {
+        let text = match delivery {
+            Delivery::Records(records) => {
+                format!(
+                    "records {}",
+                    records.iter().map(|one| one.last().to_string()).collect::<Vec<_>>().join(" ")
+                )
+            }
+            Delivery::Skipped(skipped) => format!("skipped {:?}", skipped.reason),
+            Delivery::Indefinite(_) => "indefinite".into(),
+            Delivery::Stopped(_) => "stopped".into(),
+        };
+        drop(to.send(text));
+    });
+    (log.open(sink).expect("open"), delivered)
+}
+
+#[test]
+fn durability_comes_step_by_step_and_can_be_lost() {
+    let log = MemoryLog::new(FLEET);
+    let (journal, delivered) = opened(&log);
+    let mut author = Author::new(1, None);
+    log.hold();
+    journal.append(author.genesis()).expect("queued");
+    journal.append(author.record(1, 1)).expect("queued");
+    journal.append(author.record(1, 1)).expect("queued");
+    assert_eq!((journal.head(), log.waiting()), (None, 3));
+    assert_eq!(log.step(2), 2);
+    assert_eq!(delivered.try_iter().collect::<Vec<_>>(), ["records 1 2"]);
+    assert_eq!((log.lose_waiting(), log.step(9)), (1, 0));
+    assert_eq!(journal.head().map(|head| head.position.get()), Some(2));
+}
+
+#[test]
+fn an_append_of_unknown_outcome_lands_or_does_not_or_comes_too_late() {
+    for (fate, wanted) in [
+        (Fate::Landed, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
+        (Fate::Lost, vec!["records 1", "indefinite", "records 2"]),
+        (Fate::Late, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
+    ] {
+        let log = MemoryLog::new(FLEET);
+        let (journal, delivered) = opened(&log);
+        let mut author = Author::new(1, None);
+        journal.append(author.genesis()).expect("queued");
+        let mut next = Author::new(2, author.at());
+        journal.blur_next(fate);
+        journal.append(author.record(1, 1)).expect("queued");
+        // Only a new term by a new writer says what became of it.
+        journal.append(next.takeover()).expect("queued");
+        assert_eq!(log.land_late(), fate == Fate::Late);
+        assert_eq!(delivered.try_iter().collect::<Vec<_>>(), wanted, "{fate:?}");
+    }
+}
+
+#[test]
+fn a_record_that_continues_but_cannot_be_read_stops_every_reader() {
+    let log = MemoryLog::new(FLEET);
+    let (journal, delivered) = opened(&log);
+    let mut author = Author::new(1, None);
+    journal.append(author.genesis()).expect("queued");
+    let next = author.record(1, 1);
+    log.inject(&next.bytes()[..next.bytes().len() - 1]);
+    log.inject(next.bytes().clone());
+    assert_eq!(delivered.try_iter().collect::<Vec<_>>(), ["records 1", "stopped"]);
+    assert!(matches!(journal.append(next), Err(AppendError::Closed)));
+    let read: Vec<_> =
+        log.source().records(Position::ZERO).expect("readable").map(|one| one.is_ok()).collect();
+    assert_eq!(read, [true, false]);
+    assert!(log.open(Box::new(|_| ())).is_err());
+}

@@ -1,0 +1,253 @@
+//! The history of an entity: every event that was about it, with who was behind it.
+//!
+//! A scan of the journal. A record in which the entity's name does not stand is passed over without reading any of
+//! its events; memory holds one page and one record.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chancery_events::event::{BadEvent, Event, EventKind, Line};
+use chancery_events::fact::{Approver, Fact};
+use chancery_events::id::Position;
+use chancery_events::name::{Actor, ExecutorName};
+use chancery_events::record::Record;
+use chancery_events::subject::Subject;
+use chancery_events::time::{Time, shown};
+use chancery_journal::{ReadError, Source};
+use memchr::memmem::Finder;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// Entries on a page, at most.
+pub const LIMIT_MAX: usize = 1000;
+/// So many events are looked at for one page at most.
+const LOOKS: u64 = 2_000_000;
+/// Causes are followed so far back at most; the state machine's chains are shorter.
+const DEPTH: usize = 16;
+
+/// Who was behind an event.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// A person or program, by an intent.
+    Actor(Actor),
+    /// An executor, by an observation.
+    Executor(ExecutorName),
+    /// A rule, by its name.
+    Rule(String),
+    /// The decider by itself: time, or a takeover.
+    Decider,
+}
+
+/// One event of an entity's history.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Entry {
+    /// Its position.
+    pub position: Position,
+    /// Its commit's time.
+    #[serde(with = "shown")]
+    #[schemars(with = "String")]
+    pub time: Time,
+    /// Its kind.
+    #[schemars(with = "String")]
+    pub kind: EventKind,
+    /// Its type, with version.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Who was behind it.
+    pub who: Who,
+    /// Of a fact: the position of what led to it.
+    pub cause: Option<Position>,
+    /// What it says, as it is stored.
+    #[schemars(with = "serde_json::Value")]
+    pub data: Box<RawValue>,
+}
+
+/// A page of a history, the newest last.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct HistoryPage {
+    /// The events.
+    pub entries: Vec<Entry>,
+    /// Where to go on; `None` if the head was reached. A page may be short and still not be the last.
+    pub next: Option<Position>,
+}
+
+/// A history cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// An event of it cannot be read: if its type is unknown, a newer build can.
+    #[error("tell a history: the event at position {position}")]
+    Event {
+        /// The position.
+        position: Position,
+        /// What is wrong with it.
+        source: BadEvent,
+    },
+}
+
+/// Tells histories from a journal. Cheap to clone.
+#[derive(Clone)]
+pub struct History {
+    source: Arc<dyn Source>,
+}
+
+impl History {
+    /// Of this journal.
+    pub fn new(source: Arc<dyn Source>) -> History {
+        History { source }
+    }
+
+    /// Events about the subject, at `from` and after it, `limit` of them at most (1 to [`LIMIT_MAX`]).
+    pub fn of(&self, subject: &Subject, from: Position, limit: usize) -> Result<HistoryPage, HistoryError> {
+        let limit = limit.clamp(1, LIMIT_MAX);
+        let needle = needle(subject);
+        let finder = Finder::new(&needle);
+        let issued = issued(subject);
+        let from = from.max(issued.unwrap_or(Position::FIRST));
+        let mut entries = Vec::new();
+        let mut known = BTreeMap::new();
+        for record in self.source.records(from)? {
+            let record = record?;
+            if record.first().get().saturating_sub(from.get()) > LOOKS {
+                return Ok(HistoryPage { entries, next: Some(record.first()) });
+            }
+            let is_origin = issued.is_some_and(|at| record.first() <= at && at <= record.last());
+            if !is_origin && finder.find(record.bytes()).is_none() {
+                continue;
+            }
+            for (position, line) in record.events().filter(|(position, _)| *position >= from) {
+                if issued != Some(position) && finder.find(line).is_none() {
+                    continue;
+                }
+                if entries.len() == limit {
+                    return Ok(HistoryPage { entries, next: Some(position) });
+                }
+                entries.extend(self.entry(subject, &record, position, line, &mut known)?);
+            }
+        }
+        Ok(HistoryPage { entries, next: None })
+    }
+
+    /// The entry, if the event is about the subject.
+    fn entry(
+        &self,
+        subject: &Subject,
+        record: &Record,
+        position: Position,
+        bytes: &[u8],
+        known: &mut BTreeMap<Position, Who>,
+    ) -> Result<Option<Entry>, HistoryError> {
+        let bad = |source| HistoryError::Event { position, source };
+        let line = Line::read(bytes).map_err(bad)?;
+        let (kind, type_name, cause) = (line.kind, line.type_name.to_string(), line.cause);
+        let data = line.data.to_owned();
+        let event = line.event().map_err(bad)?;
+        if !is_about(&event, subject, record, position) {
+            return Ok(None);
+        }
+        let who = self.who(&event, record, known, DEPTH)?;
+        Ok(Some(Entry { position, time: record.header().time, kind, type_name, who, cause, data }))
+    }
+
+    /// Follows causes back to an intent, an observation or a rule.
+    fn who(
+        &self,
+        event: &Event,
+        record: &Record,
+        known: &mut BTreeMap<Position, Who>,
+        depth: usize,
+    ) -> Result<Who, HistoryError> {
+        let cause = match event {
+            Event::Intent(request) => return Ok(Who::Actor(request.actor.clone())),
+            Event::Observation { by, .. } => return Ok(Who::Executor(by.clone())),
+            Event::Fact { fact: Fact::OperationApproved(approved), .. } => {
+                return Ok(match &approved.by {
+                    Approver::Actor(actor) => Who::Actor(actor.clone()),
+                    Approver::Rule(rule) => Who::Rule(rule.clone()),
+                });
+            }
+            Event::Fact { cause, .. } => *cause,
+        };
+        if let Some(who) = known.get(&cause) {
+            return Ok(who.clone());
+        }
+        if cause == Position::ZERO || depth == 0 {
+            return Ok(Who::Decider);
+        }
+        let who = if record.first() <= cause && cause <= record.last() {
+            self.who_at(record, cause, known, depth)?
+        } else {
+            match self.source.records(cause)?.next().transpose()? {
+                Some(earlier) => self.who_at(&earlier, cause, known, depth)?,
+                None => Who::Decider,
+            }
+        };
+        // One page names few causes; what follows from them is asked for again and again.
+        known.insert(cause, who.clone());
+        Ok(who)
+    }
+
+    fn who_at(
+        &self,
+        record: &Record,
+        position: Position,
+        known: &mut BTreeMap<Position, Who>,
+        depth: usize,
+    ) -> Result<Who, HistoryError> {
+        let Some((_, line)) = record.events().find(|(at, _)| *at == position) else {
+            return Ok(Who::Decider);
+        };
+        let event = Event::read(line).map_err(|source| HistoryError::Event { position, source })?;
+        match &event {
+            // A fact that is its own cause, as a takeover is.
+            Event::Fact { cause, .. } if *cause >= position => Ok(Who::Decider),
+            event => self.who(event, record, known, depth - 1),
+        }
+    }
+}
+
+/// Bytes that stand in every event that is about the subject, but for the one that issues its id.
+fn needle(subject: &Subject) -> Vec<u8> {
+    // A name stands at the end of a string, alone or in the text of a subject.
+    let end = |name: &dyn std::fmt::Display| format!("{name}\"").into_bytes();
+    match subject {
+        Subject::Fleet => b".started.v1\"".to_vec(),
+        Subject::Cluster(name) => end(name),
+        Subject::Capability(name) => end(name),
+        Subject::Node(name) => end(name),
+        Subject::Plan(name) => end(name),
+        Subject::Deployment(_, name) => end(name),
+        Subject::Replica(name) => end(name),
+        Subject::Incarnation(id) => end(id),
+        Subject::Operation(id) => end(id),
+        Subject::Session(id) => end(id),
+    }
+}
+
+/// The position of the event that issued the subject's id.
+fn issued(subject: &Subject) -> Option<Position> {
+    match subject {
+        Subject::Incarnation(id) => Some(id.position()),
+        Subject::Operation(id) => Some(id.position()),
+        Subject::Session(id) => Some(id.position()),
+        Subject::Fleet
+        | Subject::Cluster(_)
+        | Subject::Capability(_)
+        | Subject::Node(_)
+        | Subject::Plan(_)
+        | Subject::Deployment(..)
+        | Subject::Replica(_) => None,
+    }
+}
+
+fn is_about(event: &Event, subject: &Subject, record: &Record, position: Position) -> bool {
+    if event.subjects().contains(subject) {
+        return true;
+    }
+    let Event::Fact { fact, .. } = event else { return false };
+    fact.issues(record.header().lineage, position).as_ref() == Some(subject)
+}

@@ -1,0 +1,304 @@
+//! The projector: follows the journal, keeps the state in memory and the rows in the store.
+//!
+//! Start-up is the running path from an earlier place. The state begins at the newest snapshot, the rows at the
+//! store's cursor, and these need not be the same:
+//!
+//! | rows stand | then |
+//! |---|---|
+//! | behind a record that the journal does not have | they are dropped, as if there were none |
+//! | nowhere, or before the snapshot | they are made anew from the snapshot's state |
+//! | at the snapshot or after it | the state alone is folded up to them |
+//!
+//! From there both go on together, as they do for every record that comes. What must stay true: rows are those of
+//! the state at exactly one position; they are a function of the state, so both ways give the same bytes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_journal::snapshots::{SnapshotError, Snapshots};
+use chancery_journal::{Cursor, ReadError, Source};
+use chancery_machine::fleet::Fleet;
+
+use crate::changes::{Changes, changes};
+use crate::counts::Counts;
+use crate::fold::{Fold, FoldError, Folding, Touched};
+use crate::index::Entries;
+use crate::kind::Row;
+use crate::query::{Epoch, Reader};
+use crate::row_of::{Visitor, every};
+use crate::snapshot;
+use crate::store::{Store, StoreError, Tuning, encode};
+use crate::watch::{Applied, Watch};
+
+/// The rows do not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    /// A record cannot be folded: the error says what to do. The rows stand before it.
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The folder of snapshots cannot be read.
+    #[error(transparent)]
+    Snapshots(#[from] SnapshotError),
+    /// The store failed: open the projector anew.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It failed before: open it anew.
+    #[error("project records: the projector has stopped")]
+    Stopped,
+}
+
+/// Follows a journal with state and rows. For one thread.
+pub struct Projector {
+    source: Arc<dyn Source>,
+    fold: Fold,
+    counts: Counts,
+    store: Store,
+    /// The rows' position.
+    rows: Position,
+    tuning: Tuning,
+    watch: Watch,
+    epoch: Arc<Epoch>,
+    has_failed: bool,
+}
+
+impl Projector {
+    /// Opens the rows in `dir`, a folder of their own that is removed when they cannot be used, and brings state
+    /// and rows to the same place. [`Projector::catch_up`] takes it from there.
+    pub fn open(
+        dir: &Path,
+        fleet: &str,
+        source: Arc<dyn Source>,
+        snapshots: Option<&Snapshots>,
+        tuning: Tuning,
+    ) -> Result<Projector, ProjectError> {
+        let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
+        let (store, rows) = usable(dir, &*source, state.as_ref(), tuning)?;
+        let is_new = rows.is_none();
+        let mut fold = Fold::from(state);
+        if let Some(rows) = rows {
+            follow(&mut fold, &*source, rows.position)?;
+        }
+        let counts = fold.state().map_or_else(Counts::default, |state| Counts::of(&state.fleet));
+        let rows = fold.position();
+        let watch = Watch::new(applied(&fold));
+        let epoch = Arc::new(Epoch::default());
+        let this = Projector { source, fold, counts, store, rows, tuning, watch, epoch, has_failed: false };
+        if is_new {
+            this.write_every()?;
+        }
+        Ok(this)
+    }
+
+    /// Reads the rows.
+    pub fn reader(&self) -> Reader {
+        Reader::new(self.store.tree().clone(), self.watch.clone(), Arc::clone(&self.epoch))
+    }
+
+    /// The last position in state and rows.
+    pub fn position(&self) -> Position {
+        self.rows
+    }
+
+    /// The state, and where it stands; `None` before the first record. Clone it to write a snapshot elsewhere.
+    pub fn state(&self) -> Option<&Folding> {
+        self.fold.state()
+    }
+
+    /// Takes what the journal has and the rows have not.
+    pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
+        let records = self.source.records(self.fold.position().plus(1))?;
+        self.run(records)
+    }
+
+    /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
+    /// leaves everything as it is: [`Projector::catch_up`] closes it.
+    pub fn apply(&mut self, records: &[Arc<Record>]) -> Result<Position, ProjectError> {
+        self.run(records.iter().map(|record| Ok(Arc::clone(record))))
+    }
+
+    /// Brings the rows to the disk, for a start that is quick.
+    pub fn flush(&self) -> Result<(), ProjectError> {
+        Ok(self.store.flush()?)
+    }
+
+    fn run(
+        &mut self,
+        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+    ) -> Result<Position, ProjectError> {
+        if self.has_failed {
+            return Err(ProjectError::Stopped);
+        }
+        let result = self.take(records);
+        let is_final = match &result {
+            Ok(_) | Err(ProjectError::Read(_) | ProjectError::Fold(FoldError::Gap { .. })) => false,
+            Err(_) => true,
+        };
+        if let (true, Err(error)) = (is_final, &result) {
+            self.has_failed = true;
+            self.watch.stop(&error.to_string());
+        }
+        result
+    }
+
+    fn take(
+        &mut self,
+        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+    ) -> Result<Position, ProjectError> {
+        let mut touched = Touched::default();
+        let mut stopped = None;
+        for record in records {
+            let folded = record
+                .map_err(ProjectError::from)
+                .and_then(|record| Ok(self.fold.take(&record, &mut touched)?));
+            if let Err(error) = folded {
+                stopped = Some(error);
+                break;
+            }
+            if touched.len() >= self.tuning.batch {
+                self.write(std::mem::take(&mut touched))?;
+            }
+        }
+        // What was folded before an error is as good as ever.
+        self.write(touched)?;
+        match stopped {
+            Some(error) => Err(error),
+            None => Ok(self.rows),
+        }
+    }
+
+    /// One batch: the rows that were touched, each once, and the cursor.
+    fn write(&mut self, touched: Touched) -> Result<(), StoreError> {
+        let Some(state) = self.fold.state().filter(|state| state.at.position > self.rows) else {
+            return Ok(());
+        };
+        let changes = changes(&state.fleet, &mut self.counts, touched, self.rows, &self.store)?;
+        let at = state.at;
+        self.epoch.batch(|| self.store.apply(changes, Some(&at)))?;
+        self.rows = at.position;
+        self.watch.tell(applied(&self.fold));
+        Ok(())
+    }
+
+    /// All rows of the state, into an empty store, in batches; the cursor comes with the last.
+    fn write_every(&self) -> Result<(), StoreError> {
+        let Some(state) = self.fold.state() else { return Ok(()) };
+        tracing::info!(position = %state.at.position, "rows are made from the state");
+        let mut filling =
+            Filling { store: &self.store, batch: self.tuning.batch, changes: Changes::default() };
+        every(&state.fleet, &self.counts, &mut filling)?;
+        self.store.apply(filling.changes, Some(&state.at))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}
+
+impl Drop for Projector {
+    /// Nobody waits for what will not come.
+    fn drop(&mut self) {
+        self.watch.stop("it has ended");
+    }
+}
+
+fn applied(fold: &Fold) -> Applied {
+    fold.state().map_or_else(Applied::default, |state| Applied {
+        position: state.at.position,
+        time: state.at.time,
+        stopped: None,
+    })
+}
+
+/// The store, and where its rows stand if they can be used.
+fn usable(
+    dir: &Path,
+    source: &dyn Source,
+    state: Option<&Folding>,
+    tuning: Tuning,
+) -> Result<(Store, Option<Cursor>), ProjectError> {
+    let store = Store::open(dir, tuning)?;
+    let Some(rows) = store.cursor()? else { return Ok((store, None)) };
+    if !stands(source, &rows)? {
+        return Ok((
+            store.renew("the journal does not have the record behind which they stand", tuning)?,
+            None,
+        ));
+    }
+    if state.is_some_and(|state| state.at.position > rows.position) {
+        return Ok((store.renew("they stand before the newest snapshot", tuning)?, None));
+    }
+    Ok((store, Some(rows)))
+}
+
+/// Whether the journal has the record behind which the cursor stands.
+fn stands(source: &dyn Source, at: &Cursor) -> Result<bool, ReadError> {
+    if source.head().is_none_or(|head| head.position < at.position) {
+        return Ok(false);
+    }
+    match source.records(at.position)?.next() {
+        Some(record) => Ok(Cursor::after(&*record?) == *at),
+        None => Ok(false),
+    }
+}
+
+/// Folds the state alone, up to a position that the journal has.
+fn follow(fold: &mut Fold, source: &dyn Source, to: Position) -> Result<(), ProjectError> {
+    if fold.position() >= to {
+        return Ok(());
+    }
+    for record in source.records(fold.position().plus(1))? {
+        fold.take(&record?, &mut Touched::default())?;
+        if fold.position() >= to {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Fills an empty store.
+struct Filling<'a> {
+    store: &'a Store,
+    batch: usize,
+    changes: Changes,
+}
+
+impl Visitor for Filling<'_> {
+    type Error = StoreError;
+
+    fn row<R: Row>(&mut self, row: &R) -> Result<(), StoreError> {
+        let mut entries = Entries::default();
+        row.index(&mut entries);
+        self.changes.0.push((row.key().stored(), Some(encode(row))));
+        self.changes.0.extend(entries.0.into_iter().map(|entry| (entry, Some(Vec::new()))));
+        if self.changes.0.len() >= self.batch {
+            self.store.apply(std::mem::take(&mut self.changes), None)?;
+        }
+        Ok(())
+    }
+}
+
+/// The rows that a state has, counted from the state: what a rebuild writes.
+pub fn rows_of(fleet: &Fleet) -> usize {
+    struct Number(usize);
+    impl Visitor for Number {
+        type Error = std::convert::Infallible;
+        fn row<R: Row>(&mut self, _: &R) -> Result<(), Self::Error> {
+            self.0 += 1;
+            Ok(())
+        }
+    }
+    let mut number = Number(0);
+    let Ok(()) = every(fleet, &Counts::of(fleet), &mut number);
+    number.0
+}

@@ -1,0 +1,263 @@
+//! Readers of rows.
+//!
+//! A reader never waits for the projector but while a batch is being applied, and each row that it reads is of a
+//! whole batch. A page reads many rows: it is read again when a batch came between, and after a few times taken as
+//! it is. Then its rows may be of neighbouring positions, none older than the page's; each matches the filters; and
+//! one that is there all along is neither missing nor there twice, because pages go by keys and not by numbers.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::name::PlanName;
+use sled::IVec;
+
+use crate::filter::{self, Filter, Way};
+use crate::index::Index;
+use crate::kind::{Row, RowKey, with_row};
+use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, Page, PageToken, Query, QueryError};
+use crate::row_of::waits_because;
+use crate::rows::{PlanRow, ReplicaRow};
+use crate::store::{StoreError, decode};
+use crate::watch::{Applied, NotReached, Watch};
+
+/// A page is read so many times at most, when batches come between.
+const ATTEMPTS: u32 = 4;
+/// So many rows are looked at for one page at most.
+const LOOKS: usize = 20_000;
+/// To choose between indexes, so many entries of each are counted at most.
+const PROBES: usize = 200;
+
+/// Odd while a batch is being applied.
+#[derive(Debug, Default)]
+pub(crate) struct Epoch(AtomicU64);
+
+impl Epoch {
+    /// Runs what applies a batch.
+    pub(crate) fn batch<T>(&self, apply: impl FnOnce() -> T) -> T {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let applied = apply();
+        self.0.fetch_add(1, Ordering::SeqCst);
+        applied
+    }
+}
+
+/// Reads rows: cheap to clone, for any thread.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    tree: sled::Tree,
+    watch: Watch,
+    epoch: Arc<Epoch>,
+}
+
+impl Reader {
+    pub(crate) fn new(tree: sled::Tree, watch: Watch, epoch: Arc<Epoch>) -> Reader {
+        Reader { tree, watch, epoch }
+    }
+
+    /// How far the rows have come.
+    pub fn applied(&self) -> Applied {
+        self.watch.now()
+    }
+
+    /// Hears how far the rows have come.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Waits on this thread until the position is in the rows.
+    pub fn wait(&self, min_position: Position, timeout: Duration) -> Result<Applied, NotReached> {
+        self.watch.wait(min_position, timeout)
+    }
+
+    /// The row of a key.
+    pub fn get<R: Row>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
+        self.row(&R::row_key(key))
+    }
+
+    fn row<R: Row>(&self, key: &RowKey) -> Result<Option<R>, QueryError> {
+        self.steady(|| {
+            let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok(None) };
+            Reasons::new(self).add(&mut row)?;
+            Ok(Some(row))
+        })
+    }
+
+    fn bytes<R: Row>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
+        let bytes = self.tree.get(key).map_err(read_failed)?;
+        Ok(bytes.map(|bytes| decode(key, &bytes)).transpose()?)
+    }
+
+    /// The row of a key of any kind, as JSON.
+    pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
+        fn json<R: Row>(row: &R) -> JsonRow {
+            let body = serde_json::to_string(row).expect("rows have string keys and no failing parts");
+            JsonRow { body, version: row.version(), position: row.position() }
+        }
+        with_row!(key.kind(), R => Ok(self.row::<R>(key)?.as_ref().map(json)))
+    }
+
+    /// A page of a list of any kind, as JSON.
+    pub fn list_json(&self, kind: crate::kind::RowKind, query: &Query) -> Result<JsonPage, QueryError> {
+        fn json<R: Row>(page: Page<R>) -> JsonPage {
+            let items =
+                serde_json::to_string(&page.items).expect("rows have string keys and no failing parts");
+            JsonPage { items, count: page.items.len(), next: page.next, position: page.position }
+        }
+        with_row!(kind, R => Ok(json(self.list::<R>(query)?)))
+    }
+
+    /// A page of a list.
+    pub fn list<R: Row>(&self, query: &Query) -> Result<Page<R>, QueryError> {
+        let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
+        if limit == 0 || limit > LIMIT_MAX {
+            return Err(QueryError::Limit { kind: R::KIND, limit });
+        }
+        let filters = filter::read::<R>(&query.filters)?;
+        let digest = query.digest(R::KIND);
+        if query.token.as_ref().is_some_and(|token| token.digest != digest) {
+            return Err(QueryError::OtherToken { kind: R::KIND });
+        }
+        self.steady(|| {
+            let position = self.watch.now().position;
+            let (way, after) = match &query.token {
+                Some(token) => (token.way, Some(token.last.as_slice())),
+                None => (self.best_way(&filters)?, None),
+            };
+            let Some(prefix) = self.prefix(&filters, way)? else {
+                return Ok(Page { items: Vec::new(), next: None, position });
+            };
+            let (mut items, last) = self.scan(&filters, &prefix, after, limit)?;
+            let mut reasons = Reasons::new(self);
+            for row in &mut items {
+                reasons.add(row)?;
+            }
+            let next = last.map(|last| PageToken { digest, way, last });
+            Ok(Page { items, next, position })
+        })
+    }
+
+    /// Reads again if a batch came between.
+    fn steady<T>(&self, read: impl Fn() -> Result<T, QueryError>) -> Result<T, QueryError> {
+        for _ in 1..ATTEMPTS {
+            let before = self.epoch.0.load(Ordering::SeqCst);
+            let result = read()?;
+            if before.is_multiple_of(2) && self.epoch.0.load(Ordering::SeqCst) == before {
+                return Ok(result);
+            }
+        }
+        read()
+    }
+
+    /// Ways to the rows: 0 is all of the kind, n is what the n-th filter leads to. Of several, the one with the
+    /// fewest entries.
+    fn best_way<R: Row>(&self, filters: &[Filter<R>]) -> Result<u8, QueryError> {
+        let ways: Vec<_> = (1..=filters.len().min(usize::from(u8::MAX)))
+            .filter(|n| filters[n - 1].way.is_some())
+            .map(|n| n as u8)
+            .collect();
+        if ways.len() < 2 {
+            return Ok(ways.first().copied().unwrap_or(0));
+        }
+        let mut best = (usize::MAX, 0);
+        for way in ways {
+            let count = match self.prefix(filters, way)? {
+                Some(prefix) => self.tree.scan_prefix(prefix).take(PROBES).count(),
+                None => 0,
+            };
+            best = best.min((count, way));
+        }
+        Ok(best.1)
+    }
+
+    /// What the keys of the way begin with; `None` if it leads nowhere.
+    fn prefix<R: Row>(&self, filters: &[Filter<R>], way: u8) -> Result<Option<Cow<'_, [u8]>>, QueryError> {
+        let filter = usize::from(way).checked_sub(1).and_then(|n| filters.get(n));
+        Ok(match filter.and_then(|filter| filter.way.clone()) {
+            None => Some(vec![R::KIND as u8].into()),
+            Some(Way::Rows(prefix) | Way::Entries(prefix)) => Some(prefix.into()),
+            Some(Way::Replica(index, name)) => {
+                let replica = self.bytes::<ReplicaRow>(&RowKey::Replica(name.clone()).stored())?;
+                replica.map(|replica| Index::of_replica(index, &replica.plan, &name).into())
+            }
+        })
+    }
+
+    /// Up to `limit` rows behind `after`, and the place behind which to go on if there may be more.
+    fn scan<R: Row>(
+        &self,
+        filters: &[Filter<R>],
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<(Vec<R>, Option<Vec<u8>>), StoreError> {
+        let is_index = prefix[0] >= Index::ReplicaPlan as u8;
+        let mut from = prefix.to_vec();
+        if let Some(after) = after {
+            from.extend_from_slice(after);
+            from.push(0); // the smallest key behind it
+        }
+        let mut items: Vec<R> = Vec::with_capacity(limit);
+        let mut last: Option<IVec> = None;
+        let rest = |last: Option<IVec>| last.map(|last| last[prefix.len()..].to_vec());
+        for (looks, entry) in self.tree.range(from..).enumerate() {
+            let (key, value) = entry.map_err(read_failed)?;
+            if !key.starts_with(prefix) {
+                return Ok((items, None));
+            }
+            if items.len() == limit || looks == LOOKS {
+                return Ok((items, rest(last)));
+            }
+            let row = if is_index {
+                self.bytes::<R>(&row_key::<R>(&key, prefix.len()))?
+            } else {
+                Some(decode(&key, &value)?)
+            };
+            // An entry may have lost its row, or the row the reason for its entry, since the entry was read.
+            items.extend(row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))));
+            last = Some(key);
+        }
+        Ok((items, None))
+    }
+}
+
+/// The key of the row to which an index entry leads: the last 16 bytes are an id, or all behind the prefix a name.
+fn row_key<R: Row>(entry: &[u8], prefix: usize) -> Vec<u8> {
+    let is_id = matches!(R::KIND, crate::kind::RowKind::Incarnations | crate::kind::RowKind::Operations);
+    let from = if is_id { entry.len().saturating_sub(16) } else { prefix };
+    let mut key = vec![R::KIND as u8];
+    key.extend_from_slice(&entry[from..]);
+    key
+}
+
+fn read_failed(source: sled::Error) -> StoreError {
+    StoreError::Sled { operation: "read", source }
+}
+
+/// Why there are no places, from the plans' rows, each read once.
+struct Reasons<'a> {
+    reader: &'a Reader,
+    known: BTreeMap<PlanName, String>,
+}
+
+impl<'a> Reasons<'a> {
+    fn new(reader: &'a Reader) -> Reasons<'a> {
+        Reasons { reader, known: BTreeMap::new() }
+    }
+
+    fn add<R: Row>(&mut self, row: &mut R) -> Result<(), StoreError> {
+        let Some((plan, message)) = row.waits_with() else { return Ok(()) };
+        if let Some(known) = self.known.get(plan) {
+            message.clone_from(known);
+            return Ok(());
+        }
+        let found = self.reader.bytes::<PlanRow>(&RowKey::Plan(plan.clone()).stored())?;
+        let text = waits_because(found.as_ref().map_or(&[], |row| &row.waiting));
+        message.clone_from(&text);
+        self.known.insert(plan.clone(), text);
+        Ok(())
+    }
+}

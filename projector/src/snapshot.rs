@@ -1,0 +1,83 @@
+//! Snapshots of the state: written from the projector's copy, read at every start.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use bincode::config::standard;
+use chancery_events::record::Hash;
+use chancery_journal::Source;
+use chancery_journal::snapshots::{Meta, SnapshotError, Snapshots};
+use chancery_machine::fleet::{IMAGE_FINGERPRINT, Image};
+use sha2::{Digest as _, Sha256};
+
+use crate::fold::Folding;
+
+/// Names the shape of a snapshot's state: the image's, and the codec's.
+pub fn fingerprint() -> String {
+    format!("{IMAGE_FINGERPRINT} bincode-2")
+}
+
+impl Folding {
+    /// Writes the state: the same bytes on every node for the same position.
+    pub fn encode(&self, mut to: &mut dyn Write) -> io::Result<()> {
+        let image = Image::of(&self.fleet);
+        bincode::serde::encode_into_std_write(&image, &mut to, standard()).map_err(io::Error::other)?;
+        Ok(())
+    }
+
+    /// The SHA-256 of the state.
+    pub fn hash(&self) -> io::Result<Hash> {
+        struct Hashing(Sha256);
+        impl Write for Hashing {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.update(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut hashing = Hashing(Sha256::new());
+        self.encode(&mut hashing)?;
+        Ok(Hash::from_bytes(hashing.0.finalize().into()))
+    }
+
+    /// Writes a snapshot. It may take long, and needs no projector: clone the state and write it elsewhere.
+    pub fn write(&self, fleet: Arc<str>, to: &Snapshots) -> Result<Meta, SnapshotError> {
+        to.write(fleet, &self.at, self.watermark.clone(), &fingerprint(), |to| self.encode(to))
+    }
+}
+
+/// The newest state that can be used: of this fleet and this build's shape, whole, and behind a record that stands
+/// in the journal. What cannot be used is passed over, loudly.
+pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Option<Folding>, SnapshotError> {
+    let fingerprint = fingerprint();
+    let mut tried = Vec::new();
+    loop {
+        let found = from.load_newest(|meta| {
+            let fits =
+                meta.fingerprint == fingerprint && *meta.fleet == *fleet && !tried.contains(&meta.position);
+            fits && meta.is_of(journal).unwrap_or_else(|error| {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
+                false
+            })
+        })?;
+        let Some(mut found) = found else { return Ok(None) };
+        let at = found.meta.cursor();
+        tried.push(at.position);
+        match bincode::serde::decode_from_std_read::<Image, _, _>(&mut found.state, standard()) {
+            Ok(image) => {
+                let fleet = image.fleet();
+                if fleet.head() == at.position && fleet.lineages().current == at.lineage {
+                    return Ok(Some(Folding { fleet, at, watermark: found.meta.watermark }));
+                }
+                tracing::error!(position = %at.position, "a snapshot was passed over: its state is of another position");
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(position = %at.position, error, "a snapshot was passed over: it cannot be read");
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! A small decider for tests: random intents, reports and time, by a seed, into a journal in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::event::Event;
+use chancery_events::fact::{Effect, Fact};
+use chancery_events::id::{Lineage, Position, Term, Writer};
+use chancery_events::intent::{Intent, Request};
+use chancery_events::name::{ExecutorName, ReplicaName};
+use chancery_events::observation::{Observation, Process};
+use chancery_events::record::{Draft, Record};
+use chancery_events::time::Time;
+use chancery_journal::memory::MemoryLog;
+use chancery_journal::{Cursor, Signature, Source, genesis};
+use chancery_machine::advance::{Agenda, advance};
+use chancery_machine::context::Context;
+use chancery_machine::decide::{decide, evolve, observe, pass, verdict};
+use chancery_machine::fleet::Fleet;
+use chancery_machine::meta::At;
+use chancery_machine::state::{IncarnationState, OperationState};
+use serde_json::{Value, json};
+
+pub(crate) const FLEET: &str = "default";
+
+pub(crate) struct Driver {
+    pub(crate) fleet: Fleet,
+    pub(crate) log: MemoryLog,
+    pub(crate) records: Vec<Arc<Record>>,
+    agenda: Agenda,
+    cursor: Option<Cursor>,
+    by: Signature,
+    lineage: Lineage,
+    now: Time,
+    draft: Draft,
+    next: Position,
+    seed: u64,
+    asked: u64,
+    pub(crate) contradictions: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(seed: u64) -> Driver {
+        let lineage = Lineage::from_random(seed + 7);
+        let mut this = Driver {
+            fleet: Fleet::new(lineage),
+            log: MemoryLog::new(FLEET),
+            records: Vec::new(),
+            agenda: Agenda::new(Time::EPOCH),
+            cursor: None,
+            by: Signature { fleet: FLEET.into(), build: "test".into(), writer: Writer::from_random(1) },
+            lineage,
+            now: Time::EPOCH + Duration::from_secs(1_000_000),
+            draft: Draft::new(),
+            next: Position::FIRST,
+            seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            asked: 0,
+            contradictions: 0,
+        };
+        let started = Fact::read("term.started.v1", "{}").expect("a type").expect("data");
+        this.put(&[Event::Fact { cause: Position::ZERO, fact: started }]);
+        this.seal();
+        this
+    }
+
+    pub(crate) fn source(&self) -> Arc<dyn Source> {
+        self.log.source()
+    }
+
+    /// Below `bound`, by the seed (xorshift64*).
+    pub(crate) fn pick(&mut self, bound: usize) -> usize {
+        self.seed ^= self.seed >> 12;
+        self.seed ^= self.seed << 25;
+        self.seed ^= self.seed >> 27;
+        (self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+    }
+
+    /// Puts all or none: what contradicts itself is taken back, as the decider does.
+    fn put(&mut self, events: &[Event]) {
+        let (mark, next) = (self.draft.mark(), self.next);
+        self.fleet.note();
+        for event in events {
+            self.draft.push(&event.line()).expect("room");
+            let at = At { position: self.next, time: self.now, term: Term::FIRST, lineage: self.lineage };
+            let folded = match event {
+                Event::Fact { fact, .. } => evolve(&mut self.fleet, fact, at),
+                Event::Intent(_) | Event::Observation { .. } => {
+                    pass(&mut self.fleet, self.next);
+                    Ok(())
+                }
+            };
+            if let Err(contradiction) = folded {
+                println!("contradiction: {contradiction}\n  in {events:#?}");
+                self.fleet.roll_back();
+                self.draft.back_to(mark);
+                self.next = next;
+                self.contradictions += 1;
+                return;
+            }
+            self.next = self.next.plus(1);
+        }
+    }
+
+    /// Makes a record of what there is.
+    pub(crate) fn seal(&mut self) {
+        if self.draft.is_empty() {
+            return;
+        }
+        let parts = match &self.cursor {
+            None => genesis(&self.by, self.now, self.lineage),
+            Some(at) => at.follow(&self.by, self.now, None),
+        };
+        let record = std::mem::take(&mut self.draft).seal(parts).expect("sealed");
+        self.cursor = Some(Cursor::after(&record));
+        self.log.inject(record.bytes().clone());
+        self.records.push(Arc::new(record));
+    }
+
+    fn context(&self, ahead: u64) -> Context {
+        let actor = Some("tester".parse().expect("an actor"));
+        Context { now: self.now, next: self.next.plus(ahead), lineage: self.lineage, actor }
+    }
+
+    /// Asks for something, whether it makes sense or not. Says whether it was accepted.
+    pub(crate) fn ask(&mut self, type_name: &str, body: &Value) -> bool {
+        let intent = Intent::read(type_name, &body.to_string()).expect("a type").expect("a body");
+        self.asked += 1;
+        let request = Request {
+            id: format!("intent-{}", self.asked).parse().expect("an id"),
+            source: "test".parse().expect("a source"),
+            actor: "tester".parse().expect("an actor"),
+            time: None,
+            expect: None,
+            traceparent: None,
+            intent,
+        };
+        let (cause, context) = (self.next, self.context(2));
+        let decided = decide(&self.fleet, &request, &context);
+        let said = verdict(&self.fleet, &request, &decided, &context);
+        let is_accepted = decided.is_ok();
+        let mut events = vec![Event::Intent(request), Event::Fact { cause, fact: said }];
+        events.extend(decided.unwrap_or_default().into_iter().map(|fact| Event::Fact { cause, fact }));
+        self.put(&events);
+        self.room();
+        is_accepted
+    }
+
+    pub(crate) fn see(&mut self, type_name: &str, body: &Value) {
+        let seen = Observation::read(type_name, &body.to_string()).expect("a type").expect("a body");
+        let (cause, context) = (self.next, self.context(1));
+        let facts = observe(&self.fleet, &seen, &context);
+        if facts.is_empty() {
+            return;
+        }
+        let by: ExecutorName = "exec-1".parse().expect("a name");
+        let mut events = vec![Event::Observation { by, observation: seen }];
+        events.extend(facts.into_iter().map(|fact| Event::Fact { cause, fact }));
+        self.put(&events);
+        self.room();
+    }
+
+    /// Does up to `steps` of what is due.
+    pub(crate) fn work(&mut self, steps: usize) {
+        for _ in 0..steps {
+            let context = self.context(0);
+            let Some(step) = advance(&self.fleet, &mut self.agenda, &context) else { return };
+            let contradictions = self.contradictions;
+            let events: Vec<_> =
+                step.facts.into_iter().map(|fact| Event::Fact { cause: step.cause, fact }).collect();
+            self.put(&events);
+            if self.contradictions > contradictions {
+                self.agenda.park(step.subject);
+            }
+            self.room();
+        }
+    }
+
+    fn room(&mut self) {
+        if self.draft.count() > 100 {
+            self.seal();
+        }
+    }
+
+    pub(crate) fn pass_time(&mut self, span: Duration) {
+        self.seal();
+        self.now = self.now + span;
+    }
+
+    /// Two clusters with an executor each, capabilities, nodes; plans that are approved by people and by rule.
+    pub(crate) fn found(&mut self, nodes: usize, plans: usize) {
+        for cluster in ["east", "west"] {
+            self.ask("cluster.apply.v1", &json!({ "name": cluster, "spec": { "runtime": "simulated" } }));
+            let executor = format!("exec-{cluster}");
+            self.see(
+                "session.hello.v1",
+                &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated" }),
+            );
+        }
+        for gpu in ["v100", "h100"] {
+            self.ask(
+                "capability.apply.v1",
+                &json!({ "name": gpu, "spec": { "type": "GPU", "score": gpu.len() } }),
+            );
+        }
+        for n in 0..nodes {
+            self.apply_node(n, 64);
+        }
+        for n in 0..plans {
+            self.apply_plan(n, if n % 2 == 0 { "automatic" } else { "manual" });
+        }
+        self.seal();
+    }
+
+    pub(crate) fn apply_node(&mut self, n: usize, cores: u64) {
+        let cluster = if n.is_multiple_of(2) { "east" } else { "west" };
+        let gpus = if n.is_multiple_of(3) { json!(["v100"]) } else { json!([]) };
+        self.ask(
+            "node.apply.v1",
+            &json!({ "name": format!("node-{n}"), "cluster": cluster, "spec": {
+            "domain": format!("rack-{}", n % 4), "zone": format!("zone-{}", n % 2),
+            "labels": { "disk": if n.is_multiple_of(2) { "ssd" } else { "hdd" } },
+            "total": { "cpu": cores * 1000, "memory": cores << 30, "disk": 1_u64 << 40 },
+            "capabilities": gpus, "storage": [{ "class": "fast", "capacity": 1_u64 << 40 }],
+        } }),
+        );
+    }
+
+    pub(crate) fn apply_plan(&mut self, n: usize, approval: &str) {
+        let approvals =
+            json!({ "create": approval, "start": approval, "stop": approval, "delete": approval });
+        self.ask(
+            "plan.apply.v1",
+            &json!({ "name": format!("plan-{n}"), "spec": {
+            "namespace": format!("team-{}", n % 2), "service": format!("service-{n}"), "sharing": "allowed",
+            "payloads": [{ "name": "web", "resources": { "cpu": 1000, "memory": 1 << 20, "disk": 0 } }],
+            "approval": approvals, "timeouts": { "approval": 60_000, "start": 5_000, "stop": 1_000 },
+        } }),
+        );
+    }
+
+    pub(crate) fn deploy(&mut self, plan: usize, name: &str, count: usize) -> bool {
+        let body = json!({ "plan": format!("plan-{plan}"), "name": name, "spec": { "count": count } });
+        self.ask("deployment.create.v1", &body)
+    }
+
+    /// Anything at all.
+    pub(crate) fn stir(&mut self) {
+        let (nodes, plans) = (self.fleet.nodes().len().max(1), self.fleet.plans().len().max(1));
+        match self.pick(24) {
+            0..3 => {
+                let (plan, count, n) = (self.pick(plans), self.pick(7), self.asked);
+                self.deploy(plan, &format!("deployment-{n}"), count);
+            }
+            3..8 => self.work(20),
+            8..14 => self.report_one(),
+            14..16 => self.approve_one(),
+            16..19 => self.ask_replica(),
+            19 => {
+                let (node, cores) = (self.pick(nodes + 1), 1 + self.pick(3) as u64);
+                self.apply_node(node, cores);
+            }
+            20 => {
+                let (node, state) =
+                    (self.pick(nodes), ["evicted", "sanitizing", "unallocated", "expunged"][self.pick(4)]);
+                self.ask("node.set_state.v1", &json!({ "name": format!("node-{node}"), "state": state }));
+            }
+            21 => self.odds_and_ends(),
+            22 => self.sessions(),
+            _ => {
+                let seconds = [1, 3, 20, 90][self.pick(4)];
+                self.pass_time(Duration::from_secs(seconds));
+            }
+        }
+        if self.pick(3) == 0 {
+            self.seal();
+        }
+    }
+
+    fn odds_and_ends(&mut self) {
+        let n = self.pick(4);
+        match self.pick(8) {
+            0 => self
+                .ask("plan.set_activity.v1", &json!({ "name": format!("plan-{n}"), "activity": "inactive" })),
+            1 => self
+                .ask("plan.set_activity.v1", &json!({ "name": format!("plan-{n}"), "activity": "active" })),
+            2 => self.ask("plan.delete.v1", &json!({ "name": format!("plan-{n}") })),
+            3 => self.ask("node.delete.v1", &json!({ "name": format!("node-{n}") })),
+            4 => self.ask("capability.set_activity.v1", &json!({ "name": "h100", "activity": "inactive" })),
+            5 => self.ask("cluster.set_activity.v1", &json!({ "name": "west", "activity": "active" })),
+            6 => {
+                let (plan, name) = (
+                    format!("plan-{n}"),
+                    self.fleet
+                        .plans()
+                        .get(format!("plan-{n}").as_str())
+                        .and_then(|plan| plan.current.clone()),
+                );
+                name.is_some_and(|name| {
+                    self.ask("deployment.cancel.v1", &json!({ "plan": plan, "name": name }))
+                })
+            }
+            _ => {
+                let approval = ["manual", "automatic"][self.pick(2)];
+                self.apply_plan(n, approval);
+                true
+            }
+        };
+    }
+
+    fn sessions(&mut self) {
+        let open: Vec<_> =
+            self.fleet.sessions().sorted().into_iter().filter(|s| s.end.is_none()).map(|s| s.id).collect();
+        if open.is_empty() || self.pick(3) == 0 {
+            for cluster in ["east", "west"] {
+                let executor = format!("exec-{cluster}");
+                self.see(
+                    "session.hello.v1",
+                    &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated" }),
+                );
+            }
+        } else {
+            let session = open[self.pick(open.len())];
+            self.see("session.over.v1", &json!({ "session": session, "end": "lost" }));
+        }
+    }
+
+    fn ask_replica(&mut self) {
+        let Some(name) = self.any_replica() else { return };
+        let what = ["replica.stop.v1", "replica.start.v1", "replica.delete.v1"][self.pick(3)];
+        self.ask(what, &json!({ "name": name }));
+    }
+
+    fn any_replica(&mut self) -> Option<ReplicaName> {
+        let names: Vec<_> = self.fleet.replicas().sorted().into_iter().map(|r| r.name.clone()).collect();
+        if names.is_empty() { None } else { Some(names[self.pick(names.len())].clone()) }
+    }
+
+    fn approve_one(&mut self) {
+        let pending: Vec<_> = self
+            .fleet
+            .operations()
+            .sorted()
+            .into_iter()
+            .filter_map(|operation| match &operation.state {
+                OperationState::PendingApproval(proposal) => Some((operation.id, proposal.hash)),
+                _ => None,
+            })
+            .collect();
+        if pending.is_empty() {
+            return;
+        }
+        let (operation, hash) = pending[self.pick(pending.len())];
+        if self.pick(5) == 0 {
+            self.ask("operation.reject.v1", &json!({ "operations": [operation], "reason": "not today" }));
+        } else {
+            self.ask(
+                "operation.approve.v1",
+                &json!({ "operations": [{ "operation": operation, "hash": hash }] }),
+            );
+        }
+    }
+
+    /// Something about an incarnation that an executor knows.
+    fn report_one(&mut self) {
+        let live: Vec<_> = self
+            .fleet
+            .incarnations()
+            .sorted()
+            .into_iter()
+            .filter(|i| !matches!(i.state, IncarnationState::Reserved | IncarnationState::Ended(_)))
+            .map(|i| i.id)
+            .collect();
+        if !live.is_empty() {
+            let id = live[self.pick(live.len())];
+            let saw = self.pick(8);
+            self.report(id, saw);
+        }
+    }
+
+    pub(crate) fn report(&mut self, id: chancery_events::id::IncarnationId, saw: usize) {
+        let Some(incarnation) = self.fleet.incarnations().get(&id) else { return };
+        let (revision, asked) = (incarnation.revision, incarnation.asked);
+        let cluster = self.fleet.clusters().get(&incarnation.cluster);
+        let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
+        let process = |status: Value| -> Vec<Process> {
+            serde_json::from_value(json!([{ "payload": "web", "index": 0, "pid": 7, "status": status,
+                "addresses": [{ "port": "http", "address": "10.0.0.1:80" }] }]))
+            .expect("a process")
+        };
+        let saw = match (saw, asked) {
+            (0, _) => json!({ "ensured": { "processes": process(json!("initializing")) } }),
+            (1, _) => json!({ "not_ready": { "processes": process(json!({ "exited": { "code": 3 } })) } }),
+            (2, _) => {
+                json!({ "ended": { "exit": { "failed": { "reason": "it crashed" } }, "processes": [] } })
+            }
+            (3, _) => json!({ "failed": { "message": "no image", "hope": "retry" } }),
+            (4, _) => json!({ "failed": { "message": "no such image", "hope": "never" } }),
+            (_, Some(Effect::Stop | Effect::Kill)) => json!("gone"),
+            _ => json!({ "ready": { "processes": process(json!("online")) } }),
+        };
+        let report = json!({ "incarnation": id, "revision": revision, "saw": saw });
+        self.see("incarnation.reported.v1", &json!({ "session": session, "report": report }));
+    }
+
+    /// Works until nothing is due, with every incarnation coming up at once.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..1000 {
+            let head = self.next;
+            self.work(1000);
+            let coming: Vec<_> = self
+                .fleet
+                .incarnations()
+                .sorted()
+                .into_iter()
+                .filter(|i| {
+                    matches!(
+                        i.state,
+                        IncarnationState::Creating
+                            | IncarnationState::Starting
+                            | IncarnationState::Stopping(_)
+                    )
+                })
+                .map(|i| i.id)
+                .collect();
+            for id in coming {
+                self.report(id, 7);
+            }
+            if self.next == head {
+                break;
+            }
+        }
+        self.seal();
+    }
+}

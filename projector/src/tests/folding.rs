@@ -1,0 +1,155 @@
+//! Rows that were kept along the way are the rows of the state.
+
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::record::Draft;
+use chancery_journal::{Cursor, Signature};
+
+use super::driver::{Driver, FLEET};
+use super::{assert_right, open, stored, tuning};
+use crate::fold::{Fold, FoldError, Folded, Touched};
+use crate::projector::{ProjectError, Projector};
+use crate::row_of::phase_word;
+use crate::rows::PhaseWord;
+
+#[test]
+fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
+    let mut phases = std::collections::BTreeSet::new();
+    for seed in 0..12 {
+        let mut driver = Driver::new(seed);
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut projector = open(dir.path(), &driver, None);
+        driver.found(6, 4);
+        let mut taken = 0;
+        for round in 0..60 {
+            for _ in 0..10 {
+                driver.stir();
+            }
+            driver.seal();
+            projector.apply(&driver.records[taken..]).expect("applied");
+            taken = driver.records.len();
+            assert_right(&projector, &format!("seed {seed} round {round}"));
+            let replicas = driver.fleet.replicas().sorted();
+            phases.extend(replicas.into_iter().map(|replica| phase_word(&driver.fleet, replica)));
+        }
+    }
+    assert_eq!(phases.len(), PhaseWord::ALL.len(), "every phase came about: {phases:?}");
+}
+
+#[test]
+fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
+    for seed in 20..24 {
+        let mut driver = Driver::new(seed);
+        driver.found(6, 4);
+        (0..300).for_each(|_| driver.stir());
+        driver.seal();
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshots = chancery_journal::snapshots::Snapshots::open(dir.path().join("s")).expect("a folder");
+        let mut first = open(&dir.path().join("a"), &driver, None);
+        first.catch_up().expect("caught up");
+        let meta = first.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+        assert_eq!(meta.state_hash, first.state().expect("a state").hash().expect("hashed"));
+        (0..300).for_each(|_| driver.stir());
+        driver.seal();
+        first.catch_up().expect("caught up");
+        let mut second = open(&dir.path().join("b"), &driver, Some(&snapshots));
+        assert_eq!(second.position(), meta.position, "it began at the snapshot");
+        assert_right(&second, "made from the snapshot");
+        second.catch_up().expect("caught up");
+        let hash = |projector: &Projector| projector.state().expect("a state").hash().expect("hashed");
+        assert_eq!(hash(&first), hash(&second), "seed {seed}");
+        assert_eq!(stored(&first), stored(&second), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
+    let mut driver = Driver::new(3);
+    driver.found(4, 2);
+    (0..50).for_each(|_| driver.stir());
+    driver.seal();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    let middle = driver.records.len() / 2;
+    projector.apply(&driver.records[..middle]).expect("applied");
+    let once = stored(&projector);
+    let at = projector.apply(&driver.records[..middle]).expect("applied again");
+    assert_eq!((at, stored(&projector)), (driver.records[middle - 1].last(), once));
+    let gap = projector.apply(&driver.records[middle + 1..]);
+    assert!(matches!(gap, Err(ProjectError::Fold(FoldError::Gap { .. }))), "{gap:?}");
+    projector.catch_up().expect("the gap is closed");
+    assert_right(&projector, "after a gap");
+}
+
+#[test]
+fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
+    for (kind, more) in [("fact", r#""c":1,"#), ("intent", r#""by":"x","#), ("observation", r#""by":"x","#)] {
+        let mut driver = Driver::new(4);
+        driver.found(3, 2);
+        driver.deploy(0, "deployment-1", 3);
+        driver.settle();
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut projector = open(dir.path(), &driver, None);
+        let good = projector.catch_up().expect("caught up");
+        let reader = projector.reader();
+        let before = stored(&projector);
+        let last = driver.records.last().expect("a record");
+        let mut draft = Draft::new();
+        // What stands before it in the record must not stay half folded.
+        draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("room");
+        let line = format!(r#"{{"k":"{kind}","t":"moon.landed.v1",{more}"d":{{}}}}"#);
+        draft.push(line.as_bytes()).expect("room");
+        let by = Signature { fleet: FLEET.into(), build: "newer".into(), writer: last.header().writer };
+        let parts = Cursor::after(last).follow(&by, last.header().time, None);
+        driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
+        let error = projector.catch_up().expect_err("a newer build is needed");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "fold the event at position {}: its type moon.landed.v1 is unknown here, and needs a newer build",
+                good.plus(2)
+            )
+        );
+        assert_eq!((projector.position(), stored(&projector)), (good, before));
+        assert_right(&projector, "stopped");
+        assert!(matches!(projector.catch_up(), Err(ProjectError::Stopped)));
+        let told = reader.wait(good.plus(1), std::time::Duration::from_mins(1)).expect_err("stopped");
+        assert!(told.to_string().contains("moon.landed.v1"), "{told}");
+    }
+}
+
+#[test]
+fn a_record_of_another_history_is_not_folded() {
+    let mut ours = Driver::new(5);
+    ours.found(2, 1);
+    let mut fold = Fold::default();
+    let touched = &mut Touched::default();
+    for record in &ours.records {
+        assert_eq!(fold.take(record, touched).expect("folded"), Folded::Now);
+    }
+    // The same again, but for the time: as many events, and other bytes.
+    let mut theirs = Driver::new(5);
+    theirs.pass_time(std::time::Duration::from_secs(1));
+    theirs.found(2, 1);
+    theirs.deploy(0, "deployment-1", 1);
+    theirs.seal();
+    let next = fold.position().plus(1);
+    let foreign =
+        theirs.records.iter().find(|record| record.first() == next).map(Arc::clone).expect("a record");
+    let error = fold.take(&foreign, touched).expect_err("another history");
+    assert!(matches!(error, FoldError::Fork { .. }), "{error}");
+}
+
+#[test]
+fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
+    let mut driver = Driver::new(6);
+    let dir = tempfile::tempdir().expect("a folder");
+    let empty = chancery_journal::memory::MemoryLog::new(FLEET);
+    let mut projector = Projector::open(dir.path(), FLEET, empty.source(), None, tuning()).expect("opened");
+    assert_eq!(projector.catch_up().expect("nothing to do"), Position::ZERO);
+    assert!(projector.state().is_none());
+    driver.found(2, 1);
+    projector.apply(&driver.records).expect("applied");
+    assert_right(&projector, "from nothing");
+}

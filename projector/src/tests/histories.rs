@@ -1,0 +1,134 @@
+//! Histories: each step in order, with who was behind it.
+
+use chancery_events::id::Position;
+use chancery_events::subject::Subject;
+
+use super::driver::Driver;
+use crate::history::{History, Who};
+
+fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
+    let history = History::new(driver.source());
+    let mut from = Position::ZERO;
+    let mut all = Vec::new();
+    let mut positions = Vec::new();
+    loop {
+        let page = history.of(subject, from, limit).expect("told");
+        assert!(page.entries.len() <= limit);
+        for entry in page.entries {
+            positions.push(entry.position);
+            let who = match entry.who {
+                Who::Actor(actor) => actor.to_string(),
+                Who::Executor(executor) => executor.to_string(),
+                Who::Rule(rule) => rule,
+                Who::Decider => "decider".into(),
+            };
+            all.push((entry.type_name, who));
+        }
+        let Some(next) = page.next else { break };
+        assert!(next > from);
+        from = next;
+    }
+    assert!(positions.is_sorted_by(|a, b| a < b), "each once, the newest last");
+    all
+}
+
+fn same(found: &[(String, String)], wanted: &[(&str, &str)]) {
+    let found: Vec<_> = found.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
+    let mut driver = Driver::new(70);
+    driver.found(4, 2);
+    driver.deploy(0, "deployment-1", 1);
+    driver.settle();
+    let replica = driver.fleet.replicas().sorted()[0].name.clone();
+    let (operation, incarnation) = {
+        let replica = driver.fleet.replicas().get(&replica).expect("there");
+        (replica.operations[0], replica.incarnations[0])
+    };
+    driver.ask("replica.delete.v1", &serde_json::json!({ "name": replica }));
+    driver.settle();
+    let (by, rule) = ("tester", "plan/plan-0/approval/create");
+    let goes = "plan/plan-0/approval/delete";
+    let story = [
+        ("replica.created.v1", by),
+        ("operation.opened.v1", by),
+        ("incarnation.reserved.v1", by),
+        ("operation.approved.v1", rule),
+        ("incarnation.running.v1", "exec-1"),
+        ("replica.delete.v1", by),
+        ("intent.accepted.v1", by),
+        ("operation.opened.v1", by),
+        ("operation.approved.v1", goes),
+        ("incarnation.ended.v1", "exec-1"),
+        ("operation.ended.v1", "exec-1"),
+        ("replica.deleted.v1", "exec-1"),
+    ];
+    for limit in [1, 2, 5, 1000] {
+        same(&told(&driver, &Subject::Replica(replica.clone()), limit), &story);
+    }
+    same(
+        &told(&driver, &Subject::Operation(operation), 3),
+        &[
+            ("operation.opened.v1", by),
+            ("incarnation.reserved.v1", by),
+            ("operation.approved.v1", rule),
+            ("incarnation.running.v1", "exec-1"),
+        ],
+    );
+    same(
+        &told(&driver, &Subject::Incarnation(incarnation), 3),
+        &[
+            ("incarnation.reserved.v1", by),
+            ("operation.approved.v1", rule),
+            ("incarnation.reported.v1", "exec-1"),
+            ("incarnation.running.v1", "exec-1"),
+            ("operation.approved.v1", goes),
+            ("incarnation.reported.v1", "exec-1"),
+            ("incarnation.ended.v1", "exec-1"),
+        ],
+    );
+    let deployment =
+        Subject::Deployment("plan-0".parse().expect("a name"), "deployment-1".parse().expect("a name"));
+    same(
+        &told(&driver, &deployment, 2),
+        &[
+            ("deployment.create.v1", by),
+            ("intent.accepted.v1", by),
+            ("deployment.created.v1", by),
+            ("deployment.started.v1", by),
+            ("replica.created.v1", by),
+            ("deployment.ended.v1", by),
+        ],
+    );
+    same(&told(&driver, &Subject::Fleet, 9), &[("term.started.v1", "decider")]);
+    let nobody = Subject::Plan("plan".parse().expect("a name"));
+    same(&told(&driver, &nobody, 9), &[]);
+}
+
+#[test]
+fn every_history_holds_what_a_look_at_all_events_finds() {
+    let mut driver = Driver::new(71);
+    driver.found(6, 4);
+    (0..300).for_each(|_| driver.stir());
+    driver.settle();
+    let mut subjects = std::collections::BTreeMap::<Subject, usize>::new();
+    for record in &driver.records {
+        for (position, line) in record.events() {
+            let event = chancery_events::event::Event::read(line).expect("an event");
+            let mut about: std::collections::BTreeSet<_> = event.subjects().into_iter().collect();
+            if let chancery_events::event::Event::Fact { fact, .. } = &event {
+                about.extend(fact.issues(record.header().lineage, position));
+            }
+            for subject in about {
+                *subjects.entry(subject).or_default() += 1;
+            }
+        }
+    }
+    assert!(subjects.len() > 50);
+    for (subject, count) in subjects {
+        assert_eq!(told(&driver, &subject, 7).len(), count, "{subject}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Tests of the crate as a whole.
+
+mod driver;
+mod folding;
+mod histories;
+mod measuring;
+mod reading;
+mod starting;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use chancery_journal::snapshots::Snapshots;
+
+use crate::counts::Counts;
+use crate::projector::Projector;
+use crate::row_of::snapshot_of;
+use crate::store::Tuning;
+use driver::{Driver, FLEET};
+
+fn tuning() -> Tuning {
+    Tuning { cache: 8 << 20, flush: 50, batch: 64 }
+}
+
+fn open(dir: &Path, driver: &Driver, snapshots: Option<&Snapshots>) -> Projector {
+    Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
+}
+
+/// Everything in the store but the cursor.
+fn stored(projector: &Projector) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let all = projector.store().tree().iter().map(|entry| entry.expect("read"));
+    all.filter(|(key, _)| key[0] != 0).map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
+
+/// Rows, entries and counts kept are those that the state gives.
+fn assert_right(projector: &Projector, what: &str) {
+    let Some(state) = projector.state() else {
+        assert!(stored(projector).is_empty(), "{what}: rows of nothing");
+        return;
+    };
+    assert_eq!(*projector.counts(), Counts::of(&state.fleet), "{what}: counts");
+    let (kept, made) = (stored(projector), snapshot_of(&state.fleet));
+    for (key, row) in &made {
+        assert_eq!(kept.get(key), Some(row), "{what}: row {}", String::from_utf8_lossy(key));
+    }
+    for key in kept.keys() {
+        assert!(made.contains_key(key), "{what}: row {} is still there", String::from_utf8_lossy(key));
+    }
+}

@@ -1,0 +1,336 @@
+//! Lists: filters against a plain look at everything, pages while rows change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::driver::Driver;
+use super::open;
+use crate::filter::BadFilter;
+use crate::kind::{RowKey, RowKind, with_row};
+use crate::page::{LIMIT_MAX, Query, QueryError};
+use crate::query::Reader;
+use crate::row_of::WAITS;
+use crate::rows::{OperationRow, PlanRow, ReplicaRow};
+use crate::watch::NotReached;
+
+/// All rows of a list, page by page.
+fn walk(reader: &Reader, kind: RowKind, query: &Query) -> Vec<Value> {
+    let mut query = query.clone();
+    let mut all = Vec::new();
+    loop {
+        let page = reader.list_json(kind, &query).expect("a page");
+        let items: Vec<Value> = serde_json::from_str(&page.items).expect("an array");
+        assert_eq!(items.len(), page.count);
+        assert!(items.len() <= query.limit.unwrap_or(100));
+        all.extend(items);
+        let Some(next) = page.next else { return all };
+        query.token = Some(next.to_string().parse().expect("a token"));
+    }
+}
+
+/// What a filter asks, as a person would read it off a row's JSON.
+fn plain(row: &Value, name: &str, value: &str) -> bool {
+    match name {
+        "namespace" | "service" => row["spec"][name] == *value,
+        "type" => row["kind"] == *value,
+        "capability" => row["capabilities"].as_array().is_some_and(|all| all.iter().any(|it| *it == *value)),
+        "label" => {
+            let (key, value) = value.split_once(':').expect("a pair");
+            row["labels"][key] == *value
+        }
+        "remaining_cpu_gte" => {
+            row["remaining"]["cpu"].as_u64() >= Some(value.parse::<u64>().expect("cores") * 1000)
+        }
+        "remaining_memory_gte" => {
+            row["remaining"]["memory"].as_u64() >= Some(value.parse::<u64>().expect("GiB") << 30)
+        }
+        name => row[name] == *value,
+    }
+}
+
+/// Values to ask for: what the rows hold, and something that none holds.
+fn values(rows: &[Value], name: &str) -> BTreeSet<String> {
+    let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
+    let mut found: BTreeSet<String> = match name {
+        "namespace" | "service" => rows.iter().filter_map(|row| text(&row["spec"][name])).collect(),
+        "type" => rows.iter().filter_map(|row| text(&row["kind"])).collect(),
+        "capability" => ["v100", "h100"].map(Into::into).into(),
+        "label" => ["disk:ssd", "disk:hdd", "disk:tape"].map(Into::into).into(),
+        "remaining_cpu_gte" | "remaining_memory_gte" => ["0", "2", "60", "100"].map(Into::into).into(),
+        name => rows.iter().filter_map(|row| text(&row[name])).collect(),
+    };
+    if ["plan", "node", "replica", "cluster", "deployment", "domain", "zone"].contains(&name) {
+        found.insert("nobody".into());
+    }
+    found
+}
+
+fn sorted(mut rows: Vec<Value>) -> Vec<String> {
+    let mut rows: Vec<_> = rows.drain(..).map(|row| row.to_string()).collect();
+    rows.sort();
+    rows
+}
+
+#[test]
+fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
+    for seed in [50, 51, 52] {
+        let mut driver = Driver::new(seed);
+        driver.found(8, 4);
+        (0..400).for_each(|_| driver.stir());
+        driver.seal();
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut projector = open(dir.path(), &driver, None);
+        projector.catch_up().expect("caught up");
+        let reader = projector.reader();
+        for kind in RowKind::ALL {
+            let all = walk(&reader, *kind, &Query::all().limit(3));
+            assert_eq!(sorted(all.clone()), sorted(walk(&reader, *kind, &Query::all().limit(1000))));
+            let asked: Vec<(&str, String)> = kind
+                .filters()
+                .into_iter()
+                .flat_map(|name| values(&all, name).into_iter().map(move |value| (name, value)))
+                .collect();
+            for (i, (name, value)) in asked.iter().enumerate() {
+                for (other, with) in asked[i..].iter().step_by(1 + asked.len() / 12) {
+                    let query = Query::all().by(name, value).by(other, with).limit(2);
+                    let wanted: Vec<_> = all
+                        .iter()
+                        .filter(|row| plain(row, name, value) && plain(row, other, with))
+                        .cloned()
+                        .collect();
+                    let found = walk(&reader, *kind, &query);
+                    assert_eq!(sorted(found), sorted(wanted), "{kind} by {name}={value} and {other}={with}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
+    let mut driver = Driver::new(53);
+    driver.found(4, 4);
+    driver.deploy(0, "deployment-1", 2);
+    driver.deploy(1, "deployment-1", 2);
+    driver.work(100);
+    driver.seal();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    for kind in RowKind::ALL {
+        let found = with_row!(kind, R => {
+            let page = reader.list::<R>(&Query::all()).expect("a page");
+            page.items.iter().map(|row| (crate::kind::Row::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
+        });
+        assert!(!found.is_empty(), "there is one of {kind}");
+        for (key, row) in found {
+            let parsed = RowKey::parse(*kind, &key.to_string()).expect("a key");
+            assert_eq!(parsed, key);
+            let json = reader.get_json(&parsed).expect("read").expect("there");
+            assert_eq!(serde_json::from_str::<Value>(&json.body).expect("JSON"), row);
+            assert_eq!(row["version"], json.version);
+        }
+        assert_eq!(RowKind::from_word(kind.word()), Some(*kind));
+    }
+    assert!(RowKey::parse(RowKind::Deployments, "nginx").is_err());
+    assert!(RowKey::parse(RowKind::Operations, "nginx").is_err());
+    let nobody = RowKey::parse(RowKind::Replicas, "nobody-1234").expect("a key");
+    assert_eq!(reader.get_json(&nobody).expect("read"), None);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_says_what_would() {
+    let driver = Driver::new(54);
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    let error = |query: Query| reader.list_json(RowKind::Operations, &query).expect_err("refused");
+    let unknown = error(Query::all().by("color", "red"));
+    assert!(matches!(unknown, QueryError::Filter(BadFilter::Unknown { .. })));
+    assert_eq!(
+        unknown.to_string(),
+        "list operations by \"color\": there is no such filter; known are plan, replica, kind, state, deployment, node"
+    );
+    let word = error(Query::all().by("kind", "destroy")).to_string();
+    assert_eq!(word, "list operations by kind: write one of create, start, stop, delete");
+    assert!(matches!(
+        error(Query::all().by("plan", "Not A Name")),
+        QueryError::Filter(BadFilter::Value { .. })
+    ));
+    for limit in [0, LIMIT_MAX + 1] {
+        assert!(matches!(error(Query::all().limit(limit)), QueryError::Limit { .. }));
+    }
+    assert!("not a token!".parse::<crate::page::PageToken>().is_err());
+}
+
+#[test]
+fn a_token_is_good_for_its_own_list_alone() {
+    let mut driver = Driver::new(55);
+    driver.found(20, 2);
+    driver.deploy(0, "deployment-1", 9);
+    driver.settle();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    let query = Query::all().by("plan", "plan-0").limit(2);
+    let token = reader.list_json(RowKind::Replicas, &query).expect("a page").next.expect("more");
+    let list = |kind, query: Query| reader.list_json(kind, &query.after(token.clone()));
+    assert!(list(RowKind::Replicas, query.clone()).is_ok());
+    assert!(
+        list(RowKind::Replicas, Query::all().by("plan", "plan-0").limit(5)).is_ok(),
+        "another limit is the same list"
+    );
+    for (kind, other) in [
+        (RowKind::Replicas, Query::all()),
+        (RowKind::Replicas, Query::all().by("plan", "plan-1")),
+        (RowKind::Replicas, query.clone().by("will", "running")),
+        (RowKind::Operations, query.clone()),
+    ] {
+        assert!(matches!(list(kind, other.clone()), Err(QueryError::OtherToken { .. })), "{kind} {other:?}");
+    }
+}
+
+#[test]
+fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
+    let mut driver = Driver::new(56);
+    driver.found(40, 1);
+    driver.apply_node(1000, 1_000_000);
+    driver.deploy(0, "deployment-1", 10_000);
+    driver.settle();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    let stays: BTreeSet<String> =
+        driver.fleet.replicas().sorted().iter().map(|r| r.name.to_string()).collect();
+    assert_eq!(stays.len(), 10_000);
+    // From here replicas are stopped, deleted and made; those that are deleted need not be seen.
+    let (stop, gone) = (std::sync::atomic::AtomicBool::new(false), std::sync::Mutex::new(BTreeSet::new()));
+    let mut steps = Vec::new();
+    for n in 0..150 {
+        let names: Vec<_> = stays.iter().skip(n * 61 % 9000).step_by(997).take(3).cloned().collect();
+        for (i, name) in names.iter().enumerate() {
+            let what = ["replica.delete.v1", "replica.stop.v1", "replica.start.v1"][i];
+            driver.ask(what, &serde_json::json!({ "name": name }));
+            if i == 0 {
+                gone.lock().expect("a lock").insert(name.clone());
+            }
+        }
+        driver.work(20);
+        driver.seal();
+        steps.push(driver.records.len());
+    }
+    let gone = gone.into_inner().expect("a lock");
+    std::thread::scope(|scope| {
+        let walks = scope.spawn(|| {
+            let mut walks = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) || walks < 3 {
+                for query in [Query::all().limit(300), Query::all().by("plan", "plan-0").limit(700)] {
+                    let rows = walk(&reader, RowKind::Replicas, &query);
+                    let names: Vec<_> =
+                        rows.iter().map(|row| row["name"].as_str().expect("a name").to_owned()).collect();
+                    assert!(names.is_sorted(), "in the order of keys");
+                    let seen: BTreeSet<_> = names.iter().cloned().collect();
+                    assert_eq!(seen.len(), names.len(), "no row twice");
+                    let missed: Vec<_> =
+                        stays.iter().filter(|name| !seen.contains(*name) && !gone.contains(*name)).collect();
+                    assert!(missed.is_empty(), "missed {missed:?}");
+                }
+                walks += 1;
+            }
+        });
+        let mut taken = 0;
+        for until in steps {
+            projector.apply(&driver.records[taken..until]).expect("applied");
+            taken = until;
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        walks.join().expect("walked");
+    });
+}
+
+#[test]
+fn a_page_is_of_one_position_when_batches_leave_room() {
+    // Each step moves the same plan: its replicas by phase always add up to the total in one read.
+    let mut driver = Driver::new(57);
+    driver.found(10, 2);
+    driver.deploy(0, "deployment-1", 20);
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    let reader = projector.reader();
+    for _ in 0..60 {
+        driver.stir();
+        driver.work(3);
+        driver.seal();
+        projector.catch_up().expect("caught up");
+        let page = reader.list::<PlanRow>(&Query::all()).expect("a page");
+        assert_eq!(page.position, projector.position());
+        for plan in page.items {
+            let replicas = walk(&reader, RowKind::Replicas, &Query::all().by("plan", &plan.name));
+            let mut phases = BTreeMap::<String, u64>::new();
+            for row in &replicas {
+                *phases.entry(row["phase"].as_str().expect("a word").into()).or_default() += 1;
+            }
+            phases.insert("total".into(), replicas.len() as u64);
+            let counted: BTreeMap<_, _> =
+                plan.replicas.into_iter().filter(|(word, n)| *n > 0 || word == "total").collect();
+            assert_eq!(counted, phases);
+        }
+    }
+}
+
+#[test]
+fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
+    let mut driver = Driver::new(58);
+    driver.found(2, 1);
+    driver.apply_node(0, 1);
+    driver.apply_node(1, 1);
+    driver.deploy(0, "deployment-1", 5);
+    driver.settle();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    let because = "waits for a place: too little cpu (2 nodes)";
+    let waiting = Query::all().by("state", "preparing");
+    let operations = reader.list::<OperationRow>(&waiting).expect("a page").items;
+    assert_eq!(operations.len(), 3);
+    assert!(operations.iter().all(|row| row.message == because), "{operations:?}");
+    let replicas = reader.list::<ReplicaRow>(&Query::all().by("phase", "pending")).expect("a page").items;
+    assert_eq!(replicas.len(), 3);
+    assert!(replicas.iter().all(|row| row.message == because), "{replicas:?}");
+    let state = &projector.state().expect("a state").fleet;
+    assert_eq!(crate::row_of::operation(state, operations[0].id).expect("a row").message, WAITS);
+    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("there");
+    assert_eq!((plan.message.as_str(), plan.replicas["running"]), (because, 2));
+    driver.apply_node(0, 64);
+    driver.settle();
+    projector.catch_up().expect("caught up");
+    let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("there");
+    assert_eq!((plan.message.as_str(), plan.waiting.len(), plan.replicas["running"]), ("", 0, 5));
+}
+
+#[test]
+fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
+    let mut driver = Driver::new(59);
+    driver.found(2, 1);
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    let reader = projector.reader();
+    let head = driver.records.last().expect("a record").last();
+    let soon = Duration::from_millis(5);
+    assert!(matches!(reader.wait(head, soon), Err(NotReached::Timeout { .. })));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| reader.wait(head, Duration::from_mins(1)));
+        projector.catch_up().expect("caught up");
+        assert_eq!(waits.join().expect("waited").expect("reached").position, head);
+    });
+    drop(projector);
+    assert!(reader.wait(head, soon).is_ok(), "what was reached stays reached");
+    assert!(matches!(reader.wait(head.plus(1), Duration::from_mins(1)), Err(NotReached::Stopped { .. })));
+}

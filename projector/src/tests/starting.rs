@@ -1,0 +1,265 @@
+//! Start-up: wherever rows, snapshots and journal stand, state and rows end up the same.
+
+use std::fs;
+
+use chancery_events::id::Position;
+use chancery_journal::snapshots::Snapshots;
+
+use super::driver::{Driver, FLEET};
+use super::{assert_right, open, stored, tuning};
+use crate::projector::{ProjectError, Projector};
+use crate::store::StoreError;
+
+struct Place {
+    dir: tempfile::TempDir,
+    driver: Driver,
+}
+
+impl Place {
+    fn new(seed: u64) -> Place {
+        let mut driver = Driver::new(seed);
+        driver.found(6, 4);
+        (0..150).for_each(|_| driver.stir());
+        driver.settle();
+        Place { dir: tempfile::tempdir().expect("a folder"), driver }
+    }
+
+    fn rows(&self) -> std::path::PathBuf {
+        self.dir.path().join("rows")
+    }
+
+    fn snapshots(&self) -> Snapshots {
+        Snapshots::open(self.dir.path().join("snapshots")).expect("a folder")
+    }
+
+    fn go_on(&mut self) {
+        (0..150).for_each(|_| self.driver.stir());
+        self.driver.settle();
+    }
+
+    fn head(&self) -> Position {
+        self.driver.source().head().expect("a head").position
+    }
+
+    /// Opened as it stands: from where it begins, and right at the head.
+    fn check(&self, with: Option<&Snapshots>, begins: Position) {
+        let mut projector = open(&self.rows(), &self.driver, with);
+        assert_eq!(projector.position(), begins);
+        assert_right(&projector, "opened");
+        assert_eq!(projector.catch_up().expect("caught up"), self.head());
+        assert_right(&projector, "caught up");
+        let fresh = tempfile::tempdir().expect("a folder");
+        let mut whole = open(fresh.path(), &self.driver, None);
+        whole.catch_up().expect("caught up");
+        assert_eq!(stored(&whole), stored(&projector));
+        assert_eq!(
+            whole.state().expect("a state").hash().ok(),
+            projector.state().expect("a state").hash().ok()
+        );
+    }
+}
+
+#[test]
+fn rows_go_on_where_they_stood() {
+    let mut place = Place::new(30);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    let stood = projector.catch_up().expect("caught up");
+    drop(projector);
+    place.go_on();
+    place.check(None, stood);
+}
+
+#[test]
+fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
+    let mut place = Place::new(31);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    projector.state().expect("a state").write(FLEET.into(), &place.snapshots()).expect("written");
+    place.go_on();
+    let stood = projector.catch_up().expect("caught up");
+    let marker = projector.store().tree().insert(b"\0marker", b"the same store");
+    marker.expect("written");
+    drop(projector);
+    place.go_on();
+    let snapshots = place.snapshots();
+    {
+        let projector = open(&place.rows(), &place.driver, Some(&snapshots));
+        assert!(
+            projector.store().tree().get(b"\0marker").expect("read").is_some(),
+            "the rows were not dropped"
+        );
+    }
+    place.check(Some(&snapshots), stood);
+}
+
+#[test]
+fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
+    let mut place = Place::new(32);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    drop(projector);
+    place.go_on();
+    let snapshots = place.snapshots();
+    let other = tempfile::tempdir().expect("a folder");
+    let mut elsewhere = open(other.path(), &place.driver, None);
+    let at = elsewhere.catch_up().expect("caught up");
+    elsewhere.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+    place.go_on();
+    place.check(Some(&snapshots), at);
+}
+
+#[test]
+fn rows_of_another_build_are_made_anew() {
+    let place = Place::new(33);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    // The shape is the first thing in the cursor.
+    let tree = projector.store().tree().clone();
+    let mut cursor = tree.get(b"\0cursor").expect("read").expect("a cursor").to_vec();
+    cursor[3] = if cursor[3] == b'0' { b'1' } else { b'0' };
+    tree.insert(b"\0cursor", cursor).expect("written");
+    drop((projector, tree));
+    place.check(None, Position::ZERO);
+}
+
+#[test]
+fn rows_that_were_not_finished_are_made_anew() {
+    let place = Place::new(34);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    projector.store().tree().remove(b"\0cursor").expect("removed");
+    drop(projector);
+    place.check(None, Position::ZERO);
+}
+
+#[test]
+fn rows_of_another_journal_are_made_anew() {
+    let (place, other) = (Place::new(35), Place::new(36));
+    let mut projector = open(&place.rows(), &other.driver, None);
+    projector.catch_up().expect("caught up");
+    drop(projector);
+    place.check(None, Position::ZERO);
+}
+
+#[test]
+fn rows_ahead_of_the_journal_are_made_anew() {
+    let mut place = Place::new(37);
+    let mut ahead = Place::new(37);
+    ahead.go_on();
+    let mut projector = open(&place.rows(), &ahead.driver, None);
+    projector.catch_up().expect("caught up");
+    drop(projector);
+    assert!(ahead.head() > place.head());
+    place.check(None, Position::ZERO);
+    place.go_on();
+}
+
+#[test]
+fn damaged_files_are_dropped_and_made_anew() {
+    let place = Place::new(38);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    projector.flush().expect("flushed");
+    drop(projector);
+    for entry in fs::read_dir(place.rows()).expect("listed") {
+        let path = entry.expect("an entry").path();
+        if path.is_file() {
+            let len = fs::metadata(&path).expect("known").len() as usize;
+            fs::write(&path, vec![0x5a; len]).expect("written");
+        }
+    }
+    place.check(None, Position::ZERO);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_used_is_passed_over() {
+    let mut place = Place::new(39);
+    let snapshots = place.snapshots();
+    let write = |place: &Place| {
+        let fresh = tempfile::tempdir().expect("a folder");
+        let mut projector = open(fresh.path(), &place.driver, None);
+        let at = projector.catch_up().expect("caught up");
+        projector.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+        at
+    };
+    let older = write(&place);
+    place.go_on();
+    write(&place);
+    place.go_on();
+    let (_, newest) = snapshots.list().expect("listed").swap_remove(0);
+    let mut bytes = fs::read(&newest).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&newest, bytes).expect("written");
+    place.check(Some(&snapshots), older);
+    // One of another journal is of no use either.
+    let other = Place::new(40);
+    let projector = open(&place.dir.path().join("other"), &other.driver, Some(&snapshots));
+    assert_eq!(projector.position(), Position::ZERO);
+}
+
+#[test]
+fn rows_that_another_projector_has_open_are_left_alone() {
+    let place = Place::new(41);
+    let mut projector = open(&place.rows(), &place.driver, None);
+    projector.catch_up().expect("caught up");
+    let second = Projector::open(&place.rows(), FLEET, place.driver.source(), None, tuning());
+    assert!(matches!(second.map(drop), Err(ProjectError::Store(StoreError::InUse(_)))));
+    assert_right(&projector, "the first");
+}
+
+#[test]
+fn a_crash_after_any_batch_leaves_rows_that_go_on() {
+    let mut driver = Driver::new(42);
+    driver.found(5, 3);
+    (0..60).for_each(|_| driver.stir());
+    driver.settle();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut taken = 0;
+    while taken < driver.records.len() {
+        let mut projector = open(dir.path(), &driver, None);
+        let stood = projector.position();
+        assert_right(&projector, "opened again");
+        let until = (taken + 7).min(driver.records.len());
+        // From the beginning: what was applied before must not count twice.
+        projector.apply(&driver.records[..until]).expect("applied");
+        assert!(projector.position() > stood);
+        assert_right(&projector, "gone on");
+        taken = until;
+    }
+}
+
+#[test]
+fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
+    let mut driver = Driver::new(43);
+    driver.found(5, 3);
+    (0..200).for_each(|_| driver.stir());
+    driver.settle();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(&dir.path().join("rows"), &driver, None);
+    let mut positions = std::collections::BTreeSet::new();
+    for (n, records) in driver.records.chunks(12).enumerate() {
+        projector.apply(records).expect("applied");
+        let left = dir.path().join(format!("left-{n}"));
+        copy(&dir.path().join("rows"), &left);
+        let found = open(&left, &driver, None);
+        positions.insert(found.position());
+        if found.state().is_some() {
+            assert_right(&found, "after a crash");
+        }
+    }
+    assert!(positions.len() > 1, "the disk never had anything");
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    fs::create_dir_all(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("listed") {
+        let entry = entry.expect("an entry");
+        let to = to.join(entry.file_name());
+        if entry.file_type().expect("a type").is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).expect("copied");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! How far the rows have come, for whoever waits for it: threads and tasks.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chancery_events::id::Position;
+use chancery_events::time::Time;
+use tokio::sync::watch;
+
+/// How far the rows have come.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// Every event up to this position is in the rows.
+    pub position: Position,
+    /// The time of its record.
+    pub time: Time,
+    /// Why the projector goes no further, if it has stopped.
+    pub stopped: Option<Arc<str>>,
+}
+
+/// Why a position was not reached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReached {
+    /// Not in time: ask again.
+    #[error("wait for position {wanted}: the rows stand at {reached}")]
+    Timeout {
+        /// The position wanted.
+        wanted: Position,
+        /// Where the rows stand.
+        reached: Position,
+    },
+    /// It will not be reached by this process.
+    #[error(
+        "wait for position {wanted}: the rows stand at {reached}, and the projector has stopped: {reason}"
+    )]
+    Stopped {
+        /// The position wanted.
+        wanted: Position,
+        /// Where the rows stand.
+        reached: Position,
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
+impl Applied {
+    /// Whether that is far enough; an error if it never will be.
+    fn reaches(&self, wanted: Position) -> Result<bool, NotReached> {
+        match &self.stopped {
+            _ if self.position >= wanted => Ok(true),
+            None => Ok(false),
+            Some(reason) => {
+                Err(NotReached::Stopped { wanted, reached: self.position, reason: Arc::clone(reason) })
+            }
+        }
+    }
+}
+
+/// Tells and hears how far the rows have come.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    now: Mutex<Applied>,
+    moved: Condvar,
+    tasks: watch::Sender<Applied>,
+}
+
+fn lock(mutex: &Mutex<Applied>) -> MutexGuard<'_, Applied> {
+    // The value is replaced whole, so a panic elsewhere cannot have left half of one.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    pub(crate) fn new(applied: Applied) -> Watch {
+        let (tasks, _) = watch::channel(applied.clone());
+        Watch(Arc::new(Shared { now: Mutex::new(applied), moved: Condvar::new(), tasks }))
+    }
+
+    /// How far the rows have come.
+    pub fn now(&self) -> Applied {
+        lock(&self.0.now).clone()
+    }
+
+    /// For tasks: sees every change, the last one at least.
+    pub fn subscribe(&self) -> watch::Receiver<Applied> {
+        self.0.tasks.subscribe()
+    }
+
+    /// Waits on this thread until the position is in the rows.
+    pub fn wait(&self, wanted: Position, timeout: Duration) -> Result<Applied, NotReached> {
+        let until = Instant::now() + timeout;
+        let mut now = lock(&self.0.now);
+        while !now.reaches(wanted)? {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(NotReached::Timeout { wanted, reached: now.position });
+            }
+            (now, _) = self.0.moved.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(now.clone())
+    }
+
+    /// Waits in a task until the position is in the rows. Put a timeout around it.
+    pub async fn reached(&self, wanted: Position) -> Result<Applied, NotReached> {
+        let mut tasks = self.subscribe();
+        loop {
+            let now = tasks.borrow_and_update().clone();
+            if now.reaches(wanted)? {
+                return Ok(now);
+            }
+            // The sender lives as long as this watch does.
+            if tasks.changed().await.is_err() {
+                return Err(NotReached::Timeout { wanted, reached: now.position });
+            }
+        }
+    }
+
+    pub(crate) fn tell(&self, applied: Applied) {
+        *lock(&self.0.now) = applied.clone();
+        self.0.moved.notify_all();
+        self.0.tasks.send_replace(applied);
+    }
+
+    /// Says that it goes no further; the first reason stays.
+    pub(crate) fn stop(&self, reason: &str) {
+        let now = self.now();
+        if now.stopped.is_none() {
+            self.tell(Applied { stopped: Some(reason.into()), ..now });
+        }
+    }
+}

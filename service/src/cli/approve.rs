@@ -1,0 +1,185 @@
+//! `approve` and `reject`: what waits is shown first, and what is sent is the hash of what was shown.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use chancery_events::intent::{Intent, OperationApprove, OperationReject, Shown};
+use chancery_projector::rows::{OperationRow, OperationWord};
+use serde_json::{Value, json};
+
+use super::args::Choose;
+use super::client::Client;
+use super::columns::{table, typed};
+use super::context::Output;
+use super::error::{CliError, Exit};
+use super::get::{list, one};
+use super::kind::Kind;
+
+/// An intent names at most so many.
+const AT_ONCE: usize = 200;
+
+/// What to do with those chosen.
+#[derive(Clone, Copy)]
+pub(super) enum Decision<'a> {
+    Approve,
+    Reject { reason: &'a str },
+}
+
+impl Decision<'_> {
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Decision::Approve => ("approve", "approved"),
+            Decision::Reject { .. } => ("reject", "rejected"),
+        }
+    }
+
+    fn intent(self, operations: &[OperationRow]) -> Intent {
+        match self {
+            Decision::Approve => {
+                let shown = |row: &OperationRow| Some(Shown { operation: row.id, hash: row.hash? });
+                OperationApprove { operations: operations.iter().filter_map(shown).collect() }.into()
+            }
+            Decision::Reject { reason } => {
+                let operations = operations.iter().map(|row| row.id).collect();
+                OperationReject { operations, reason: reason.into() }.into()
+            }
+        }
+    }
+}
+
+pub(super) fn run(
+    decision: Decision<'_>,
+    choose: &Choose,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let (verb, done) = decision.words();
+    let output = client.context.output(&[Output::Table, Output::Name, Output::Jsonl])?;
+    let person = client.context.person;
+    if choose.ids.is_empty() && !choose.all && !person {
+        return Err(CliError::usage(format!(
+            "{verb}: say which: ids, or --all for every operation that waits (with --plan or --replica: of those)"
+        )));
+    }
+    let mut items = if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
+    if items.is_empty() {
+        eprintln!("no operation waits for approval");
+        return Ok(());
+    }
+    if choose.ids.is_empty() && !choose.all {
+        let mut input = std::io::stdin().lock();
+        items = pick(verb, items, &mut input, &mut std::io::stderr())?;
+    } else {
+        eprint!("to {verb}:\n{}", table(Kind::Operation, &items, false)?.lines("  "));
+    }
+    let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
+    for chunk in rows.chunks(AT_ONCE) {
+        let verdict = client.ask(&format!("{verb} {} operations", chunk.len()), &decision.intent(chunk))?;
+        for row in chunk {
+            let name = format!("operation/{}", row.id);
+            match output {
+                Output::Name => writeln!(out, "{name}")?,
+                Output::Jsonl => {
+                    let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
+                    writeln!(out, "{json}")?;
+                }
+                _ => writeln!(out, "{name} {done}: {} {}", row.kind, place(row))?,
+            }
+        }
+    }
+    if rows.len() > 1 {
+        eprintln!("{done} {} operations", rows.len());
+    }
+    Ok(())
+}
+
+fn place(row: &OperationRow) -> String {
+    match &row.node {
+        Some(node) => format!("{} on {node}", row.replica),
+        None => row.replica.to_string(),
+    }
+}
+
+/// All that wait, of a plan or a replica if one is named.
+fn waiting(choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+    let mut filters = vec![("state", "pending_approval".to_owned())];
+    filters.extend(choose.plan.clone().map(|plan| ("plan", plan)));
+    filters.extend(choose.replica.clone().map(|replica| ("replica", replica)));
+    Ok(list(client, Kind::Operation, &filters, u64::MAX)?.items)
+}
+
+/// Those named. One that does not wait is told by its state, before anything is sent.
+fn named(verb: &str, choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
+    let ids: BTreeSet<_> = choose.ids.iter().map(|id| id.strip_prefix("operation/").unwrap_or(id)).collect();
+    let mut items = Vec::new();
+    for id in ids {
+        let item = one(client, Kind::Operation, id)?;
+        let row: OperationRow = typed(&item)?;
+        if row.state != OperationWord::PendingApproval {
+            return Err(CliError::new(
+                Exit::Conflict,
+                format!("{verb} operation/{id}: it does not wait for approval, it is {}; nothing was sent", row.state),
+            ));
+        }
+        items.push(item);
+    }
+    Ok(items)
+}
+
+/// Shows a numbered list and reads which of it are meant.
+fn pick(
+    verb: &str,
+    items: Vec<Value>,
+    input: &mut dyn std::io::BufRead,
+    screen: &mut dyn Write,
+) -> Result<Vec<Value>, CliError> {
+    let text = table(Kind::Operation, &items, false)?.lines("");
+    for (number, line) in text.lines().enumerate() {
+        let number = if number == 0 { String::new() } else { number.to_string() };
+        writeln!(screen, "{number:>4}  {line}")?;
+    }
+    write!(screen, "{verb} which? numbers as in 1 3-5, or all; nothing for none: ")?;
+    screen.flush()?;
+    let mut answer = String::new();
+    input.read_line(&mut answer).map_err(|error| CliError::failure(format!("read the answer: {error}")))?;
+    let chosen = numbers(answer.trim(), items.len()).map_err(CliError::usage)?;
+    if chosen.is_empty() {
+        return Err(CliError::failure("none was chosen; nothing was sent"));
+    }
+    let kept = items.into_iter().enumerate().filter(|(index, _)| chosen.contains(&(index + 1)));
+    Ok(kept.map(|(_, item)| item).collect())
+}
+
+/// Reads `1 3-5`, `1,3`, `all`.
+fn numbers(text: &str, most: usize) -> Result<BTreeSet<usize>, String> {
+    if text.eq_ignore_ascii_case("all") {
+        return Ok((1..=most).collect());
+    }
+    let mut chosen = BTreeSet::new();
+    for part in text.split([' ', ',']).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let read = |text: &str| text.parse::<usize>().ok().filter(|number| (1..=most).contains(number));
+        let (Some(first), Some(last)) = (read(first), read(last)) else {
+            return Err(format!("{part:?} is none of 1 to {most}; nothing was sent"));
+        };
+        chosen.extend(first..=last);
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_people_write_them() {
+        let cases: [(&str, &[usize]); 5] =
+            [("1 3-5", &[1, 3, 4, 5]), ("2,1", &[1, 2]), ("all", &[1, 2, 3, 4, 5]), ("", &[]), ("3-2", &[])];
+        for (text, wanted) in cases {
+            assert_eq!(numbers(text, 5).expect(text).into_iter().collect::<Vec<_>>(), wanted, "{text}");
+        }
+        for bad in ["0", "6", "x", "1-", "-1", "1-9"] {
+            assert!(numbers(bad, 5).is_err(), "{bad}");
+        }
+    }
+}

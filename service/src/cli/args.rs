@@ -1,0 +1,345 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::context::Output;
+use super::kind::Kind;
+use crate::manifest::parse_span;
+
+/// Chancery: an event-sourced control plane.
+#[derive(Parser, Debug)]
+#[command(name = "chancery", version, about, max_term_width = 120, disable_help_subcommand = true)]
+#[command(after_help = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 denied, \
+    6 awaiting approval, 7 unknown outcome or timeout, 8 unreachable")]
+pub struct Cli {
+    #[command(flatten)]
+    pub(super) globals: Globals,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command. Each overrides the environment, the configuration file and the default.
+#[derive(Args, Debug, Default)]
+pub(super) struct Globals {
+    /// The server that is asked [env: CHANCERY_SERVER] [default: http://127.0.0.1:7440]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(super) server: Option<String>,
+    /// The fleet [env: CHANCERY_FLEET] [default: default]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(super) fleet: Option<String>,
+    /// Who asks [env: CHANCERY_ACTOR] [default: local]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(super) actor: Option<String>,
+    /// The configuration file [env: CHANCERY_CONFIG] [default: chancery.toml, if it is there]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// How data is shown
+    #[arg(short, long, global = true, value_enum)]
+    pub(super) output: Option<Output>,
+}
+
+/// What can be done.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// What asks a server, or nobody.
+    #[command(flatten)]
+    Client(Client),
+    /// What runs here.
+    #[command(flatten)]
+    Local(Local),
+}
+
+/// Commands that ask a server.
+#[derive(Subcommand, Debug)]
+pub enum Client {
+    /// Make what there is as manifests say; safe to repeat
+    Apply {
+        /// A file, a folder of .yaml and .yml files, or - for the standard input; repeatable
+        #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// List entities, or show one
+    Get(Get),
+    /// Tell everything about one entity
+    Describe {
+        /// Its kind
+        kind: Kind,
+        /// Its name or id; PLAN/NAME of a deployment
+        name: String,
+    },
+    /// Remove a replica, plan, node, cluster or capability
+    Delete {
+        /// Its kind
+        kind: Kind,
+        /// Its name
+        name: String,
+    },
+    /// Let operations run, exactly as they are shown
+    Approve(Choose),
+    /// Refuse operations
+    Reject {
+        /// Which
+        #[command(flatten)]
+        choose: Choose,
+        /// Why, for the journal
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+    /// Let a deployment go no further
+    Cancel {
+        /// What
+        #[command(subcommand)]
+        what: Cancel,
+    },
+    /// Stop a replica, and keep it stopped
+    Stop {
+        /// Its name
+        replica: String,
+    },
+    /// Bring a stopped replica up again
+    Start {
+        /// Its name
+        replica: String,
+    },
+    /// Put a node into a cluster
+    Allocate {
+        /// The node
+        node: String,
+        /// The cluster
+        #[arg(long)]
+        cluster: String,
+    },
+    /// Take an empty node out of its cluster
+    Evict {
+        /// The node
+        node: String,
+    },
+    /// Begin to clean an evicted node
+    Sanitize {
+        /// The node
+        node: String,
+    },
+    /// Make a cleaned node free for a cluster
+    Release {
+        /// The node
+        node: String,
+    },
+    /// Declare a node gone for ever, with everything on it
+    Expunge {
+        /// The node
+        node: String,
+    },
+    /// Put a cluster, capability or plan into use
+    Activate {
+        /// Its kind
+        kind: Kind,
+        /// Its name
+        name: String,
+    },
+    /// Take a cluster, capability or plan out of use
+    Deactivate {
+        /// Its kind
+        kind: Kind,
+        /// Its name
+        name: String,
+    },
+    /// Show events, in their order
+    Events(Events),
+    /// Show what happened to one entity, when, by whom and why
+    History {
+        /// Its kind
+        kind: Kind,
+        /// Its name or id; PLAN/NAME of a deployment
+        name: String,
+    },
+    /// Show what processes have written
+    Logs(Logs),
+    /// Wait until something is so
+    Wait(Wait),
+    /// Show settings and where each value comes from
+    Config {
+        /// What of them
+        #[command(subcommand)]
+        what: ConfigCommand,
+    },
+}
+
+/// What to list.
+#[derive(Args, Debug)]
+pub struct Get {
+    /// The kind
+    pub kind: Kind,
+    /// A name or id; PLAN/NAME of a deployment
+    pub name: Option<String>,
+    /// Only those whose field has this value; repeatable
+    #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
+    pub filters: Vec<(String, String)>,
+    /// At most so many
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+    /// Every one, however many
+    #[arg(long, conflicts_with = "limit")]
+    pub all: bool,
+}
+
+/// Which operations.
+#[derive(Args, Debug, Default)]
+pub struct Choose {
+    /// Their ids
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Those of a plan
+    #[arg(long, value_name = "PLAN", conflicts_with = "ids")]
+    pub plan: Option<String>,
+    /// That of a replica
+    #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
+    pub replica: Option<String>,
+    /// Every one that waits, without asking
+    #[arg(long, visible_alias = "yes", short_alias = 'y', conflicts_with = "ids")]
+    pub all: bool,
+}
+
+/// What can be cancelled.
+#[derive(Subcommand, Debug)]
+pub enum Cancel {
+    /// A deployment
+    Deployment {
+        /// PLAN/NAME
+        name: String,
+    },
+}
+
+/// Which events.
+#[derive(Args, Debug)]
+pub struct Events {
+    /// Those after this position
+    #[arg(long, value_name = "POSITION", default_value_t = 0)]
+    pub from: u64,
+    /// Go on as they come
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only those about this entity, as in replica/web-7f3k
+    #[arg(long, value_name = "KIND/NAME")]
+    pub subject: Option<String>,
+    /// Only those of these types, as in replica.created.v1
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub types: Vec<String>,
+}
+
+/// Whose output.
+#[derive(Args, Debug)]
+pub struct Logs {
+    /// A replica, or the id of an incarnation
+    pub of: String,
+    /// Which payload, if there are several
+    #[arg(long)]
+    pub payload: Option<String>,
+    /// Which of its processes, from 0
+    #[arg(long)]
+    pub process: Option<u16>,
+    /// What it wrote to its standard error
+    #[arg(long)]
+    pub stderr: bool,
+    /// Go on as it writes
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last so many lines
+    #[arg(long, value_name = "LINES")]
+    pub tail: Option<u64>,
+}
+
+/// What to wait for.
+#[derive(Args, Debug)]
+pub struct Wait {
+    /// KIND/NAME, as in replica/web-7f3k or deployment/web/deployment-1
+    pub of: String,
+    /// A field and its value, or deleted: phase=running, state=completed, replicas.running=3
+    #[arg(long = "for", value_name = "FIELD=VALUE|deleted")]
+    pub until: String,
+    /// For how long
+    #[arg(long, default_value = "60s", value_parser = parse_span)]
+    pub timeout: Duration,
+}
+
+/// What about settings.
+#[derive(Subcommand, Debug)]
+pub enum ConfigCommand {
+    /// Every setting, its value, and where that comes from
+    Show,
+}
+
+/// Commands that run here.
+#[derive(Subcommand, Debug)]
+pub enum Local {
+    /// Everything in one process, for development: server and executor, journal in ./chancery-data
+    Dev(Server),
+    /// The server
+    Serve(Server),
+    /// A tour on real processes: what happened, and why
+    Demo(Demo),
+    /// Check a journal: every record, the chain, the fold
+    Verify {
+        /// Its folder, unless it is that of the configuration
+        dir: Option<PathBuf>,
+    },
+    /// Print the OpenAPI description
+    Openapi,
+    /// Watches the processes of one incarnation (started by the executor)
+    #[command(hide = true)]
+    Keeper(Passed),
+    /// Becomes a process when it is told to (started by the keeper)
+    #[command(name = "exec-when-told", hide = true)]
+    ExecWhenTold(Passed),
+    /// A small HTTP server to deploy (started by examples)
+    #[command(name = "demo-payload", hide = true)]
+    DemoPayload(Passed),
+}
+
+/// Flags of a server; each overrides the configuration.
+#[derive(Args, Debug, Default)]
+pub struct Server {
+    /// Where the journal and everything made from it are kept [env: CHANCERY_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<String>,
+    /// Where requests are taken [env: CHANCERY_LISTEN]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+    /// Which log lines are written [env: CHANCERY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// Flags of the tour.
+#[derive(Args, Debug, Default)]
+pub struct Demo {
+    /// Where to keep its data, instead of a temporary folder
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Leave everything running and in place
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Arguments that are passed through.
+#[derive(Args, Debug, Default)]
+#[command(disable_help_flag = true)]
+pub struct Passed {
+    /// As they are
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("write NAME=VALUE, as in state=running".into()),
+    }
+}

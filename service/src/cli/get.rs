@@ -1,0 +1,124 @@
+//! `get`: lists entities, page after page, or shows one.
+
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use super::args::Get;
+use super::client::Client;
+use super::columns;
+use super::context::Output;
+use super::error::CliError;
+use super::kind::Kind;
+
+/// The server is asked for at most so many at a time.
+const PAGE: u64 = 500;
+
+/// Some entities of one kind.
+pub(super) struct Listed {
+    pub(super) items: Vec<Value>,
+    /// The position as of which the last page was read.
+    pub(super) position: u64,
+    /// Whether there are more.
+    pub(super) more: bool,
+}
+
+pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let possible = [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl];
+    let output = client.context.output(&possible)?;
+    let Some(name) = &get.name else {
+        let filters: Vec<_> = get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let most = if get.all { u64::MAX } else { get.limit };
+        let listed = list(client, get.kind, &filters, most)?;
+        if listed.more {
+            eprintln!("the first {} are shown; --all shows every one", listed.items.len());
+        }
+        return show(get.kind, &listed, output, out);
+    };
+    if !get.filters.is_empty() || get.all {
+        return Err(CliError::usage("a name leaves nothing to filter or page: leave out -l and --all"));
+    }
+    let item = one(client, get.kind, name)?;
+    match output {
+        Output::Json => json_text(&item, out),
+        Output::Yaml => yaml_text(&item, out),
+        _ => show(get.kind, &Listed { items: vec![item], position: 0, more: false }, output, out),
+    }
+}
+
+/// The entity of that name.
+pub(super) fn one(client: &Client<'_>, kind: Kind, name: &str) -> Result<Value, CliError> {
+    client.get(&format!("read {}/{name}", kind.word()), &kind.path(name)?, &[])
+}
+
+/// At most `most` entities that pass the filters, in the server's order.
+pub(super) fn list(
+    client: &Client<'_>,
+    kind: Kind,
+    filters: &[(&str, String)],
+    most: u64,
+) -> Result<Listed, CliError> {
+    let doing = format!("list {}", kind.plural());
+    let mut listed = Listed { items: Vec::new(), position: 0, more: false };
+    let mut token: Option<String> = None;
+    loop {
+        let mut query = filters.to_vec();
+        query.push(("limit", (most - listed.items.len() as u64).min(PAGE).to_string()));
+        query.extend(token.take().map(|token| ("page_token", token)));
+        let mut page = client.get(&doing, &format!("/{}", kind.plural()), &query)?;
+        let Value::Array(items) = page["items"].take() else {
+            return Err(CliError::failure(format!("{doing}: the answer has no items")));
+        };
+        let found = items.len();
+        listed.items.extend(items);
+        listed.position = page["position"].as_u64().unwrap_or(0);
+        token = page["next_page_token"].as_str().map(str::to_owned);
+        listed.more = token.is_some();
+        if token.is_none() || found == 0 || listed.items.len() as u64 >= most {
+            return Ok(listed);
+        }
+    }
+}
+
+fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
+    match output {
+        Output::Table | Output::Wide if listed.items.is_empty() => eprintln!("no {}", kind.plural()),
+        Output::Table | Output::Wide => {
+            let rows = columns::table(kind, &listed.items, output == Output::Wide)?;
+            out.write_all(rows.lines("").as_bytes())?;
+        }
+        Output::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        Output::Yaml => yaml_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        Output::Name => {
+            for item in &listed.items {
+                writeln!(out, "{}/{}", kind.word(), name_of(kind, item))?;
+            }
+        }
+        Output::Jsonl => {
+            for item in &listed.items {
+                writeln!(out, "{item}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the entity is called in paths and on command lines.
+pub(super) fn name_of(kind: Kind, item: &Value) -> String {
+    let text = |field: &str| item[field].as_str().unwrap_or("?").to_owned();
+    match kind {
+        Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
+        Kind::Incarnation | Kind::Operation | Kind::Session => text("id"),
+        Kind::Command => format!("{}/{}", text("incarnation"), item["revision"]),
+        _ => text("name"),
+    }
+}
+
+pub(super) fn json_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+    Ok(writeln!(out, "{value:#}")?)
+}
+
+pub(super) fn yaml_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+    let text = serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("write YAML: {error}")))?;
+    Ok(out.write_all(text.as_bytes())?)
+}

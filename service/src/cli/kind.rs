@@ -1,0 +1,137 @@
+//! The kinds of things that can be asked for, what people call them, and where they are.
+
+use clap::ValueEnum;
+
+use super::error::CliError;
+
+/// A kind of entity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Kind {
+    /// Sets of nodes behind one orchestrator.
+    #[value(name = "clusters", aliases = ["cluster", "cl"])]
+    Cluster,
+    /// What nodes may have, with a score.
+    #[value(name = "capabilities", aliases = ["capability", "cap"])]
+    Capability,
+    /// Places with capacity.
+    #[value(name = "nodes", aliases = ["node", "no"])]
+    Node,
+    /// What to run and where it may run.
+    #[value(name = "plans", aliases = ["plan", "pl"])]
+    Plan,
+    /// Versions of plans' payloads, and counts; named PLAN/NAME.
+    #[value(name = "deployments", aliases = ["deployment", "dep"])]
+    Deployment,
+    /// Members of plans' services.
+    #[value(name = "replicas", aliases = ["replica", "rep"])]
+    Replica,
+    /// Placed runs of replicas.
+    #[value(name = "incarnations", aliases = ["incarnation", "inc"])]
+    Incarnation,
+    /// Approved changes of replicas.
+    #[value(name = "operations", aliases = ["operation", "op"])]
+    Operation,
+    /// Executors' leases on clusters.
+    #[value(name = "sessions", aliases = ["session", "ses"])]
+    Session,
+    /// Commands without an outcome; listed only.
+    #[value(name = "commands", aliases = ["command", "cmd"])]
+    Command,
+}
+
+impl Kind {
+    /// The word for one of them, as in subjects.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Kind::Cluster => "cluster",
+            Kind::Capability => "capability",
+            Kind::Node => "node",
+            Kind::Plan => "plan",
+            Kind::Deployment => "deployment",
+            Kind::Replica => "replica",
+            Kind::Incarnation => "incarnation",
+            Kind::Operation => "operation",
+            Kind::Session => "session",
+            Kind::Command => "command",
+        }
+    }
+
+    /// The word for many, as in paths.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Kind::Cluster => "clusters",
+            Kind::Capability => "capabilities",
+            Kind::Node => "nodes",
+            Kind::Plan => "plans",
+            Kind::Deployment => "deployments",
+            Kind::Replica => "replicas",
+            Kind::Incarnation => "incarnations",
+            Kind::Operation => "operations",
+            Kind::Session => "sessions",
+            Kind::Command => "commands",
+        }
+    }
+
+    /// The path of one of them, below the fleet.
+    pub(super) fn path(self, name: &str) -> Result<String, CliError> {
+        match self {
+            Kind::Deployment => {
+                let (plan, name) = name.split_once('/').ok_or_else(|| {
+                    CliError::usage(format!(
+                        "write a deployment as PLAN/NAME, not {name:?}; to list those of a plan: \
+                         chancery get deployments -l plan={name}"
+                    ))
+                })?;
+                Ok(format!("/plans/{}/deployments/{}", segment(plan), segment(name)))
+            }
+            Kind::Command => Err(CliError::usage("commands are listed only: chancery get commands")),
+            _ => Ok(format!("/{}/{}", self.plural(), segment(name))),
+        }
+    }
+
+    /// Reads `KIND/NAME`, as in `replica/web-7f3k`.
+    pub(super) fn split(text: &str) -> Result<(Kind, &str), CliError> {
+        let form = || CliError::usage(format!("write KIND/NAME as in replica/web-7f3k, not {text:?}"));
+        let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
+        Ok((Kind::from_str(kind, true).map_err(|_| form())?, name))
+    }
+}
+
+/// A name as one segment of a path: a capability's may hold a slash.
+fn segment(name: &str) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            write!(text, "%{byte:02X}").expect("writing to a text cannot fail");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_many_and_short_are_the_same_kind() {
+        for kind in Kind::value_variants() {
+            assert_eq!(Kind::from_str(kind.word(), true), Ok(*kind));
+            assert_eq!(Kind::from_str(kind.plural(), true), Ok(*kind));
+        }
+        for (short, kind) in [("no", Kind::Node), ("op", Kind::Operation), ("dep", Kind::Deployment)] {
+            assert_eq!(Kind::from_str(short, true), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn names_stay_one_segment() {
+        assert_eq!(Kind::Capability.path("nvidia/v100").expect("a path"), "/capabilities/nvidia%2Fv100");
+        assert_eq!(Kind::Deployment.path("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
+        assert!(Kind::Deployment.path("web").is_err());
+        assert_eq!(Kind::split("dep/web/d-1").expect("a name"), (Kind::Deployment, "web/d-1"));
+        assert!(Kind::split("pod/x").is_err() && Kind::split("node/").is_err());
+    }
+}

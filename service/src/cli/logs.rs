@@ -1,0 +1,52 @@
+//! `logs`: what the processes of an incarnation have written.
+
+use std::io::{Read as _, Write};
+
+use chancery_events::id::IncarnationId;
+use serde_json::Value;
+
+use super::args::Logs;
+use super::client::Client;
+use super::context::Output;
+use super::error::{CliError, Exit};
+use super::get::{list, one};
+use super::kind::Kind;
+
+pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    client.context.output(&[Output::Table])?;
+    let name = logs.of.strip_prefix("incarnation/").or_else(|| logs.of.strip_prefix("replica/")).unwrap_or(&logs.of);
+    let incarnation = if name.parse::<IncarnationId>().is_ok() { name.to_owned() } else { latest(name, client)? };
+    let mut query = vec![("stream", if logs.stderr { "err" } else { "out" }.to_owned())];
+    query.extend(logs.payload.clone().map(|payload| ("payload", payload)));
+    query.extend(logs.process.map(|process| ("process", process.to_string())));
+    query.extend(logs.tail.map(|tail| ("tail", tail.to_string())));
+    query.push(("follow", logs.follow.to_string()));
+    let doing = format!("read the logs of incarnation/{incarnation}");
+    let path = format!("{}/logs", Kind::Incarnation.path(&incarnation)?);
+    let mut stream = client.stream(&doing, &path, &query, "text/plain")?;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = stream
+            .read(&mut buffer)
+            .map_err(|error| CliError::new(Exit::Unknown, format!("{doing}: the stream broke off: {error}")))?;
+        if count == 0 {
+            return Ok(());
+        }
+        out.write_all(&buffer[..count])?;
+        out.flush()?;
+    }
+}
+
+/// The incarnation that a replica has, or had last: why it failed is asked most.
+fn latest(replica: &str, client: &Client<'_>) -> Result<String, CliError> {
+    let row = one(client, Kind::Replica, replica)?;
+    if let Some(id) = row["incarnation"].as_str() {
+        return Ok(id.to_owned());
+    }
+    let past = list(client, Kind::Incarnation, &[("replica", replica.to_owned())], u64::MAX)?;
+    // Ids sort in the order of their issue.
+    let id = past.items.iter().filter_map(|item: &Value| item["id"].as_str()).max();
+    id.map(str::to_owned).ok_or_else(|| {
+        CliError::new(Exit::NotFound, format!("read the logs of replica/{replica}: it has not run anywhere yet"))
+    })
+}

@@ -1,0 +1,118 @@
+//! The command line: what people type, and what they read.
+//!
+//! Data goes to the standard output and everything else to standard error, so that `-o json | jq` sees data alone.
+//! Nothing asks and nothing is coloured off a terminal. Commands that ask a server are carried out here; those that
+//! run something are named here ([`Local`]) and carried out by the program.
+
+mod act;
+mod apply;
+mod approve;
+mod args;
+mod client;
+mod columns;
+mod context;
+mod describe;
+mod error;
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod page_tests;
+mod events;
+mod get;
+mod kind;
+mod logs;
+mod plan_page;
+mod process;
+mod show;
+mod table;
+#[cfg(test)]
+mod tests;
+mod told;
+mod wait;
+
+use std::io::Write;
+
+use chancery_events::spec::{Activity, NodeState};
+use clap::Parser as _;
+
+pub use args::{
+    Cancel, Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs, Passed,
+    Server, Wait,
+};
+pub use context::{Context, Output};
+pub use error::{CliError, Exit};
+pub use kind::Kind;
+
+use approve::Decision;
+use client::Client;
+
+use crate::config::{BadConfig, Config};
+
+/// Reads the command line; ends the process with its help or its faults (exit code 2).
+pub fn parse() -> Cli {
+    Cli::parse()
+}
+
+impl Cli {
+    /// The settings of this command: its flags over the environment over the file.
+    pub fn config(&self) -> Result<Config, CliError> {
+        let globals = &self.globals;
+        let mut flags = vec![
+            ("server", "--server", globals.server.clone()),
+            ("fleet", "--fleet", globals.fleet.clone()),
+            ("actor", "--actor", globals.actor.clone()),
+        ];
+        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+            flags.extend([
+                ("data_dir", "--data-dir", server.data_dir.clone()),
+                ("listen", "--listen", server.listen.clone()),
+                ("log", "--log", server.log.clone()),
+                ("log_format", "--log-format", server.log_format.clone()),
+            ]);
+        }
+        let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
+        Ok(Config::load(globals.config.as_deref(), flags)?)
+    }
+
+    /// How data is shown, if it was said.
+    pub fn output(&self) -> Option<Output> {
+        self.globals.output
+    }
+}
+
+impl From<BadConfig> for CliError {
+    fn from(error: BadConfig) -> CliError {
+        CliError::usage(error.to_string())
+    }
+}
+
+/// Carries out a command that asks a server, and writes its data to `out`.
+pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> Result<(), CliError> {
+    let client = Client::new(context);
+    let out: &mut dyn Write = out;
+    match command {
+        ClientCommand::Apply { files } => apply::run(files, &client, out),
+        ClientCommand::Get(what) => get::run(what, &client, out),
+        ClientCommand::Describe { kind, name } => describe::run(*kind, name, &client, out),
+        ClientCommand::Delete { kind, name } => act::delete(*kind, name, &client, out),
+        ClientCommand::Approve(choose) => approve::run(Decision::Approve, choose, &client, out),
+        ClientCommand::Reject { choose, reason } => approve::run(Decision::Reject { reason }, choose, &client, out),
+        ClientCommand::Cancel { what: Cancel::Deployment { name } } => act::cancel(name, &client, out),
+        ClientCommand::Stop { replica } => act::stop(replica, &client, out),
+        ClientCommand::Start { replica } => act::start(replica, &client, out),
+        ClientCommand::Allocate { node, cluster } => {
+            act::move_node("allocate", node, NodeState::Allocated, Some(cluster), &client, out)
+        }
+        ClientCommand::Evict { node } => act::move_node("evict", node, NodeState::Evicted, None, &client, out),
+        ClientCommand::Sanitize { node } => act::move_node("sanitize", node, NodeState::Sanitizing, None, &client, out),
+        ClientCommand::Release { node } => act::move_node("release", node, NodeState::Unallocated, None, &client, out),
+        ClientCommand::Expunge { node } => act::move_node("expunge", node, NodeState::Expunged, None, &client, out),
+        ClientCommand::Activate { kind, name } => act::set_activity(*kind, name, Activity::Active, &client, out),
+        ClientCommand::Deactivate { kind, name } => act::set_activity(*kind, name, Activity::Inactive, &client, out),
+        ClientCommand::Events(which) => events::run(which, &client, out),
+        ClientCommand::History { kind, name } => events::history(*kind, name, &client, out),
+        ClientCommand::Logs(whose) => logs::run(whose, &client, out),
+        ClientCommand::Wait(what) => wait::run(what, &client, out),
+        ClientCommand::Config { what: ConfigCommand::Show } => show::config(context, out),
+    }
+}

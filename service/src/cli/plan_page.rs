@@ -1,0 +1,186 @@
+//! The page of a plan: what it asks for, how far that is, and who has to do something.
+
+use chancery_events::amount::{show_bytes, show_cpu};
+use chancery_events::spec::{OperationKind, Payload};
+use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, PlanRow, ReplicaRow};
+
+use super::columns::{approver, coordinates, count_of, list, short};
+use super::process;
+use super::table::{Rows, one_line};
+
+/// A replica with what belongs to it.
+pub(super) struct Member {
+    pub(super) replica: ReplicaRow,
+    pub(super) incarnations: Vec<IncarnationRow>,
+    pub(super) operations: Vec<OperationRow>,
+}
+
+/// A plan with what belongs to it.
+pub(super) struct Page<'a> {
+    pub(super) plan: &'a PlanRow,
+    pub(super) deployments: &'a [DeploymentRow],
+    pub(super) members: &'a [Member],
+}
+
+impl Page<'_> {
+    pub(super) fn text(&self) -> String {
+        let sections = [
+            self.head(),
+            section("Matchers", self.plan.spec.matchers.len(), self.matchers()),
+            section("Payloads", self.plan.spec.payloads.len(), self.payloads()),
+            section("Deployments", self.deployments.len(), self.deployments()),
+            self.replicas_summary(),
+            self.operations_summary(),
+            self.waiting(),
+            self.replicas(),
+        ];
+        sections.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
+    }
+
+    fn head(&self) -> String {
+        let (plan, spec) = (self.plan, &self.plan.spec);
+        let mut text = format!("plan/{}\n", plan.name);
+        let approval = spec.approval;
+        let by_kind = OperationKind::ALL.iter().map(|kind| format!("{kind} {}", approval.of(*kind)));
+        let same = OperationKind::ALL.iter().all(|kind| approval.of(*kind) == approval.create);
+        let approval = if same { approval.create.to_string() } else { by_kind.collect::<Vec<_>>().join(", ") };
+        let or_any = |name: Option<String>| name.unwrap_or_else(|| "any".into());
+        let selectors = spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
+        let fields = [
+            ("State", plan.activity.to_string()),
+            ("Message", plan.message.clone()),
+            ("Generation", plan.generation.to_string()),
+            ("Version", plan.version.to_string()),
+            ("Namespace", spec.namespace.to_string()),
+            ("Service", spec.service.to_string()),
+            ("Cluster", or_any(spec.cluster.as_ref().map(ToString::to_string))),
+            ("Zone", or_any(spec.zone.as_ref().map(ToString::to_string))),
+            ("Selectors", selectors.join(", ")),
+            ("Approval", approval),
+            ("Changed", short(plan.changed)),
+        ];
+        for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+            text.push_str(&format!("  {:<12} {}\n", format!("{name}:"), one_line(value)));
+        }
+        text
+    }
+
+    fn matchers(&self) -> Rows {
+        let mut rows = Rows::new(["TYPE", "COMPARATOR", "NAMES"]);
+        for matcher in &self.plan.spec.matchers {
+            rows.add([matcher.kind.to_string(), matcher.comparator.to_string(), list(&matcher.names)]);
+        }
+        rows
+    }
+
+    fn payloads(&self) -> Rows {
+        let mut rows = Rows::new(["NAME", "PROCESSES", "CPU", "MEMORY", "DISK", "PORTS", "VOLUMES"]);
+        for payload in &self.plan.spec.payloads {
+            rows.add([
+                payload.name.to_string(),
+                payload.processes.to_string(),
+                show_cpu(payload.resources.cpu),
+                show_bytes(payload.resources.memory),
+                show_bytes(payload.resources.disk),
+                ports(payload),
+                volumes(payload),
+            ]);
+        }
+        rows
+    }
+
+    fn deployments(&self) -> Rows {
+        let mut rows = Rows::new(["NAME", "COUNT", "STATE", "MESSAGE", "COORDINATES"]);
+        for row in self.deployments {
+            let cells = [row.name.to_string(), row.count.to_string(), row.state.to_string(), row.message.clone()];
+            rows.add(cells.into_iter().chain([coordinates(row)]));
+        }
+        rows
+    }
+
+    /// Everything that is neither running nor failed nor stopped is on its way: pending.
+    fn replicas_summary(&self) -> String {
+        let count = |phase: &str| self.plan.replicas.get(phase).copied().unwrap_or(0);
+        let (total, running, failed, stopped) = (count("total"), count("running"), count("failed"), count("stopped"));
+        let pending = total.saturating_sub(running + failed + stopped);
+        let mut rows = Rows::new(["TOTAL", "RUNNING", "PENDING", "FAILED", "STOPPED"]);
+        rows.add([total, running, pending, failed, stopped].map(|count| count.to_string()));
+        format!("Replicas in all\n{}", rows.lines("  "))
+    }
+
+    fn operations_summary(&self) -> String {
+        let mut rows = Rows::new(["KIND", "PENDING APPROVAL", "APPROVED", "FAILED", "SUCCEEDED"]);
+        for kind in OperationKind::ALL {
+            let states = self.plan.operations.get(kind.word());
+            let count = |state: &str| states.and_then(|states| states.get(state)).copied().unwrap_or(0).to_string();
+            rows.add([
+                kind.to_string(),
+                count("pending_approval"),
+                // What is approved runs at once.
+                count("running"),
+                count("failed"),
+                count("succeeded"),
+            ]);
+        }
+        let mut text = format!("Operations in all\n{}", rows.lines("  "));
+        if count_of(self.plan, "pending_approval") > 0 {
+            text.push_str(&format!("  approve with: chancery approve --plan {}\n", self.plan.name));
+        }
+        text
+    }
+
+    /// Why what has no place has none.
+    fn waiting(&self) -> String {
+        if self.plan.waiting.is_empty() {
+            return String::new();
+        }
+        let mut rows = Rows::new(["REASON", "NODES", "WHICH"]);
+        for unfit in &self.plan.waiting {
+            let hidden = u64::from(unfit.count).saturating_sub(unfit.nodes.len() as u64);
+            let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
+            rows.add([unfit.reason.clone(), unfit.count.to_string(), format!("{}{more}", list(&unfit.nodes))]);
+        }
+        format!("Waiting for a place: why not\n{}", rows.lines("  "))
+    }
+
+    fn replicas(&self) -> String {
+        let mut text = format!("Replicas ({})\n", self.members.len());
+        for Member { replica, incarnations, operations } in self.members {
+            let message = one_line(&replica.message);
+            let line = format!("{}  {}  by {}  {message}", replica.name, replica.phase, replica.deployment);
+            text.push_str(&format!("  {}\n", line.trim_end()));
+            for row in incarnations {
+                let active = if replica.incarnation == Some(row.id) { "active" } else { "past" };
+                let line = format!("incarnation {} on {}  {}  {active}  {}", row.id, row.node, row.state, one_line(&row.message));
+                text.push_str(&format!("    {}\n", line.trim_end()));
+                if active == "active" {
+                    text.extend(row.processes.iter().map(|one| format!("      {}\n", process::line(one))));
+                }
+            }
+            for row in operations {
+                let by = row.deployment.as_ref().map_or_else(|| "a user".to_owned(), |name| format!("deployment {name}"));
+                let approved = row.approved_by.as_ref().map(|by| format!("  approved by {}", approver(by))).unwrap_or_default();
+                let message = one_line(&row.message);
+                let line = format!("operation {} {}  for {by}  {}{approved}  {message}", row.id, row.kind, row.state);
+                text.push_str(&format!("    {}\n", line.trim_end()));
+            }
+        }
+        text
+    }
+}
+
+fn section(title: &str, count: usize, rows: Rows) -> String {
+    if count == 0 { String::new() } else { format!("{title} ({count})\n{}", rows.lines("  ")) }
+}
+
+fn ports(payload: &Payload) -> String {
+    let one = |port: &chancery_events::spec::Port| format!("{}:{} {}", port.protocol, port.port, port.name);
+    payload.ports.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn volumes(payload: &Payload) -> String {
+    let one = |claim: &chancery_events::spec::VolumeClaim| {
+        format!("{} {} at {}", claim.class, show_bytes(claim.capacity), claim.mount)
+    };
+    payload.volumes.iter().map(one).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,243 @@
+//! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
+
+use chancery_events::id::{Lineage, OperationId, Position};
+use chancery_events::intent::NodeDelete;
+use clap::{CommandFactory as _, Parser as _};
+use serde_json::{Value, json};
+
+use super::fake::{Act, Asked, context, serve};
+use super::*;
+
+fn ok(body: &Value) -> Act {
+    Act::Say(200, body.to_string())
+}
+
+fn problem(status: u16, code: &str, retryable: bool) -> Act {
+    let body = json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
+    Act::Say(status, body.to_string())
+}
+
+fn verdict() -> Act {
+    ok(&json!({ "position": 7, "verdict": "accepted", "subject": "node/node-1", "version": 3 }))
+}
+
+/// Carries out a command line against a script.
+fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) {
+    let (server, asked) = serve(script);
+    let cli = Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
+    let Command::Client(command) = &cli.command else { panic!("a client's command: {line}") };
+    let mut out = Vec::new();
+    let result = run(command, &context(server, cli.output()), &mut out);
+    (result.map(|()| String::from_utf8(out).expect("text")), asked.try_iter().collect())
+}
+
+fn delete_node() -> chancery_events::intent::Intent {
+    NodeDelete { name: "node-1".parse().expect("a name") }.into()
+}
+
+fn meta() -> Value {
+    json!({ "version": 3, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:01.5Z", "position": 12 })
+}
+
+fn row(fields: &Value) -> Value {
+    let mut row = fields.clone();
+    let map = row.as_object_mut().expect("an object");
+    map.extend(meta().as_object().expect("an object").clone());
+    row
+}
+
+fn node(name: &str, message: &str) -> Value {
+    let amounts = |cpu: u64| json!({ "cpu": cpu, "memory": 8_589_934_592_u64, "disk": 0 });
+    row(&json!({
+        "name": name, "state": "allocated", "cluster": "local", "domain": "a", "zone": null, "labels": {},
+        "total": amounts(4000), "reserved": amounts(0), "remaining": amounts(3500), "capabilities": ["intel-xeon"],
+        "storage": [{ "class": "fast-ssd", "capacity": 100_000_000_000_u64, "remaining": 50_000_000_000_u64 }],
+        "incarnations": 1, "message": message,
+    }))
+}
+
+fn operation_id() -> String {
+    OperationId::issue(Lineage::from_random(1), Position::new(9)).to_string()
+}
+
+fn operation(id: &str, state: &str) -> Value {
+    row(&json!({
+        "id": id, "replica": "web-7f3k", "plan": "web", "kind": "create", "deployment": "deployment-1", "state": state,
+        "hash": "00112233445566778899aabbccddeeff", "node": "node-2", "incarnation": null, "approved_by": null,
+        "message": "",
+    }))
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    Cli::command().debug_assert();
+    for line in ["chancery get no", "chancery get operations -l state=running --all", "chancery approve --plan web -y",
+        "chancery keeper --x -h", "chancery demo-payload --port 80", "chancery wait replica/x --for phase=running"]
+    {
+        assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+    }
+    let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"]) else {
+        panic!("arguments of a keeper are passed through")
+    };
+    assert!(matches!(&cli.command, Command::Local(Local::Keeper(passed)) if passed.args == wanted));
+}
+
+#[test]
+fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
+    let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
+    let (result, asked) = told("chancery get nodes -l state=allocated", vec![ok(&page)]);
+    let wanted = "\
+NAME     STATE      CLUSTER  DOMAIN  CPU      MEMORY     RUNS
+node-1   allocated  local    a       3500m/4  8GiB/8GiB  1
+node-22  allocated  local    a       3500m/4  8GiB/8GiB  1
+";
+    assert_eq!(result.expect("a table"), wanted);
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
+    let (result, _) = told("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
+    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3\n"));
+    let (result, _) = told("chancery get nodes -o name", vec![ok(&page)]);
+    assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
+    let (result, _) = told("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
+    assert_eq!(serde_json::from_str::<Value>(&result.expect("JSON")).expect("JSON"), node("node-1", ""));
+    let (result, _) = told("chancery get node node-1 -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
+    assert_eq!(result.expect("YAML"), "a:\n  b:\n  - 1\n");
+}
+
+#[test]
+fn lists_go_from_page_to_page() {
+    let page = |names: &[&str], token: Value| {
+        let items: Vec<_> = names.iter().map(|name| node(name, "")).collect();
+        ok(&json!({ "items": items, "next_page_token": token, "position": 1 }))
+    };
+    let script = vec![page(&["a", "b"], json!("t k")), page(&["c"], Value::Null)];
+    let (result, asked) = told("chancery get nodes --all -o name", script);
+    assert_eq!(result.expect("names"), "node/a\nnode/b\nnode/c\n");
+    assert!(asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"), "{asked:?}");
+    let (result, asked) = told("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
+    assert_eq!((result.expect("names").as_str(), asked.len()), ("node/a\nnode/b\n", 1));
+}
+
+#[test]
+fn a_retry_carries_the_same_key_and_time() {
+    let (server, asked) = serve(vec![problem(503, "busy", true), Act::Drop, verdict()]);
+    let context = context(server, None);
+    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    assert_eq!((found.position, found.version), (7, Some(3)));
+    let bodies: Vec<_> = asked.try_iter().map(|asked| asked.body).collect();
+    assert_eq!(bodies.len(), 3);
+    assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:?}");
+    let event: Value = serde_json::from_str(&bodies[0]).expect("an event");
+    assert_eq!(event["type"], "chancery.node.delete.v1");
+    assert_eq!(event["data"], json!({ "name": "node-1" }));
+    assert_eq!((event["actor"].as_str(), event["source"].as_str()), (Some("local"), Some("cli")));
+    assert!(event["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{event}");
+    assert_eq!(event["id"].as_str().map(str::len), Some(36));
+}
+
+#[test]
+fn what_went_wrong_decides_the_exit_code() {
+    let cases = [
+        (vec![problem(404, "not_found", false)], Exit::NotFound),
+        (vec![problem(409, "in_use", false)], Exit::Conflict),
+        (vec![problem(403, "denied", false)], Exit::Denied),
+        (vec![problem(422, "invalid", false)], Exit::Failure),
+        (vec![Act::Say(500, "<html>".into())], Exit::Failure),
+        (vec![Act::Say(200, "{}".into())], Exit::Failure),
+        (vec![problem(503, "busy", true); 3], Exit::Unreachable),
+        (vec![problem(504, "unknown_outcome", true); 3], Exit::Unknown),
+        (vec![Act::Drop; 3], Exit::Unknown),
+        // Afterwards nobody listens: what became of the first try stays unknown.
+        (vec![Act::Drop], Exit::Unknown),
+        (vec![], Exit::Unreachable),
+    ];
+    for (script, exit) in cases {
+        let tries = script.len();
+        let (server, asked) = serve(script);
+        // An empty script closes its door by itself, if it is given the time.
+        std::thread::sleep(std::time::Duration::from_millis(if tries == 0 { 50 } else { 0 }));
+        let context = context(server, None);
+        let error = Client::new(&context).ask("delete node/node-1", &delete_node()).expect_err("no verdict");
+        assert_eq!(error.exit, exit, "{error}");
+        assert!(error.message.starts_with("delete node/node-1: "), "{error}");
+        assert_eq!(error.message.contains("idempotency key"), exit == Exit::Unknown, "{error}");
+        assert_eq!(asked.try_iter().count(), tries, "{error}");
+    }
+}
+
+#[test]
+fn an_unreachable_server_is_told_with_what_to_try() {
+    let (server, _) = serve(vec![]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let context = context(server.clone(), None);
+    let error = Client::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
+    let wanted = format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
+    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+}
+
+#[test]
+fn apply_says_created_configured_or_unchanged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("n.yaml");
+    let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
+    std::fs::write(&file, text).expect("a file");
+    let line = format!("chancery apply -f {}", folder.path().display());
+    let unchanged = || ok(&json!({ "position": 7, "verdict": "unchanged", "subject": "node/node-1", "version": 3 }));
+    let cases = [
+        (vec![problem(404, "not_found", false), verdict()], "created"),
+        (vec![ok(&node("node-1", "")), verdict()], "configured"),
+        (vec![ok(&node("node-1", "")), unchanged()], "unchanged"),
+    ];
+    for (script, wanted) in cases {
+        let (result, _) = told(&line, script);
+        assert_eq!(result.expect(wanted), format!("node/node-1 {wanted}\n"));
+    }
+    let (result, _) = told(&line, vec![problem(404, "not_found", false), problem(422, "invalid", false)]);
+    assert_eq!(result.expect_err("refused").exit, Exit::Failure);
+    std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
+    let (result, asked) = told(&line, vec![]);
+    assert!(result.expect_err("a slip").message.contains("n.yaml:6:1: "));
+    assert!(asked.is_empty(), "a slip in one document leaves the others unasked");
+}
+
+#[test]
+fn approving_sends_the_hash_that_was_shown() {
+    let id = operation_id();
+    let page = json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
+    let (result, asked) = told("chancery approve --plan web --all", vec![ok(&page), verdict()]);
+    assert_eq!(result.expect("approved"), format!("operation/{id} approved: create web-7f3k on node-2\n"));
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=500");
+    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    let shown = json!([{ "operation": id, "hash": "00112233445566778899aabbccddeeff" }]);
+    assert_eq!((event["type"].as_str(), &event["data"]["operations"]), (Some("chancery.operation.approve.v1"), &shown));
+
+    let (result, asked) = told("chancery approve --plan web", vec![]);
+    assert_eq!((result.expect_err("which?").exit, asked.len()), (Exit::Usage, 0));
+    let line = format!("chancery reject {id} --reason no");
+    let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
+    assert_eq!((result.expect_err("it runs").exit, asked.len()), (Exit::Conflict, 1));
+}
+
+#[test]
+fn waiting_in_vain_for_an_approval_says_so() {
+    let row = row(&json!({ "state": "in_progress", "message": "" }));
+    let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
+    let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";
+    let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("nobody approved");
+    assert_eq!(error.exit, Exit::Awaiting, "{error}");
+    assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
+    let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
+    let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("it takes too long");
+    assert_eq!(error.exit, Exit::Unknown, "{error}");
+    let line = "chancery wait replica/web-7f3k --for deleted";
+    let (result, _) = told(line, vec![ok(&row), problem(404, "not_found", false)]);
+    assert_eq!(result.expect("gone"), "replica/web-7f3k deleted\n");
+}
+
+#[test]
+fn settings_tell_where_they_come_from() {
+    let (result, asked) = told("chancery config show", vec![]);
+    let text = result.expect("a table");
+    assert!(text.lines().any(|line| line.split_whitespace().eq(["lease", "15s", "default"])), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("server ") && line.ends_with("--server")), "{text}");
+    assert!(asked.is_empty());
+}

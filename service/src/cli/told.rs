@@ -1,0 +1,115 @@
+//! An event in a few words: what happened, and why.
+
+use serde_json::Value;
+
+/// What of an event's data says what happened, in the order in which it is told.
+const WHAT: &[&str] =
+    &["to", "state", "activity", "cluster", "kind", "effect", "count", "generation", "node", "by", "end", "then", "outcome"];
+/// What of it says why.
+const WHY: &[&str] = &["reason", "why", "detail", "error", "message", "reasons"];
+
+/// One event, of a stream or a history.
+pub(super) struct Told<'a>(pub(super) &'a Value);
+
+impl Told<'_> {
+    pub(super) fn position(&self) -> u64 {
+        let id = || self.0["id"].as_str().and_then(|id| id.parse().ok());
+        self.0["position"].as_u64().or_else(id).unwrap_or(0)
+    }
+
+    /// To the second.
+    pub(super) fn time(&self) -> String {
+        let time = self.0["time"].as_str().unwrap_or("-");
+        time.get(..19).map_or_else(|| time.to_owned(), |seconds| format!("{seconds}Z"))
+    }
+
+    pub(super) fn subject(&self) -> &str {
+        self.0["subject"].as_str().unwrap_or("-")
+    }
+
+    /// Who asked or saw it; a fact is the decider's own.
+    pub(super) fn who(&self) -> &str {
+        self.0["actor"].as_str().unwrap_or("decider")
+    }
+
+    /// The type without what every type has: `node.moved`.
+    pub(super) fn type_name(&self) -> &str {
+        let text = self.0["type"].as_str().unwrap_or("?");
+        let text = text.strip_prefix("chancery.").unwrap_or(text);
+        text.rsplit_once(".v").map_or(text, |(name, _)| name)
+    }
+
+    /// `node.moved to=allocated cluster=local`.
+    pub(super) fn what(&self) -> String {
+        let mut text = self.type_name().to_owned();
+        let data = &self.0["data"];
+        let spec = &data["spec"];
+        for field in WHAT {
+            let value = if data[field].is_null() { &spec[field] } else { &data[field] };
+            if let Some(value) = words(value) {
+                text.push_str(&format!(" {field}={value}"));
+            }
+        }
+        text
+    }
+
+    /// `41 no node has 4 cores free`: the position of the cause, and the reason if one is given.
+    pub(super) fn why(&self) -> String {
+        let cause = &self.0["cause"];
+        let cause = if cause.is_null() { &self.0["causationid"] } else { cause };
+        let cause = words(cause).map(|position| format!("because of {position}"));
+        let reasons = WHY.iter().filter_map(|field| reason(&self.0["data"], field));
+        cause.into_iter().chain(reasons).collect::<Vec<_>>().join(": ")
+    }
+}
+
+/// A reason, wherever in the data it stands: at the top or within how something ended.
+fn reason(data: &Value, field: &str) -> Option<String> {
+    let within = |outer: &Value| outer.as_object()?.values().find_map(|inner| words(&inner[field]));
+    words(&data[field]).or_else(|| ["end", "why", "then"].iter().find_map(|outer| within(&data[outer])))
+}
+
+/// A value as a word or a few: of a choice with something in it, the choice.
+fn words(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Object(one) if one.len() == 1 => {
+            let (choice, inner) = one.iter().next()?;
+            // `{"actor": "ann"}` is Ann; `{"failed": {…}}` is that it failed.
+            inner.as_str().map_or_else(|| Some(choice.clone()), |text| Some(text.to_owned()))
+        }
+        Value::Array(items) if !items.is_empty() => {
+            let reasons: Vec<_> = items.iter().filter_map(|item| item["reason"].as_str()).collect();
+            (!reasons.is_empty()).then(|| reasons.join("; "))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_event_says_what_happened_and_why() {
+        let moved = json!({
+            "id": "41", "type": "chancery.node.moved.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
+            "subject": "node/node-1", "data": {"name": "node-1", "to": "allocated", "cluster": "local"},
+        });
+        let told = Told(&moved);
+        assert_eq!((told.position(), told.time().as_str(), told.who()), (41, "2026-11-21T09:00:00Z", "decider"));
+        assert_eq!(told.what(), "node.moved to=allocated cluster=local");
+        assert_eq!(told.why(), "because of 40");
+        let ended = json!({
+            "position": 50, "type": "operation.ended.v1", "cause": 49,
+            "data": {"operation": "x", "end": {"failed": {"reason": "web/0 exited 1"}}},
+        });
+        assert_eq!(Told(&ended).what(), "operation.ended end=failed");
+        assert_eq!(Told(&ended).why(), "because of 49: web/0 exited 1");
+        let approved = json!({"position": 7, "type": "operation.approved.v1", "data": {"by": {"actor": "ann"}}});
+        assert_eq!(Told(&approved).what(), "operation.approved by=ann");
+    }
+}

@@ -1,0 +1,181 @@
+//! `wait`: until a field has a value, or the entity is gone. The event stream wakes it; it also looks by itself,
+//! so that it comes to an end without a stream.
+
+use std::io::{BufRead as _, BufReader, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::args::Wait;
+use super::client::Client;
+use super::context::{Context, Output};
+use super::error::{CliError, Exit};
+use super::get::list;
+use super::kind::Kind;
+
+/// It looks at least so often.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is waited for.
+#[derive(Debug, PartialEq, Eq)]
+enum Until<'a> {
+    Deleted,
+    Field { path: Vec<&'a str>, value: &'a str },
+}
+
+/// What one look says.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Reached,
+    NotYet(String),
+    /// It will never be.
+    Over(String),
+}
+
+pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    client.context.output(&[Output::Table])?;
+    let (kind, name) = Kind::split(&wait.of)?;
+    let until = Until::read(&wait.until)?;
+    let path = kind.path(name)?;
+    let of = format!("{}/{name}", kind.word());
+    let doing = format!("wait for {of} to be {}", wait.until);
+    let deadline = Instant::now() + wait.timeout;
+    let woken = wake(client.context.clone(), of.clone());
+    loop {
+        let now = match look(&until, kind, client.find(&doing, &path)?.as_ref())? {
+            Seen::Reached => return Ok(writeln!(out, "{of} {}", wait.until)?),
+            Seen::Over(what) => return Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
+            Seen::NotYet(now) => now,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(late(kind, name, client, &format!("{doing}: after {:?} it is {now}", wait.timeout)));
+        }
+        pause(&woken, left.min(LOOK));
+    }
+}
+
+impl<'a> Until<'a> {
+    fn read(text: &'a str) -> Result<Until<'a>, CliError> {
+        match text.split_once('=') {
+            None if text == "deleted" => Ok(Until::Deleted),
+            Some((path, value)) if !path.is_empty() => Ok(Until::Field { path: path.split('.').collect(), value }),
+            _ => Err(CliError::usage(format!("write --for FIELD=VALUE, as in phase=running, or deleted, not {text:?}"))),
+        }
+    }
+}
+
+fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliError> {
+    let (path, value) = match (until, row) {
+        (Until::Deleted, None) => return Ok(Seen::Reached),
+        (Until::Deleted, Some(_)) => return Ok(Seen::NotYet("still there".into())),
+        // It may still come: manifests are applied in parallel with waiting for them.
+        (Until::Field { .. }, None) => return Ok(Seen::NotYet("not there".into())),
+        (Until::Field { path, value }, Some(row)) if row.get(path[0]).is_some() => (path, value),
+        (Until::Field { path, .. }, Some(row)) => {
+            let fields: Vec<_> = row.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+            let instead = crate::manifest::suggest::instead(path[0], &fields);
+            return Err(CliError::usage(format!("a {} has no field {:?}{instead}", kind.word(), path[0])));
+        }
+    };
+    let row = row.expect("a field is looked for in a row");
+    let found = path.iter().fold(row, |inner, field| &inner[*field]);
+    let text = match found {
+        Value::String(text) => text.clone(),
+        // Counters that never counted are not there.
+        Value::Null if path.len() > 1 => "0".into(),
+        Value::Null => "none".into(),
+        other => other.to_string(),
+    };
+    if text == *value {
+        return Ok(Seen::Reached);
+    }
+    let message = row["message"].as_str().filter(|message| !message.is_empty());
+    let now = message.map_or_else(|| text.clone(), |message| format!("{text}: {message}"));
+    Ok(if path == &["state"] && final_states(kind).contains(&text.as_str()) { Seen::Over(now) } else { Seen::NotYet(now) })
+}
+
+/// States that nothing leaves.
+fn final_states(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Deployment => &["completed", "failed", "cancelled", "superseded"],
+        Kind::Operation => &["succeeded", "failed", "rejected", "expired", "cancelled", "superseded"],
+        Kind::Incarnation => &["destroyed", "failed", "unwound"],
+        Kind::Session => &["lost", "left", "replaced"],
+        Kind::Node => &["expunged"],
+        Kind::Cluster | Kind::Capability | Kind::Plan | Kind::Replica | Kind::Command => &[],
+    }
+}
+
+/// The time ran out; if that is because nobody has approved, it says so.
+fn late(kind: Kind, name: &str, client: &Client<'_>, what: &str) -> CliError {
+    let (field, of) = match kind {
+        Kind::Plan => ("plan", name),
+        Kind::Deployment => ("plan", name.split('/').next().unwrap_or(name)),
+        Kind::Replica => ("replica", name),
+        _ => return CliError::new(Exit::Unknown, what),
+    };
+    let filters = [(field, of.to_owned()), ("state", "pending_approval".to_owned())];
+    match list(client, Kind::Operation, &filters, 1) {
+        Ok(waiting) if !waiting.items.is_empty() => {
+            let advice = format!("operations wait for approval: chancery approve --{field} {of} --all");
+            CliError::new(Exit::Awaiting, format!("{what}; {advice}"))
+        }
+        _ => CliError::new(Exit::Unknown, what),
+    }
+}
+
+/// Wakes with each event about the entity. Nothing depends on it: without it, looks come by time alone.
+fn wake(context: Context, subject: String) -> Receiver<()> {
+    let (waker, woken) = channel();
+    std::thread::spawn(move || {
+        let client = Client::new(&context);
+        let query = [("from", "end".to_owned()), ("follow", "true".to_owned()), ("subject", subject)];
+        let Ok(stream) = client.stream("follow events", "/events", &query, "application/x-ndjson") else { return };
+        for line in BufReader::new(stream).lines() {
+            if line.is_err() || waker.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    woken
+}
+
+fn pause(woken: &Receiver<()>, most: Duration) {
+    match woken.recv_timeout(most) {
+        // Rows follow the journal at a short distance.
+        Ok(()) => std::thread::sleep(Duration::from_millis(10)),
+        Err(RecvTimeoutError::Timeout) => {}
+        Err(RecvTimeoutError::Disconnected) => std::thread::sleep(most.min(Duration::from_millis(250))),
+    }
+    // What came meanwhile is seen by the same look.
+    while woken.try_recv().is_ok() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_look_tells_reached_not_yet_and_never() {
+        let row = json!({"state": "failed", "message": "web/0 exited 1", "replicas": {"running": 3}});
+        let cases = [
+            ("state=failed", Kind::Deployment, Seen::Reached),
+            ("state=completed", Kind::Deployment, Seen::Over("failed: web/0 exited 1".into())),
+            ("state=completed", Kind::Cluster, Seen::NotYet("failed: web/0 exited 1".into())),
+            ("replicas.running=3", Kind::Plan, Seen::Reached),
+            ("replicas.pending=0", Kind::Plan, Seen::Reached),
+            ("deleted", Kind::Replica, Seen::NotYet("still there".into())),
+        ];
+        for (text, kind, wanted) in cases {
+            assert_eq!(look(&Until::read(text).expect(text), kind, Some(&row)), Ok(wanted), "{text}");
+        }
+        assert_eq!(look(&Until::Deleted, Kind::Replica, None), Ok(Seen::Reached));
+        let error = look(&Until::read("stat=x").expect("a field"), Kind::Plan, Some(&row)).expect_err("no such field");
+        assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, "a plan has no field \"stat\": did you mean \"state\"?"));
+        assert!(Until::read("gone").is_err() && Until::read("=x").is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! Executors in the server's own process: one for each active cluster of a runtime that can be driven from here.
+//!
+//! They speak the same serialised messages as any executor; the link is a pair of channels.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::name::ClusterName;
+use chancery_events::spec::{Activity, Runtime};
+use chancery_executor::process::{KeeperProgram, LogFile, Processes};
+use chancery_executor::simulated::{Faults, Simulated, World};
+use chancery_executor::{Link, Stop, process};
+use chancery_projector::rows::ClusterRow;
+use chancery_projector::{Query, Reader};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::decider::{Connection, Decider, Input};
+
+/// Messages that may wait for an executor; one that does not take them is cut off and starts from a level.
+const MAILBOX: usize = 65_536;
+/// How long to wait before an executor that could not begin is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Work that an executor begins at once.
+const AT_ONCE: usize = 32;
+
+/// What an executor in this process needs.
+#[derive(Clone)]
+pub struct Host {
+    /// Holds a folder for each cluster.
+    pub root: PathBuf,
+    /// The decider that they speak to.
+    pub decider: Decider,
+    /// Where clusters are read.
+    pub reader: Reader,
+    connections: Arc<AtomicU64>,
+}
+
+impl Host {
+    /// Of the executors under `root`.
+    pub fn new(root: PathBuf, decider: Decider, reader: Reader) -> Host {
+        Host { root, decider, reader, connections: Arc::new(AtomicU64::new(1)) }
+    }
+
+    /// Runs an executor for each active cluster, until `stop` says true. What they run goes on running.
+    pub async fn run(self, mut clusters: watch::Receiver<()>, stop: watch::Receiver<bool>) {
+        let mut hosted: BTreeMap<ClusterName, watch::Sender<bool>> = BTreeMap::new();
+        let mut running = JoinSet::new();
+        let mut stopping = stop.clone();
+        loop {
+            match self.reader.list::<ClusterRow>(&Query::all().limit(1000)) {
+                Ok(page) => {
+                    let active: BTreeMap<_, _> = page
+                        .items
+                        .into_iter()
+                        .filter(|row| row.activity == Activity::Active)
+                        .map(|row| (row.name, row.runtime))
+                        .collect();
+                    hosted.retain(|name, _| active.contains_key(name));
+                    for (name, runtime) in active {
+                        hosted.entry(name.clone()).or_insert_with(|| {
+                            let (let_go, told) = watch::channel(false);
+                            running.spawn(self.clone().host(name, runtime, told));
+                            let_go
+                        });
+                    }
+                }
+                Err(error) => tracing::error!(%error, "clusters cannot be read; no executor is started"),
+            }
+            tokio::select! {
+                changed = clusters.changed() => if changed.is_err() { break },
+                _ = stopping.wait_for(|stop| *stop) => break,
+                Some(_) = running.join_next() => {}
+            }
+        }
+        drop(hosted);
+        while running.join_next().await.is_some() {}
+    }
+
+    /// Runs one executor, again and again, until its sender is gone.
+    async fn host(self, cluster: ClusterName, runtime: Runtime, let_go: watch::Receiver<bool>) {
+        let root = self.root.join(cluster.as_str());
+        loop {
+            let ended = match runtime {
+                Runtime::Process => self.processes(&cluster, &root, let_go.clone()).await,
+                Runtime::Simulated => self.simulated(&cluster, &root, let_go.clone()).await,
+            };
+            match ended {
+                Ok(()) => return,
+                Err(stop @ (Stop::Diverged(_) | Stop::NewerElsewhere(_) | Stop::Refused(_))) => {
+                    tracing::error!(%cluster, %stop, "the executor must not act any more; what it runs goes on running");
+                    return;
+                }
+                Err(stop @ (Stop::ScopeTaken | Stop::Storage(_))) => {
+                    tracing::warn!(%cluster, %stop, "the executor cannot begin; it is tried again");
+                }
+            }
+            let mut gone = let_go.clone();
+            tokio::select! {
+                _ = gone.changed() => return,
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    async fn processes(&self, cluster: &ClusterName, root: &Path, let_go: watch::Receiver<bool>) -> Result<(), Stop> {
+        let program = KeeperProgram {
+            program: std::env::current_exe().map_err(Stop::Storage)?,
+            keeper_args: vec!["keeper".into()],
+            trampoline_args: vec!["exec-when-told".into()],
+        };
+        std::fs::create_dir_all(root).map_err(Stop::Storage)?;
+        let config = process::Config { root: root.to_owned(), program };
+        let processes = Processes::open(config).await.map_err(Stop::Storage)?;
+        self.execute(cluster, Runtime::Process, root, Arc::new(processes), let_go).await
+    }
+
+    async fn simulated(&self, cluster: &ClusterName, root: &Path, let_go: watch::Receiver<bool>) -> Result<(), Stop> {
+        let simulated = Simulated::new(World::shared(Faults::default()));
+        self.execute(cluster, Runtime::Simulated, root, Arc::new(simulated), let_go).await
+    }
+
+    async fn execute<O: chancery_executor::Orchestrator>(
+        &self,
+        cluster: &ClusterName,
+        runtime: Runtime,
+        root: &Path,
+        orchestrator: Arc<O>,
+        mut let_go: watch::Receiver<bool>,
+    ) -> Result<(), Stop> {
+        // The same name in every life, so that a session is resumed and not fought over.
+        let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
+        let executor = executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
+        let config =
+            chancery_executor::Config { executor, cluster: cluster.clone(), runtime, root: root.to_owned(), at_once: AT_ONCE };
+        let shutdown = async move {
+            // The sender is never used: it is dropped.
+            let _ = let_go.changed().await;
+        };
+        chancery_executor::run(config, orchestrator, || self.connect(), shutdown).await
+    }
+
+    async fn connect(&self) -> io::Result<Link> {
+        let connection = Connection(self.connections.fetch_add(1, Ordering::Relaxed));
+        let (to_executor, from_decider) = mpsc::channel(MAILBOX);
+        let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(1024);
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the decider has stopped");
+        self.decider.tell(Input::Connected(connection, to_executor)).await.map_err(|_| gone())?;
+        let decider = self.decider.clone();
+        tokio::spawn(async move {
+            while let Some(message) = said.recv().await {
+                if decider.tell(Input::Said(connection, message)).await.is_err() {
+                    return;
+                }
+            }
+            // The decider may have stopped: then there is nobody to tell.
+            let _ = decider.tell(Input::Disconnected(connection)).await;
+        });
+        Ok(Link { to_decider, from_decider })
+    }
+}
+
+/// The output files of an incarnation, wherever under `root` it ran.
+pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
+    let mut found = Vec::new();
+    let entries = match std::fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        found.extend(process::log_files(&entry?.path(), incarnation)?);
+    }
+    Ok(found)
+}

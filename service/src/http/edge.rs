@@ -1,0 +1,180 @@
+//! The edge: what every request goes through, whatever it asks for.
+
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, Request, Response, header};
+use uuid::Uuid;
+
+use super::problem::{
+    HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE, URI_TOO_LONG,
+};
+use super::query::Params;
+use super::routes::{self, Does, Match};
+use super::{App, Limits, intents, logs, metrics, openapi, read, schemas, stream, write};
+
+/// A request that has found its route.
+pub(super) struct Call {
+    pub(super) id: String,
+    pub(super) found: Match,
+    pub(super) parts: Parts,
+}
+
+/// Answers any request.
+pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) -> Response<Body> {
+    let id = Uuid::new_v4().to_string();
+    let began = Instant::now();
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let found = checked(&app.limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
+    let (route, does, result) = match found {
+        Err(problem) => ("none", None, Err(problem)),
+        Ok(found) => {
+            let route = found.route;
+            let (parts, body) = request.into_parts();
+            let call = Call { id: id.clone(), found, parts };
+            let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body))).await {
+                Ok(result) => result,
+                Err(_) => Err(Problem::new(TIMEOUT, format!("{method} {path}: there was no answer in time"))),
+            };
+            (route.path.as_str(), Some(route.does), result)
+        }
+    };
+    let mut response = result.unwrap_or_else(|problem| problem.response(&id));
+    let headers = response.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        headers.insert("chancery-request-id", value);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if !headers.contains_key(header::CACHE_CONTROL) {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    let status = response.status().as_u16();
+    let taken = began.elapsed();
+    app.metrics.request(route, &method, status, taken);
+    // Probes come all the time and say nothing.
+    if !matches!(does, Some(Does::Live | Does::Ready | Does::Metrics)) {
+        tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
+    }
+    response
+}
+
+/// Refuses what is too large before it is looked at.
+fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
+    let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    if uri > limits.uri {
+        let detail = format!("read the path: it has {uri} bytes, at most {} are taken", limits.uri);
+        return Err(Problem::new(URI_TOO_LONG, detail));
+    }
+    let headers = request.headers();
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if headers.len() > limits.headers || bytes > limits.headers_bytes {
+        let detail = format!(
+            "read the headers: there are {} with {bytes} bytes, at most {} with {} bytes are taken",
+            headers.len(),
+            limits.headers,
+            limits.headers_bytes
+        );
+        return Err(Problem::new(HEADERS_TOO_LARGE, detail));
+    }
+    Ok(())
+}
+
+async fn dispatch(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Body>, Problem> {
+    let fleet = call.found.param("fleet");
+    if let Some(other) = fleet.filter(|fleet| *fleet != app.fleet.as_str()) {
+        let shown: String = other.chars().take(100).collect();
+        return Err(Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {:?}", app.fleet)));
+    }
+    let params = Params::read(&call.parts.uri)?;
+    let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
+    if !is_read {
+        params.end(&[])?;
+        return match call.found.route.does {
+            Does::Intents => intents::take(app, call, body).await,
+            Does::Intent(type_name, shape) => write::typed(app, call, body, type_name, shape).await,
+            other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
+        };
+    }
+    match call.found.route.does {
+        Does::List(kind) => read::list(app, &call, kind, params).await,
+        Does::Get(kind) => read::get(app, &call, kind, params).await,
+        Does::History(kind) => read::history(app, &call, kind, params).await,
+        Does::Events => stream::events(app, params, &call.parts.headers),
+        Does::Logs => logs::read(app, &call, params).await,
+        Does::Live => params.end(&[]).map(|()| text("it lives\n")),
+        Does::Ready => params.end(&[]).map(|()| app)?.ready().await,
+        Does::Metrics => params.end(&[]).and_then(|()| metrics::show(app)),
+        Does::OpenApi => params.end(&[]).map(|()| json(openapi::text())),
+        Does::Schema => params.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default())),
+        Does::Intents | Does::Intent(..) => Err(Problem::new(INTERNAL, "an intent is no read")),
+    }
+}
+
+impl App {
+    /// Ready, if the rows reach what is durable now within a second.
+    async fn ready(&self) -> Result<Response<Body>, Problem> {
+        let tail = self.source.head().map_or_else(Default::default, |head| head.position);
+        read::reached(self, tail, std::time::Duration::from_secs(1)).await?;
+        Ok(text("ready\n"))
+    }
+}
+
+/// Runs it, and makes a problem of a panic: the connection and everyone else go on.
+async fn caught(
+    run: impl Future<Output = Result<Response<Body>, Problem>>,
+) -> Result<Response<Body>, Problem> {
+    let mut run = pin!(run);
+    poll_fn(move |context| {
+        // What a panic may leave half done belongs to this request alone, or is guarded by its own lock.
+        let polled = catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context)));
+        polled.unwrap_or_else(|panic| Poll::Ready(Err(Problem::internal("answer the request", &said(&*panic)))))
+    })
+    .await
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".into())
+}
+
+/// Reads a body whole.
+pub(super) async fn body_of(limits: &Limits, parts: &Parts, body: Body) -> Result<axum::body::Bytes, Problem> {
+    let too_large = || {
+        let detail = format!("read the body: it has more than {} bytes", limits.body);
+        Problem::new(TOO_LARGE, detail)
+    };
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: u64| length > limits.body as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(limits.body_read, axum::body::to_bytes(body, limits.body)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) => {
+            let is_large = std::error::Error::source(&error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+            Err(if is_large { too_large() } else { Problem::new(MALFORMED, format!("read the body: {error}")) })
+        }
+        Err(_) => Err(Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time")),
+    }
+}
+
+fn text(body: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// An answer in JSON.
+pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

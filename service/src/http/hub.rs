@@ -1,0 +1,229 @@
+//! The hub: each durable record comes in once, and whoever follows the journal reads it here, or in the journal if
+//! it is behind.
+//!
+//! What must stay true: only durable records come in, in order; an event is rendered once, however many follow,
+//! and not at all if nobody does; taking a record in does no work that grows with the number of followers; nothing
+//! is skipped: what has left the ring is read from the journal.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use axum::body::Bytes;
+use chancery_events::cloud::{About, render};
+use chancery_events::event::Line;
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use tokio::sync::{Semaphore, watch};
+
+use super::wanted::Wanted;
+
+/// Events kept for followers, at most; the newest record stays in any case.
+const EVENTS: usize = 4096;
+/// Bytes of the records kept, at most. Rendered, an event is about three times as large.
+const BYTES: usize = 8 << 20;
+/// Followers that read the journal at one time; the others wait for their turn.
+const READERS: usize = 8;
+
+/// Gives durable records to followers.
+pub struct Hub {
+    ring: RwLock<Ring>,
+    tail: watch::Sender<Position>,
+    closing: watch::Sender<bool>,
+    followers: AtomicUsize,
+    pub(super) readers: Semaphore,
+}
+
+#[derive(Default)]
+struct Ring {
+    batches: VecDeque<Arc<Batch>>,
+    events: usize,
+    bytes: usize,
+}
+
+/// A record, rendered when the first follower comes for it.
+pub(super) struct Batch {
+    record: Arc<Record>,
+    shown: OnceLock<Result<Vec<Shown>, String>>,
+}
+
+/// An event, as it is sent.
+pub(super) struct Shown {
+    /// Where it stands.
+    pub(super) position: Position,
+    /// What filters ask for.
+    pub(super) about: About,
+    /// `id: 5\nevent: event\ndata: {…}\n\n`, a part of the record's bytes.
+    pub(super) sse: Bytes,
+    /// `{…}\n`, a part of the same bytes.
+    pub(super) line: Bytes,
+}
+
+/// What there is for a follower.
+pub(super) enum Next {
+    /// Nothing yet.
+    Wait,
+    /// It has left the ring, or never was there: read the journal.
+    Behind,
+    /// Records, the first of which holds the position asked for.
+    Batches(Vec<Arc<Batch>>),
+}
+
+impl Default for Hub {
+    fn default() -> Hub {
+        Hub::new()
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hub at {} with {} followers", *self.tail.borrow(), self.followers())
+    }
+}
+
+impl Hub {
+    /// A hub that nothing has come to yet.
+    pub fn new() -> Hub {
+        Hub {
+            ring: RwLock::default(),
+            tail: watch::channel(Position::ZERO).0,
+            closing: watch::channel(false).0,
+            followers: AtomicUsize::new(0),
+            readers: Semaphore::new(READERS),
+        }
+    }
+
+    /// Takes in the next durable record. Quick: nothing is rendered here.
+    pub fn publish(&self, record: Arc<Record>) {
+        let last = record.last();
+        {
+            let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(newest) = ring.batches.back().map(|batch| batch.record.last()) {
+                if last <= newest {
+                    return;
+                }
+                if record.first() != newest.plus(1) {
+                    // Something is missing between: whoever needs it finds it in the journal.
+                    *ring = Ring::default();
+                }
+            }
+            ring.push(record);
+        }
+        self.tail.send_replace(last);
+    }
+
+    /// How many follow.
+    pub fn followers(&self) -> usize {
+        self.followers.load(Ordering::Relaxed)
+    }
+
+    /// Ends all streams, and those that are still to come.
+    pub fn close(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Hears of new records.
+    pub(super) fn tail(&self) -> watch::Receiver<Position> {
+        self.tail.subscribe()
+    }
+
+    /// Hears of the end.
+    pub(super) fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
+    /// Counts a follower as long as the guard lives; `None` if there are `most` already.
+    pub(super) fn follow(self: &Arc<Hub>, most: usize) -> Option<Follower> {
+        let add = |count| (count < most).then_some(count + 1);
+        self.followers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Follower(self.clone()))
+    }
+
+    /// What there is from `next` on, at most `most` records.
+    pub(super) fn read(&self, next: Position, most: usize) -> Next {
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else { return Next::Wait };
+        if next > newest.record.last() {
+            return Next::Wait;
+        }
+        if next < oldest.record.first() {
+            return Next::Behind;
+        }
+        let from = ring.batches.partition_point(|batch| batch.record.last() < next);
+        Next::Batches(ring.batches.iter().skip(from).take(most).cloned().collect())
+    }
+}
+
+impl Ring {
+    fn push(&mut self, record: Arc<Record>) {
+        self.events += record.header().count as usize;
+        self.bytes += record.bytes().len();
+        self.batches.push_back(Arc::new(Batch::new(record)));
+        while (self.events > EVENTS || self.bytes > BYTES) && self.batches.len() > 1 {
+            let Some(oldest) = self.batches.pop_front() else { break };
+            self.events -= oldest.record.header().count as usize;
+            self.bytes -= oldest.record.bytes().len();
+        }
+    }
+}
+
+impl Batch {
+    pub(super) fn new(record: Arc<Record>) -> Batch {
+        Batch { record, shown: OnceLock::new() }
+    }
+
+    /// One that has been rendered, perhaps not all of it.
+    pub(super) fn with(record: Arc<Record>, shown: Result<Vec<Shown>, String>) -> Batch {
+        Batch { record, shown: OnceLock::from(shown) }
+    }
+
+    /// The position of the last event.
+    pub(super) fn last(&self) -> Position {
+        self.record.last()
+    }
+
+    /// Its events. An error is one that cannot be read: then a stream ends, for it must not be skipped.
+    pub(super) fn shown(&self) -> Result<&[Shown], &str> {
+        let shown = self.shown.get_or_init(|| show(&self.record, &Wanted::default()));
+        shown.as_deref().map_err(String::as_str)
+    }
+}
+
+/// Renders the events of a record that may be wanted, into one piece of memory.
+pub(super) fn show(record: &Record, wanted: &Wanted) -> Result<Vec<Shown>, String> {
+    let mut all = Vec::with_capacity(record.bytes().len() * 3);
+    let mut places = Vec::with_capacity(record.header().count as usize);
+    for (position, line) in record.events() {
+        if !wanted.is_all() {
+            let frame = Line::read(line).map_err(|error| format!("show the event at {position}: {error}"))?;
+            if !wanted.may(&frame) {
+                continue;
+            }
+        }
+        let start = all.len();
+        all.extend_from_slice(format!("id: {position}\nevent: event\ndata: ").as_bytes());
+        let json = all.len();
+        let about = render(record.header(), position, line, &mut all)
+            .map_err(|error| format!("show the event at {position}: {error}"))?;
+        all.extend_from_slice(b"\n\n");
+        places.push((position, about, start, json, all.len()));
+    }
+    let all = Bytes::from(all);
+    let cut = |(position, about, start, json, end)| Shown {
+        position,
+        about,
+        sse: all.slice(start..end),
+        line: all.slice(json..end - 1),
+    };
+    Ok(places.into_iter().map(cut).collect())
+}
+
+/// One that follows.
+pub(super) struct Follower(Arc<Hub>);
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.followers.fetch_sub(1, Ordering::Relaxed);
+    }
+}

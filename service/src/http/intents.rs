@@ -1,0 +1,226 @@
+//! `POST …/intents`: intents as CloudEvents, in each of the forms of its HTTP binding.
+//!
+//! | form | told by | attributes |
+//! |---|---|---|
+//! | structured | `application/cloudevents+json`, or `application/json` without `ce-` headers | members of the object |
+//! | binary | `application/json` with `ce-` headers | headers, percent-encoded; `traceparent` also without `ce-` |
+//! | batch | `application/cloudevents-batch+json` | an array of objects |
+
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Response};
+use chancery_events::cloud::{Attributes, BadAttribute};
+use chancery_events::intent::Request;
+use percent_encoding::percent_decode_str;
+use serde_json::value::RawValue;
+
+use super::App;
+use super::edge::{Call, body_of, json};
+use super::headers::{Media, Meta, media, unsupported};
+use super::json::{check, read};
+use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
+use super::typed::{self, Part};
+use super::write::{Asked, ask, response};
+use crate::decider::{NoVerdict, Verdict};
+
+const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
+
+/// Takes one or many.
+pub(super) async fn take(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Body>, Problem> {
+    let Call { id, parts, .. } = call;
+    let headers = &parts.headers;
+    let meta = Meta::read(headers)?;
+    let Some(media) = media(headers, TAKEN)? else { return Err(unsupported("", TAKEN)) };
+    let bytes = body_of(&app.limits, &parts, body).await?;
+    let text = check(&bytes, app.limits.depth)?;
+    if media == Media::Batch {
+        return batch(app, &meta, text, &id).await;
+    }
+    let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
+    let (request, was_if_match) = match (media, is_binary) {
+        (Media::CloudEvent, true) => {
+            let detail = "read the headers: the body is a whole CloudEvent, so ce- headers have no place";
+            return Err(Problem::new(BAD_PARAMETER, detail));
+        }
+        (_, true) => binary(headers, &meta, text)?,
+        (_, false) => structured(&meta, Part { whole: text, part: text })?,
+    };
+    let asked = Asked::of(&request, was_if_match);
+    let verdict = ask(app, request).await;
+    asked.answer(app, verdict).map(|(status, accepted)| response(status, &accepted))
+}
+
+/// Where an attribute stands.
+fn fault(part: In, bad: BadAttribute) -> Problem {
+    let name = match part {
+        In::Header => format!("ce-{}", bad.name),
+        _ => bad.name,
+    };
+    let kind = if part == In::Header { BAD_PARAMETER } else { INVALID };
+    Problem::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(part, pointer_to(&name), bad.reason)
+}
+
+/// Joins what the headers say in any form with the attributes. Says whether the version came by `If-Match`.
+fn request(
+    part: In,
+    attributes: Attributes,
+    meta: &Meta,
+    intent: chancery_events::intent::Intent,
+) -> Result<(Request, bool), Problem> {
+    if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
+        let what = format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
+        return Err(Problem::parameter(In::Header, "idempotency-key", what).id(key.as_str()));
+    }
+    let given = attributes.expect();
+    if given.is_some() && meta.expect.is_some() && given != meta.expect {
+        return Err(Problem::parameter(In::Header, "if-match", "the attribute expect says another version"));
+    }
+    let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
+    request.expect = given.or(meta.expect);
+    request.time = request.time.or(meta.time);
+    request.traceparent = request.traceparent.or_else(|| meta.traceparent.clone());
+    Ok((request, meta.expect.is_some()))
+}
+
+/// Attributes and data as members of one object.
+fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
+    let members: BTreeMap<&str, &RawValue> = match serde_json::from_str(text.part) {
+        Ok(members) => members,
+        // A name that is written with escapes cannot be borrowed, and is none that is known.
+        Err(_) => {
+            let problem = Problem::new(INVALID, "read the body: it is not a CloudEvent");
+            return Err(problem.at(In::Body, "", "write an object with the attributes and data"));
+        }
+    };
+    let mut attributes = Attributes::default();
+    let mut data = None;
+    for (name, value) in members {
+        if name == "data" {
+            data = Some(value);
+            continue;
+        }
+        let given = value.get();
+        let plain = match given.as_bytes().first() {
+            Some(b'"') => serde_json::from_str::<String>(given).ok(),
+            Some(b'{' | b'[' | b'n') | None => None,
+            Some(_) => Some(given.to_owned()),
+        };
+        let wrong = || fault(In::Body, BadAttribute { name: name.to_owned(), reason: "write text or a number".into() });
+        attributes.set(name, &plain.ok_or_else(wrong)?).map_err(|bad| fault(In::Body, bad))?;
+    }
+    let type_name = attributes.intent_type().map_err(|bad| fault(In::Body, bad))?;
+    let lacks_data = || fault(In::Body, BadAttribute { name: "data".into(), reason: "it is missing".into() });
+    let data = Part { whole: text.whole, part: data.ok_or_else(lacks_data)?.get() };
+    let intent = typed::intent(type_name, &data).map_err(|problem| problem.below("/data"))?;
+    request(In::Body, attributes, meta, intent)
+}
+
+/// Attributes as headers, the data as body.
+fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool), Problem> {
+    let mut attributes = Attributes::default();
+    for (header, value) in headers {
+        let Some(name) = header.as_str().strip_prefix("ce-") else { continue };
+        let wrong = |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
+        let value = value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
+        // Some senders put the value into quotes, which the binding allows; inside, a backslash escapes.
+        let bare = unquoted(value.trim());
+        let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
+        attributes.set(name, &decoded).map_err(|bad| fault(In::Header, bad))?;
+    }
+    let type_name = attributes.intent_type().map_err(|bad| fault(In::Header, bad))?;
+    let intent = typed::intent(type_name, &Part { whole: text, part: text })?;
+    request(In::Header, attributes, meta, intent)
+}
+
+fn unquoted(text: &str) -> String {
+    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else { return text.to_owned() };
+    let mut plain = String::with_capacity(inner.len());
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        plain.extend(if c == '\\' { chars.next() } else { Some(c) });
+    }
+    plain
+}
+
+/// Many, in their order. Each is answered for itself.
+async fn batch(app: &Arc<App>, meta: &Meta, text: &str, request_id: &str) -> Result<Response<Body>, Problem> {
+    if meta.id.is_some() || meta.expect.is_some() {
+        let detail = "read the headers: each event of a batch has its own id and expect";
+        return Err(Problem::new(BAD_PARAMETER, detail));
+    }
+    let items: Vec<&RawValue> = read_items(text)?;
+    if items.len() > app.limits.batch {
+        let detail = format!("read the batch: it has {} events, at most {} are taken", items.len(), app.limits.batch);
+        return Err(Problem::new(TOO_LARGE, detail));
+    }
+    let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
+    let mut asked = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        match structured(meta, Part { whole: text, part: item.get() }) {
+            Ok((request, _)) => asked.push((index, Asked::of(&request, false), request)),
+            Err(problem) => answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id)),
+        }
+    }
+    let (places, requests): (Vec<_>, Vec<_>) =
+        asked.into_iter().map(|(index, asked, request)| ((index, asked), request)).unzip();
+    let verdicts = in_order(requests.into_iter().map(|request| ask(app, request))).await;
+    for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
+        answers[index] = Some(match asked.answer(app, verdict) {
+            Ok((status, accepted)) => {
+                let mut value = serde_json::to_value(&accepted).unwrap_or_default();
+                value["status"] = status.as_u16().into();
+                value
+            }
+            Err(problem) => problem_value(&problem, request_id),
+        });
+    }
+    Ok(json(serde_json::to_vec(&answers).unwrap_or_default()))
+}
+
+fn read_items(text: &str) -> Result<Vec<&RawValue>, Problem> {
+    if text.trim_start().starts_with('[') {
+        if let Ok(items) = serde_json::from_str(text) {
+            return Ok(items);
+        }
+    }
+    // For the words of the error alone.
+    let wrong = read::<Vec<serde_json::Value>>(text).err();
+    Err(wrong.unwrap_or_else(|| Problem::new(INVALID, "read the batch: it is not an array of events")))
+}
+
+fn problem_value(problem: &Problem, request_id: &str) -> serde_json::Value {
+    serde_json::to_value(problem.shown(request_id)).unwrap_or_default()
+}
+
+/// Asks in order and waits for all. Once the decider is busy, no later one is asked: its turn must not come before
+/// that of an earlier one.
+async fn in_order(
+    asks: impl Iterator<Item = impl Future<Output = Result<Verdict, NoVerdict>>>,
+) -> Vec<Result<Verdict, NoVerdict>> {
+    let mut asks: Vec<_> = asks.map(|ask| (Some(Box::pin(ask)), None)).collect();
+    poll_fn(move |context| {
+        let (mut is_busy, mut waits) = (false, false);
+        for (ask, answer) in &mut asks {
+            if is_busy && answer.is_none() {
+                (*ask, *answer) = (None, Some(Err(NoVerdict::Busy)));
+            }
+            let Some(running) = ask else { continue };
+            match running.as_mut().poll(context) {
+                Poll::Ready(verdict) => {
+                    is_busy |= matches!(verdict, Err(NoVerdict::Busy));
+                    (*ask, *answer) = (None, Some(verdict));
+                }
+                Poll::Pending => waits = true,
+            }
+        }
+        if waits {
+            return Poll::Pending;
+        }
+        Poll::Ready(asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(NoVerdict::Unknown))).collect())
+    })
+    .await
+}

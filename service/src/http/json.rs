@@ -1,0 +1,298 @@
+//! JSON from outside: read strictly, and when it is wrong, say where.
+//!
+//! Two passes. The first knows no types: it refuses what is no JSON, names that come twice, and depth that could
+//! exhaust the stack. The second reads the type wanted. Both name the place as a JSON Pointer, and as line and
+//! column of the text as it was sent.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write as _};
+
+use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_path_to_error::Segment;
+
+use super::problem::{INVALID, In, MALFORMED, Problem};
+
+/// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
+pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
+    let text = str::from_utf8(bytes).map_err(|error| {
+        Problem::new(MALFORMED, format!("read the body: it is not UTF-8 from byte {} on", error.valid_up_to()))
+            .at(In::Body, "", "write it in UTF-8")
+    })?;
+    if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
+        return Err(Problem::new(MALFORMED, "read the body: it is empty").at(In::Body, "", "write a JSON object"));
+    }
+    let path = RefCell::new(Vec::new());
+    let mut from = serde_json::Deserializer::from_str(text);
+    let seed = Strict { path: &path, left: depth, depth };
+    seed.deserialize(&mut from).and_then(|()| from.end()).map_err(|error| {
+        let pointer = path.borrow().iter().fold(String::new(), |mut pointer, step| {
+            step.write(&mut pointer);
+            pointer
+        });
+        said(MALFORMED, &error, pointer, (error.line(), error.column()))
+    })?;
+    Ok(text)
+}
+
+/// A step into a JSON text.
+enum Step {
+    Name(String),
+    Index(usize),
+}
+
+impl Step {
+    fn write(&self, to: &mut String) {
+        match self {
+            Step::Name(name) => name_step(to, name),
+            Step::Index(index) => {
+                let _ = write!(to, "/{index}");
+            }
+        }
+    }
+}
+
+fn name_step(to: &mut String, name: &str) {
+    let short: String = name.chars().take(100).collect();
+    to.push_str(&super::problem::pointer_to(&short));
+}
+
+/// Goes through any value. An error leaves the path where it was met.
+#[derive(Clone, Copy)]
+struct Strict<'a> {
+    path: &'a RefCell<Vec<Step>>,
+    left: usize,
+    depth: usize,
+}
+
+impl Strict<'_> {
+    fn below<E: serde::de::Error>(self) -> Result<Self, E> {
+        let left = self.left.checked_sub(1);
+        let left = left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
+        Ok(Strict { left, ..self })
+    }
+
+    fn step(self, step: Step) {
+        self.path.borrow_mut().push(step);
+    }
+
+    fn back(self) {
+        self.path.borrow_mut().pop();
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = ();
+    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        let below = self.below()?;
+        let mut index = 0;
+        self.step(Step::Index(index));
+        while all.next_element_seed(below)?.is_some() {
+            self.back();
+            index += 1;
+            self.step(Step::Index(index));
+        }
+        self.back();
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        let below = self.below()?;
+        let mut seen = BTreeSet::new();
+        while let Some(name) = all.next_key::<String>()? {
+            self.step(Step::Name(name.clone()));
+            if !seen.insert(name) {
+                return Err(A::Error::custom("the name stands twice in one object"));
+            }
+            all.next_value_seed(below)?;
+            self.back();
+        }
+        Ok(())
+    }
+}
+
+/// Members that the path says: they are put in front of those of the body.
+#[derive(Default, Debug)]
+pub(super) struct Splice {
+    text: String,
+    at: usize,
+    inserted: usize,
+}
+
+impl Splice {
+    /// Puts `members` into the object that `text` must be. The text has been checked.
+    pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<Splice, Problem> {
+        let at = text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len();
+        let Some(rest) = text[at..].strip_prefix('{') else {
+            return Err(Problem::new(INVALID, "read the body: it is not an object").at(
+                In::Body,
+                "",
+                "write a JSON object",
+            ));
+        };
+        let mut front = String::new();
+        for (name, value) in members {
+            let (name, value) = (serde_json::Value::from(*name), serde_json::Value::from(*value));
+            let _ = write!(front, "{name}:{value},");
+        }
+        if rest.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('}') {
+            front.pop();
+        }
+        let spliced = format!("{}{{{front}{rest}", &text[..at]);
+        Ok(Splice { text: spliced, at: at + 1, inserted: front.len() })
+    }
+
+    /// Where a place in the whole stands in what was sent.
+    fn sent(&self, (line, column): (usize, usize)) -> (usize, usize) {
+        let before = &self.text[..self.at];
+        let here = before.matches('\n').count() + 1;
+        let start = self.at - before.rfind('\n').map_or(0, |end| end + 1);
+        if line == here && column > start { (line, column.saturating_sub(self.inserted).max(start)) } else { (line, column) }
+    }
+
+    /// Reads it.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        read_at(&self.text, |place| self.sent(place))
+    }
+}
+
+/// Reads a checked text.
+pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
+    read_at(text, |place| place)
+}
+
+/// Reads a part of a checked text; `sent` says where in the text a place of the part is.
+pub(super) fn read_at<T: DeserializeOwned>(
+    text: &str,
+    sent: impl Fn((usize, usize)) -> (usize, usize),
+) -> Result<T, Problem> {
+    let mut from = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut from).map_err(|error| {
+        let mut pointer = String::new();
+        for segment in error.path() {
+            match segment {
+                Segment::Seq { index } => Step::Index(*index).write(&mut pointer),
+                Segment::Map { key } => name_step(&mut pointer, key),
+                Segment::Enum { variant } => name_step(&mut pointer, variant),
+                Segment::Unknown => {}
+            }
+        }
+        let error = error.into_inner();
+        let message = error.to_string();
+        // The path ends at the object; the message knows the member.
+        let named = ["unknown field `", "missing field `", "duplicate field `"];
+        let rest = named.iter().find_map(|start| message.strip_prefix(start));
+        if let Some((name, _)) = rest.and_then(|rest| rest.split_once('`')) {
+            name_step(&mut pointer, name);
+        }
+        said(INVALID, &error, pointer, sent((error.line(), error.column())))
+    })?;
+    Ok(value)
+}
+
+fn said(
+    kind: &'static super::problem::Kind,
+    error: &serde_json::Error,
+    pointer: String,
+    (line, column): (usize, usize),
+) -> Problem {
+    let message = error.to_string();
+    let tail = format!(" at line {} column {}", error.line(), error.column());
+    let what = message.strip_suffix(&tail).unwrap_or(&message);
+    let what: String = what.chars().take(500).collect();
+    let place = if pointer.is_empty() { String::new() } else { format!("{pointer} ") };
+    let detail = format!("read the body at {place}(line {line}, column {column}): {what}");
+    Problem::new(kind, detail).at(In::Body, pointer, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_events::intent::NodeApply;
+
+    use super::*;
+
+    fn pointer(problem: &Problem) -> &str {
+        &problem.errors()[0].pointer
+    }
+
+    #[test]
+    fn what_is_no_strict_json_is_told_with_its_place() {
+        let deep = format!("{}1{}", "[".repeat(65), "]".repeat(65));
+        let inside = format!("{}1{}", "[".repeat(64), "]".repeat(64));
+        check(inside.as_bytes(), 64).expect("just as deep as allowed");
+        for (text, at, what) in [
+            ("", "", "empty"),
+            (" \n", "", "empty"),
+            ("{\"a\":1,\"b\":{\"c\":1,\"c\":2}}", "/b/c", "twice"),
+            ("[1,{\"x/y\":tru}]", "/1/x~1y", "expected ident"),
+            ("{} {}", "", "trailing characters"),
+            ("{\"a\":", "/a", "EOF"),
+            (&deep, &"/0".repeat(64), "nested"),
+            ("1e999", "", "out of range"),
+        ] {
+            let problem = check(text.as_bytes(), 64).expect_err(text);
+            assert_eq!((problem.kind, pointer(&problem)), (MALFORMED, at), "{text}");
+            assert!(problem.detail.contains(what), "{}", problem.detail);
+        }
+        let problem = check(b"{\"a\":\"\xff\"}", 64).expect_err("no UTF-8");
+        assert!(problem.detail.contains("byte 6"), "{}", problem.detail);
+    }
+
+    #[test]
+    fn what_has_the_wrong_form_is_told_with_its_place() {
+        for (text, at, place) in [
+            (r#"{"spec":{"domain":"d1","total":{"cpu":"x"}}}"#, "/spec/total/cpu", "column 41"),
+            (r#"{"spec":{"domain":"d1","total":{},"zones":1}}"#, "/spec/zones", "column 41"),
+            (r#"{"spec":{"total":{}}}"#, "/spec/domain", "column 20"),
+            (r#"{"spec":{"domain":"D 1","total":{}}}"#, "/spec/domain", "column 23"),
+            ("\n {\n\"spec\":{\"domain\":1}}", "/spec/domain", "line 3, column 19"),
+            (r#"{"spec":{"domain":"d1","total":{},"storage":[{"class":"a","capacity":-1}]}}"#, "/spec/storage/0/capacity", "column 71"),
+            ("{}", "/spec", "column 2"),
+        ] {
+            let splice = Splice::new(text, &[("name", "node-1")]).expect("an object");
+            let problem = splice.read::<NodeApply>().expect_err(text);
+            assert_eq!((problem.kind, pointer(&problem)), (INVALID, at), "{text}");
+            assert!(problem.detail.contains(place), "{} in {text}", problem.detail);
+        }
+    }
+
+    #[test]
+    fn what_the_path_says_is_put_in_and_not_said_again() {
+        let text = r#" {"spec":{"domain":"d1","total":{}}}"#;
+        let splice = Splice::new(text, &[("name", "node-1")]).expect("an object");
+        assert_eq!(splice.read::<NodeApply>().expect("a body").name.as_str(), "node-1");
+        let twice = Splice::new(r#"{"name":"node-2"}"#, &[("name", "node-1")]).expect("an object");
+        assert_eq!(pointer(&twice.read::<NodeApply>().expect_err("two names")), "/name");
+        assert!(Splice::new("[]", &[]).is_err());
+    }
+}

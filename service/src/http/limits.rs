@@ -1,0 +1,60 @@
+//! Limits on what one caller may take: everything that grows with what comes in has one.
+
+use std::time::Duration;
+
+/// The limits of a server.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// A body has at most so many bytes.
+    pub body: usize,
+    /// All headers together have at most so many bytes,
+    pub headers_bytes: usize,
+    /// and are at most so many.
+    pub headers: usize,
+    /// A path with its query has at most so many bytes.
+    pub uri: usize,
+    /// JSON is nested at most so deep.
+    pub depth: usize,
+    /// A batch has at most so many intents.
+    pub batch: usize,
+    /// Connections at one time; one more gets 503 and is closed.
+    pub connections: usize,
+    /// Streams at one time, of events and logs.
+    pub followers: usize,
+    /// The headers of a request come within this time, also after a wait on an open connection.
+    pub header_read: Duration,
+    /// A body comes within this time.
+    pub body_read: Duration,
+    /// A request is answered within this time; streams begin within it.
+    pub request: Duration,
+    /// A read waits at most so long for its `min_position`.
+    pub min_position: Duration,
+    /// A connection that takes nothing for this long is closed.
+    pub stall: Duration,
+    /// An idle stream says so this often.
+    pub heartbeat: Duration,
+    /// Requests in flight have this long after a shutdown began.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            body: 1 << 20,
+            headers_bytes: 32 << 10,
+            headers: 100,
+            uri: 8 << 10,
+            depth: 64,
+            batch: 1000,
+            connections: 1024,
+            followers: 1000,
+            header_read: Duration::from_secs(10),
+            body_read: Duration::from_secs(10),
+            request: Duration::from_secs(30),
+            min_position: Duration::from_secs(5),
+            stall: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            drain: Duration::from_secs(30),
+        }
+    }
+}

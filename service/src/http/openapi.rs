@@ -1,0 +1,277 @@
+//! The description of the API, made from the table of routes and the types: OpenAPI 3.1.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use chancery_events::cloud::TYPE_PREFIX;
+use chancery_events::intent::Intent;
+use chancery_projector::history::Entry;
+use chancery_projector::rows::{
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow, ReplicaRow,
+    SessionRow,
+};
+use chancery_projector::RowKind;
+use schemars::SchemaGenerator;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+use super::problem;
+use super::routes::{Does, ROUTES, Route, Shape};
+use super::schemas::pretty;
+use super::write::{Accepted, ApproveOne, RejectOne};
+
+static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
+
+/// The description as text, as it is published.
+pub(super) fn text() -> &'static str {
+    &TEXT
+}
+
+/// The description.
+pub fn openapi() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
+    let mut types = settings.into_generator();
+    let mut components = Map::new();
+    let bodies = bodies(&mut components);
+    let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    let mut seen = BTreeMap::new();
+    for route in ROUTES.iter() {
+        let mut operation = operation(route, &mut types, &bodies);
+        // Two routes may do the same for different parts: their names must differ all the same.
+        let count = seen.entry(operation["operationId"].to_string()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            let name = operation["operationId"].as_str().unwrap_or_default();
+            operation["operationId"] = format!("{name}_{count}").into();
+        }
+        paths.entry(&route.path).or_default().insert(route.method.as_str().to_lowercase(), operation);
+    }
+    let problem = types.subschema_for::<problem::Shown>();
+    components.extend(types.take_definitions(true));
+    components.extend(bodies.into_iter().map(|(type_name, body)| (body_name(type_name), body)));
+    let codes: Vec<_> = problem::KINDS.iter().map(|kind| json!({"code": kind.code, "status": kind.status, "title": kind.title, "retryable": kind.retryable})).collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Chancery",
+            "version": "1",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": "An event-sourced control plane. Every answer that is not what was asked for is a problem (RFC 9457) with one of the codes in x-problems.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "responses": {"Problem": {
+                "description": "Not what was asked for.",
+                "content": {"application/problem+json": {"schema": problem}},
+            }},
+        },
+        "x-problems": codes,
+    })
+}
+
+/// The body of each intent, by type. What they are made of goes to `parts`.
+fn bodies(parts: &mut Map<String, Value>) -> BTreeMap<&'static str, Value> {
+    let body = |(type_name, schema): (&'static str, schemars::Schema)| {
+        let text = schema.to_value().to_string().replace("#/$defs/", "#/components/schemas/");
+        let mut body: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
+        body.remove("$schema");
+        if let Some(Value::Object(defs)) = body.remove("$defs") {
+            parts.extend(defs);
+        }
+        (type_name, Value::Object(body))
+    };
+    Intent::schemas().into_iter().map(body).collect()
+}
+
+/// `plan.apply.v1` as `PlanApplyV1`.
+fn body_name(type_name: &str) -> String {
+    let word = |word: &str| {
+        let mut chars = word.chars();
+        chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+    };
+    type_name.split(['.', '_']).map(word).collect()
+}
+
+fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
+    match kind {
+        RowKind::Clusters => types.subschema_for::<ClusterRow>(),
+        RowKind::Capabilities => types.subschema_for::<CapabilityRow>(),
+        RowKind::Nodes => types.subschema_for::<NodeRow>(),
+        RowKind::Plans => types.subschema_for::<PlanRow>(),
+        RowKind::Deployments => types.subschema_for::<DeploymentRow>(),
+        RowKind::Replicas => types.subschema_for::<ReplicaRow>(),
+        RowKind::Incarnations => types.subschema_for::<IncarnationRow>(),
+        RowKind::Operations => types.subschema_for::<OperationRow>(),
+        RowKind::Sessions => types.subschema_for::<SessionRow>(),
+        RowKind::Commands => types.subschema_for::<CommandRow>(),
+    }
+    .to_value()
+}
+
+fn object(properties: &Value) -> Value {
+    let required: Vec<_> = properties.as_object().into_iter().flat_map(Map::keys).collect();
+    json!({"type": "object", "properties": properties, "required": required})
+}
+
+fn answer(schema: &Value, description: &str) -> Value {
+    json!({"description": description, "content": {"application/json": {"schema": schema}}})
+}
+
+fn position() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'static str, Value>) -> Value {
+    let plain = |media: &str, schema: Value| json!({"description": route.about, "content": {media: {"schema": schema}}});
+    let text = || json!({"type": "string"});
+    let ok = match route.does {
+        Does::List(kind) => {
+            let items = json!({"type": "array", "items": row(kind, types)});
+            answer(&object(&json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": position()})), "A page.")
+        }
+        Does::Get(kind) => answer(&row(kind, types), "The row; its version is the ETag."),
+        Does::History(_) => {
+            let entry = types.subschema_for::<Entry>().to_value();
+            let items = json!({"type": "array", "items": entry});
+            answer(&object(&json!({"items": items, "next_from": {"type": ["integer", "null"]}, "position": position()})), "A page; go on with `next_from` as `from`.")
+        }
+        Does::Intent(..) | Does::Intents => answer(&types.subschema_for::<Accepted>().to_value(), "Accepted, and durable."),
+        Does::Events => json!({"description": "CloudEvents.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}}),
+        Does::Logs | Does::Live | Does::Ready => plain("text/plain", text()),
+        Does::Metrics => plain("application/openmetrics-text", text()),
+        Does::OpenApi => plain("application/json", json!({"type": "object"})),
+        Does::Schema => plain("application/schema+json", json!({"type": "object"})),
+    };
+    let mut responses = json!({"200": ok, "default": {"$ref": "#/components/responses/Problem"}});
+    if let Does::Intent(..) | Does::Intents = route.does {
+        responses["201"] = responses["200"].clone();
+        responses["202"] = responses["200"].clone();
+    }
+    let mut operation = json!({
+        "operationId": operation_id(route),
+        "summary": route.about,
+        "parameters": parameters(route),
+        "responses": responses,
+    });
+    if let Some(body) = request_body(route, types, bodies) {
+        operation["requestBody"] = body;
+    }
+    operation
+}
+
+fn operation_id(route: &Route) -> String {
+    match route.does {
+        Does::List(kind) => format!("list_{kind}"),
+        Does::Get(kind) => format!("get_{kind}"),
+        Does::History(kind) => format!("history_of_{kind}"),
+        Does::Intent(type_name, _) => type_name.trim_end_matches(".v1").replace('.', "_"),
+        Does::Intents => "intents".into(),
+        Does::Events => "events".into(),
+        Does::Logs => "logs".into(),
+        Does::Live => "live".into(),
+        Does::Ready => "ready".into(),
+        Does::Metrics => "metrics".into(),
+        Does::OpenApi => "openapi".into(),
+        Does::Schema => "schema".into(),
+    }
+}
+
+fn parameters(route: &Route) -> Vec<Value> {
+    let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+    let string = json!({"type": "string"});
+    let integer = json!({"type": "integer", "minimum": 0});
+    let boolean = json!({"type": "boolean"});
+    let mut all: Vec<_> = names
+        .map(|name| json!({"name": name, "in": "path", "required": true, "schema": string}))
+        .collect();
+    let mut add = |place: &str, name: &str, schema: &Value, about: &str| {
+        all.push(json!({"name": name, "in": place, "schema": schema, "description": about}));
+    };
+    match route.does {
+        Does::List(kind) => {
+            for name in kind.filters() {
+                add("query", name, &string, "Only those for which it holds.");
+            }
+            add("query", "limit", &integer, "At most so many.");
+            add("query", "page_token", &string, "Go on behind the page that gave it.");
+            add("query", "min_position", &integer, "Wait until it is in the rows.");
+        }
+        Does::Get(_) => add("query", "min_position", &integer, "Wait until it is in the rows."),
+        Does::History(_) => {
+            add("query", "from", &integer, "The first position wanted.");
+            add("query", "limit", &integer, "At most so many.");
+            add("query", "min_position", &integer, "Wait until it is in the rows.");
+        }
+        Does::Events => {
+            add("query", "from", &string, "The first position wanted, or `end` for what is new; from the first event if not said.");
+            add("query", "types", &string, "Only these types, comma-separated; `replica.*` takes all of a kind.");
+            add("query", "subject", &string, "Only about these subjects, comma-separated: `node/node-1`, or `node` for all of a kind.");
+            add("query", "kinds", &string, "Only these: `intent`, `observation`, `fact`, comma-separated.");
+            add("query", "follow", &boolean, "Go on when the journal's end is reached; if not said, over server-sent events alone.");
+            add("query", "limit", &integer, "At most so many.");
+            add("header", "Last-Event-ID", &integer, "Resume behind this event; wins over `from`.");
+        }
+        Does::Logs => {
+            add("query", "payload", &string, "Only of this payload.");
+            add("query", "process", &integer, "Only of this process of it.");
+            add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output.");
+            add("query", "tail", &integer, "Only the last so many lines.");
+            add("query", "follow", &boolean, "Go on with what is written.");
+        }
+        Does::Intent(..) | Does::Intents => {
+            add("header", "Idempotency-Key", &string, "Makes it safe to repeat; made up if not said.");
+            add("header", "If-Match", &string, "The version that it is based on, in quotes.");
+            add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");
+            add("header", "Chancery-Source", &string, "Where it comes from; `http` if not said.");
+            add("header", "Chancery-Time", &json!({"type": "string", "format": "date-time"}), "When it was first asked.");
+            add("header", "traceparent", &string, "W3C trace context, kept.");
+        }
+        Does::Live | Does::Ready | Does::Metrics | Does::OpenApi | Does::Schema => {}
+    }
+    all
+}
+
+fn request_body(
+    route: &Route,
+    types: &mut SchemaGenerator,
+    bodies: &BTreeMap<&'static str, Value>,
+) -> Option<Value> {
+    let json_body = |schema: Value| json!({"content": {"application/json": {"schema": schema}}});
+    match route.does {
+        Does::Intent(_, Shape::ApproveOne) => Some(json_body(types.subschema_for::<ApproveOne>().to_value())),
+        Does::Intent(_, Shape::RejectOne) => Some(json_body(types.subschema_for::<RejectOne>().to_value())),
+        Does::Intent(type_name, Shape::Members) => {
+            let mut schema = bodies.get(type_name)?.clone();
+            let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
+            if let Some(properties) = schema["properties"].as_object_mut() {
+                properties.retain(|name, _| !in_path(name));
+            }
+            if let Some(required) = schema["required"].as_array_mut() {
+                required.retain(|name| !in_path(name.as_str().unwrap_or_default()));
+            }
+            Some(json_body(schema))
+        }
+        Does::Intents => {
+            let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
+            let data: Vec<_> = Intent::TYPES.iter().map(|name| json!({"$ref": format!("#/components/schemas/{}", body_name(name))})).collect();
+            let event = json!({
+                "type": "object",
+                "properties": {
+                    "specversion": {"const": "1.0"}, "id": {"type": "string"}, "source": {"type": "string"},
+                    "type": {"enum": types}, "time": {"type": "string", "format": "date-time"},
+                    "subject": {"type": "string"}, "datacontenttype": {"const": "application/json"},
+                    "actor": {"type": "string"}, "expect": {"type": ["integer", "string"]},
+                    "traceparent": {"type": "string"}, "data": {"anyOf": data},
+                },
+                "required": ["specversion", "id", "source", "type", "data"],
+            });
+            Some(json!({"required": true, "content": {
+                "application/cloudevents+json": {"schema": event},
+                "application/cloudevents-batch+json": {"schema": {"type": "array", "items": event}},
+                "application/json": {"schema": {"type": "object"}},
+            }}))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,389 @@
+//! Problems: every answer that is not what was asked for, in the form of RFC 9457. Here, and nowhere else, stands
+//! which status and title a code has, and whether it is worth trying again.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use chancery_events::refusal::{Code, Refusal};
+use serde::{Deserialize, Serialize};
+
+/// Where in a request something is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum In {
+    /// In the body; the pointer is a JSON Pointer.
+    Body,
+    /// In the path; the pointer is the parameter's name after a slash.
+    Path,
+    /// In the query; the same.
+    Query,
+    /// In a header; the same.
+    Header,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Fault {
+    /// Where: a JSON Pointer in the body, or `/name` elsewhere.
+    pub pointer: String,
+    /// What is wrong there.
+    pub detail: String,
+    /// In which part of the request.
+    #[serde(rename = "in")]
+    pub part: In,
+}
+
+/// What a code stands for.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Kind {
+    /// For programs. Stable.
+    pub code: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// In a few words; the same for each occurrence.
+    pub title: &'static str,
+    /// Whether the same request may hold later.
+    pub retryable: bool,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $status:literal $code:literal $retry:ident $title:literal;)*) => {
+        $($(#[$doc])* pub const $name: &Kind = &Kind { code: $code, status: $status, title: $title, retryable: kinds!(@ $retry) };)*
+        /// Every kind of problem.
+        pub const KINDS: &[&Kind] = &[$($name),*];
+    };
+    (@ retry) => { true };
+    (@ final) => { false };
+}
+
+kinds! {
+    // Refusals: the decider's answers, which stand in the journal.
+    /// [`Code::NotFound`]; also a read that finds nothing.
+    NOT_FOUND = 404 "not_found" final "Not found";
+    /// [`Code::AlreadyExists`].
+    ALREADY_EXISTS = 409 "already_exists" final "The name is taken";
+    /// [`Code::VersionConflict`], the version having come in the body.
+    VERSION_CONFLICT = 409 "version_conflict" final "Not the version expected";
+    /// [`Code::VersionConflict`], the version having come in `If-Match`.
+    PRECONDITION_FAILED = 412 "version_conflict" final "Not the version expected";
+    /// [`Code::Invalid`]; also a body that has not the form it should have.
+    INVALID = 422 "invalid" final "The body is not valid";
+    /// [`Code::BadTransition`].
+    BAD_TRANSITION = 409 "bad_transition" final "Its state does not allow it";
+    /// [`Code::InUse`].
+    IN_USE = 409 "in_use" final "Something still needs it";
+    /// [`Code::Inactive`].
+    INACTIVE = 409 "inactive" final "Not in use";
+    /// [`Code::HashMismatch`].
+    HASH_MISMATCH = 409 "hash_mismatch" final "Not what would be done now";
+    /// [`Code::NotPending`].
+    NOT_PENDING = 409 "not_pending" final "It does not wait for approval";
+    /// [`Code::KeyReused`].
+    KEY_REUSED = 422 "key_reused" final "The idempotency key was used for something else";
+    /// [`Code::Expired`].
+    EXPIRED = 409 "expired" final "Too old to tell whether it was decided";
+    /// [`Code::FromTheFuture`].
+    FROM_THE_FUTURE = 422 "from_the_future" final "Dated too far ahead";
+    /// [`Code::Unsupported`].
+    UNSUPPORTED = 422 "unsupported" final "Not possible with this build";
+    /// [`Code::TooLarge`]; also a body over its limit.
+    TOO_LARGE = 413 "too_large" final "Too large";
+    /// [`Code::Internal`]; also any other mistake of ours.
+    INTERNAL = 500 "internal" final "A mistake of the server";
+
+    // Everything else: nothing was recorded, unless the outcome is unknown.
+    /// The body is not JSON of a form that is taken anywhere.
+    MALFORMED = 400 "malformed" final "The body cannot be read";
+    /// A parameter in path, query or headers is not right.
+    BAD_PARAMETER = 400 "bad_parameter" final "A parameter is not right";
+    /// The path leads nowhere.
+    NO_SUCH_ROUTE = 404 "no_such_route" final "Nothing is here";
+    /// The path does not take the method.
+    METHOD_NOT_ALLOWED = 405 "method_not_allowed" final "Not with this method";
+    /// None of the media types that are accepted is offered.
+    NOT_ACCEPTABLE = 406 "not_acceptable" final "Not in this form";
+    /// The request did not come in time.
+    REQUEST_TIMEOUT = 408 "request_timeout" retry "The request did not come in time";
+    /// It was, and is no more.
+    GONE = 410 "gone" final "It is no more";
+    /// The path is too long.
+    URI_TOO_LONG = 414 "uri_too_long" final "The path is too long";
+    /// The body's media type is not taken here.
+    UNSUPPORTED_MEDIA_TYPE = 415 "unsupported_media_type" final "Not of this media type";
+    /// The headers are too large.
+    HEADERS_TOO_LARGE = 431 "headers_too_large" final "The headers are too large";
+    /// There is no room now.
+    BUSY = 503 "busy" retry "Busy";
+    /// The position asked for is not applied yet.
+    BEHIND = 503 "behind" retry "Not there yet";
+    /// The answer did not come in time; nothing was asked of the decider.
+    TIMEOUT = 503 "timeout" retry "Not in time";
+    /// The answer is not known: it may or may not be recorded.
+    UNKNOWN_OUTCOME = 504 "unknown_outcome" retry "The outcome is not known";
+}
+
+/// The kind of problem that a refusal is.
+pub fn kind_of(code: Code) -> &'static Kind {
+    match code {
+        Code::NotFound => NOT_FOUND,
+        Code::AlreadyExists => ALREADY_EXISTS,
+        Code::VersionConflict => VERSION_CONFLICT,
+        Code::Invalid => INVALID,
+        Code::BadTransition => BAD_TRANSITION,
+        Code::InUse => IN_USE,
+        Code::Inactive => INACTIVE,
+        Code::HashMismatch => HASH_MISMATCH,
+        Code::NotPending => NOT_PENDING,
+        Code::KeyReused => KEY_REUSED,
+        Code::Expired => EXPIRED,
+        Code::FromTheFuture => FROM_THE_FUTURE,
+        Code::Unsupported => UNSUPPORTED,
+        Code::TooLarge => TOO_LARGE,
+        Code::Internal => INTERNAL,
+    }
+}
+
+/// A problem, as it is shown.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[schemars(rename = "Problem")]
+pub struct Shown {
+    /// Names the kind of problem: `/problems/{code}`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// In a few words; the same for each occurrence.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// For programs. Stable.
+    pub code: String,
+    /// What is wrong this time, and what to do about it.
+    pub detail: String,
+    /// Where.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<Fault>,
+    /// Whether the same request may hold later.
+    pub retryable: bool,
+    /// Names the request, in the server's log too.
+    pub request_id: String,
+    /// The subject's version now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// The position of the refusal in the journal, or of what is applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<u64>,
+    /// The intent's id: repeat the request with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Where to read on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub see: Option<String>,
+}
+
+/// A problem in the making.
+#[derive(Debug)]
+pub struct Problem {
+    /// Which.
+    pub kind: &'static Kind,
+    /// What is wrong this time.
+    pub detail: String,
+    errors: Vec<Fault>,
+    version: Option<u64>,
+    position: Option<u64>,
+    id: Option<String>,
+    see: Option<String>,
+    allow: Option<String>,
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    /// A problem with nothing but its reason.
+    pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
+        Problem {
+            kind,
+            detail: detail.into(),
+            errors: Vec::new(),
+            version: None,
+            position: None,
+            id: None,
+            see: None,
+            allow: None,
+            retry_after: kind.retryable.then_some(Duration::from_secs(1)),
+        }
+    }
+
+    /// A parameter that is not right.
+    pub fn parameter(part: In, name: &str, detail: impl Into<String>) -> Problem {
+        let detail = detail.into();
+        let part_word = match part {
+            In::Body => "body's",
+            In::Path => "path's",
+            In::Query => "query's",
+            In::Header => "header",
+        };
+        Problem::new(BAD_PARAMETER, format!("read the {part_word} {name}: {detail}")).at(
+            part,
+            pointer_to(name),
+            detail,
+        )
+    }
+
+    /// A mistake of ours: the cause goes to the log, not to the caller.
+    pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> Problem {
+        tracing::error!(doing, %error, "a request failed");
+        Problem::new(INTERNAL, format!("{doing}: it failed; the server's log says why"))
+    }
+
+    /// A refusal, with the position of its fact.
+    pub fn refused(refusal: &Refusal, position: u64, was_if_match: bool) -> Problem {
+        let kind = match refusal.code {
+            Code::VersionConflict if was_if_match => PRECONDITION_FAILED,
+            code => kind_of(code),
+        };
+        let mut problem = Problem::new(kind, refusal.detail.clone());
+        problem.version = refusal.version;
+        problem.position = Some(position);
+        for (pointer, detail) in &refusal.errors {
+            problem = problem.at(In::Body, pointer.clone(), detail.clone());
+        }
+        problem
+    }
+
+    /// Says where, and what is wrong there.
+    #[must_use]
+    pub fn at(mut self, part: In, pointer: impl Into<String>, detail: impl Into<String>) -> Problem {
+        self.errors.push(Fault { pointer: pointer.into(), detail: detail.into(), part });
+        self
+    }
+
+    /// Puts `prefix` before the pointers into the body.
+    #[must_use]
+    pub fn below(mut self, prefix: &str) -> Problem {
+        for fault in self.errors.iter_mut().filter(|fault| fault.part == In::Body) {
+            fault.pointer.insert_str(0, prefix);
+        }
+        self
+    }
+
+    /// Names the position.
+    #[must_use]
+    pub fn position(mut self, position: u64) -> Problem {
+        self.position = Some(position);
+        self
+    }
+
+    /// Names the intent's id.
+    #[must_use]
+    pub fn id(mut self, id: &str) -> Problem {
+        self.id = Some(id.to_owned());
+        self
+    }
+
+    /// Says where to read on.
+    #[must_use]
+    pub fn see(mut self, path: String) -> Problem {
+        self.see = Some(path);
+        self
+    }
+
+    /// Names the methods that are allowed.
+    #[must_use]
+    pub fn allow(mut self, methods: String) -> Problem {
+        self.allow = Some(methods);
+        self
+    }
+
+    /// The faults.
+    pub fn errors(&self) -> &[Fault] {
+        &self.errors
+    }
+
+    /// The faults, to be changed.
+    pub fn errors_mut(&mut self) -> &mut Vec<Fault> {
+        &mut self.errors
+    }
+
+    /// As it is shown in the answer to a request.
+    pub fn shown(&self, request_id: &str) -> Shown {
+        Shown {
+            kind: format!("/problems/{}", self.kind.code),
+            title: self.kind.title.to_owned(),
+            status: self.kind.status,
+            code: self.kind.code.to_owned(),
+            detail: self.detail.clone(),
+            errors: self.errors.clone(),
+            retryable: self.kind.retryable,
+            request_id: request_id.to_owned(),
+            version: self.version,
+            position: self.position,
+            id: self.id.clone(),
+            see: self.see.clone(),
+        }
+    }
+
+    /// The answer to a request.
+    pub fn response(&self, request_id: &str) -> Response<Body> {
+        let body = serde_json::to_vec(&self.shown(request_id)).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(value) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+            headers.insert(header::ALLOW, value);
+        }
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        if let Some(position) = self.position {
+            headers.insert("chancery-position", HeaderValue::from(position));
+        }
+        response
+    }
+}
+
+/// A JSON Pointer (RFC 6901) to a member of the root.
+pub fn pointer_to(name: &str) -> String {
+    format!("/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_the_status_that_clients_know() {
+        let table = [
+            ("not_found", 404),
+            ("already_exists", 409),
+            ("version_conflict", 409),
+            ("invalid", 422),
+            ("bad_transition", 409),
+            ("in_use", 409),
+            ("inactive", 409),
+            ("hash_mismatch", 409),
+            ("not_pending", 409),
+            ("key_reused", 422),
+            ("expired", 409),
+            ("from_the_future", 422),
+            ("unsupported", 422),
+            ("too_large", 413),
+            ("internal", 500),
+        ];
+        assert_eq!(table.len(), Code::ALL.len());
+        for (code, (word, status)) in Code::ALL.iter().zip(table) {
+            assert_eq!((code.word(), kind_of(*code).status), (word, status));
+            assert_eq!(kind_of(*code).code, word);
+        }
+        let refusal = Refusal { version: Some(3), ..Refusal::new(Code::VersionConflict, "it is at 3") };
+        assert_eq!(Problem::refused(&refusal, 9, true).kind.status, 412);
+        assert_eq!(Problem::refused(&refusal, 9, false).kind.status, 409);
+    }
+
+    #[test]
+    fn statuses_are_errors_and_what_is_unknown_may_be_tried_again() {
+        for kind in KINDS {
+            assert!((400..600).contains(&kind.status), "{kind:?}");
+            assert_eq!(kind.retryable, [408, 503, 504].contains(&kind.status), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The query of a request: each parameter once, none that is not known.
+
+use axum::http::Uri;
+
+use super::problem::{BAD_PARAMETER, In, Problem, pointer_to};
+
+/// What is left of a query.
+#[derive(Debug)]
+pub(super) struct Params(Vec<(String, String)>);
+
+impl Params {
+    /// Reads a query.
+    pub(super) fn read(uri: &Uri) -> Result<Params, Problem> {
+        let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
+        let pairs = pairs.map_err(|error| Problem::new(BAD_PARAMETER, format!("read the query: {error}")))?;
+        Ok(Params(pairs.0))
+    }
+
+    /// Takes out a parameter.
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<String>, Problem> {
+        let mut found = None;
+        while let Some(at) = self.0.iter().position(|(key, _)| key == name) {
+            if found.replace(self.0.remove(at).1).is_some() {
+                return Err(Problem::parameter(In::Query, name, "write it once"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes out a whole number.
+    pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, Problem> {
+        let read = |text: String| text.parse().map_err(|_| Problem::parameter(In::Query, name, "write a whole number"));
+        self.take(name)?.map(read).transpose()
+    }
+
+    /// Takes out a yes or no.
+    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Problem> {
+        match self.take(name)?.as_deref() {
+            None => Ok(None),
+            Some("true" | "") => Ok(Some(true)),
+            Some("false") => Ok(Some(false)),
+            Some(_) => Err(Problem::parameter(In::Query, name, "write true or false")),
+        }
+    }
+
+    /// Everything that is left.
+    pub(super) fn rest(self) -> Vec<(String, String)> {
+        self.0
+    }
+
+    /// Refuses what is left.
+    pub(super) fn end(&self, known: &[&str]) -> Result<(), Problem> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(unknown(name, known)),
+        }
+    }
+}
+
+/// A parameter that nobody knows.
+pub(super) fn unknown(name: &str, known: &[&str]) -> Problem {
+    let name: String = name.chars().take(100).collect();
+    let known = if known.is_empty() { "there are none here".into() } else { format!("known are {}", known.join(", ")) };
+    Problem::new(BAD_PARAMETER, format!("read the query: there is no parameter {name:?}; {known}")).at(
+        In::Query,
+        pointer_to(&name),
+        "it is not known",
+    )
+}

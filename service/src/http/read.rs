@@ -1,0 +1,217 @@
+//! Reads: rows as the projector keeps them, and histories from the journal.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+use chancery_events::event::{Event, Line};
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::subject::Subject;
+use chancery_journal::Source;
+use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, QueryError, RowKey, RowKind};
+
+use super::App;
+use super::edge::{Call, json};
+use super::problem::{BAD_PARAMETER, BEHIND, GONE, In, NOT_FOUND, Problem, pointer_to};
+use super::query::{Params, unknown};
+
+/// Events of a history on one page, if nothing is said,
+const HISTORY: usize = 100;
+/// and at most.
+const HISTORY_MAX: u64 = 1000;
+
+/// Waits until the position is in the rows.
+pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
+    let behind = |why: String| {
+        let applied = app.reader.applied().position;
+        Problem::new(BEHIND, format!("wait for position {wanted}: the rows stand at {applied}{why}"))
+            .position(applied.get())
+    };
+    match tokio::time::timeout(timeout, app.reader.watch().reached(wanted)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(NotReached::Timeout { .. })) | Err(_) => Err(behind(String::new())),
+        Ok(Err(NotReached::Stopped { reason, .. })) => Err(behind(format!(", and go no further: {reason}"))),
+    }
+}
+
+async fn min_position(app: &App, params: &mut Params) -> Result<(), Problem> {
+    match params.number("min_position")? {
+        None => Ok(()),
+        Some(wanted) => reached(app, Position::new(wanted), app.limits.min_position).await,
+    }
+}
+
+/// A page of rows.
+pub(super) async fn list(
+    app: &App,
+    call: &Call,
+    kind: RowKind,
+    mut params: Params,
+) -> Result<Response<Body>, Problem> {
+    let limit = params.number("limit")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
+    let token = token.transpose().map_err(|error| Problem::parameter(In::Query, "page_token", error.to_string()))?;
+    min_position(app, &mut params).await?;
+    let mut filters = params.rest();
+    if let Some(plan) = call.found.param("plan") {
+        if filters.iter().any(|(name, _)| name == "plan") {
+            return Err(Problem::parameter(In::Query, "plan", "the path says it"));
+        }
+        filters.push(("plan".to_owned(), plan.to_owned()));
+    }
+    let query = Query { filters, limit, token };
+    let page = app.reader.list_json(kind, &query).map_err(|error| not_read(kind, error))?;
+    let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
+    let mut body = String::with_capacity(page.items.len() + 100);
+    let _ = write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
+    Ok(json(body))
+}
+
+fn not_read(kind: RowKind, error: QueryError) -> Problem {
+    match error {
+        QueryError::Filter(BadFilter::Unknown { name, .. }) => {
+            let more = ["limit", "page_token", "min_position"];
+            unknown(&name, &kind.filters().into_iter().chain(more).collect::<Vec<_>>())
+        }
+        QueryError::Filter(BadFilter::Value { name, reason, .. }) => Problem::parameter(In::Query, name, reason),
+        QueryError::OtherToken { .. } => Problem::parameter(In::Query, "page_token", error.to_string()),
+        QueryError::Limit { .. } => Problem::parameter(In::Query, "limit", error.to_string()),
+        QueryError::Store(error) => Problem::internal("read rows", &error),
+    }
+}
+
+/// What the path names.
+fn key(call: &Call, kind: RowKind) -> Result<RowKey, Problem> {
+    let parts: Vec<_> = call.found.params().collect();
+    let text = parts.iter().map(|(_, value)| *value).collect::<Vec<_>>().join("/");
+    RowKey::parse(kind, &text).map_err(|error| {
+        // Of several parts, the last that alone breaks the rule is at fault often enough.
+        let name = parts.last().map_or("", |(name, _)| *name);
+        Problem::new(BAD_PARAMETER, format!("{error}")).at(In::Path, pointer_to(name), error.reason.clone())
+    })
+}
+
+/// One row.
+pub(super) async fn get(
+    app: &App,
+    call: &Call,
+    kind: RowKind,
+    mut params: Params,
+) -> Result<Response<Body>, Problem> {
+    let key = key(call, kind)?;
+    min_position(app, &mut params).await?;
+    params.end(&["min_position"])?;
+    let Some(row) = app.reader.get_json(&key).map_err(|error| not_read(kind, error))? else {
+        return Err(missing(app, &key, call.parts.uri.path()).await);
+    };
+    let mut response = json(row.body);
+    let headers = response.headers_mut();
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
+        headers.insert(header::ETAG, tag);
+    }
+    headers.insert("chancery-position", HeaderValue::from(row.position.get()));
+    Ok(response)
+}
+
+/// It is not there: it never was, or it is no more.
+async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
+    let subject = key.subject();
+    let never = || Problem::new(NOT_FOUND, format!("there is no {} {key:?}", subject.kind(), key = key.to_string()));
+    if matches!(key, RowKey::Command(..)) {
+        return never();
+    }
+    let (source, issued) = (app.source.clone(), subject.clone());
+    let was = tokio::task::spawn_blocking(move || was_issued(&*source, &issued)).await;
+    if !was.unwrap_or(false) {
+        return never();
+    }
+    let history = format!("{path}/history");
+    let detail = format!("{subject} is no more; {history} tells what became of it");
+    Problem::new(GONE, detail).see(history)
+}
+
+/// Whether the journal has issued it. Ids and replicas' names tell the position of the fact that made them, so this
+/// is a look at one record.
+fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
+    let position = match subject {
+        Subject::Incarnation(id) => id.position(),
+        Subject::Operation(id) => id.position(),
+        Subject::Session(id) => id.position(),
+        Subject::Replica(name) => match position_of(name.as_str()) {
+            Some(position) => position,
+            None => return false,
+        },
+        _ => return false,
+    };
+    let head = source.head().map_or(Position::ZERO, |head| head.position);
+    if position == Position::ZERO || position > head {
+        return false;
+    }
+    let Some(Ok(record)) = source.records(position).ok().and_then(|mut records| records.next()) else { return false };
+    let lineage = record.header().lineage;
+    let Some((_, line)) = record.events().find(|(at, _)| *at == position) else { return false };
+    match Line::read(line).and_then(Line::event) {
+        Ok(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => *subject == Subject::Replica(created.name),
+        Ok(Event::Fact { fact, .. }) => fact.issues(lineage, position).as_ref() == Some(subject),
+        _ => false,
+    }
+}
+
+/// The position in a replica's name: base 36 behind the last dash, lowest digit first.
+fn position_of(name: &str) -> Option<Position> {
+    let (_, suffix) = name.rsplit_once('-')?;
+    suffix.chars().rev().try_fold(0_u64, |sum, digit| {
+        sum.checked_mul(36)?.checked_add(u64::from(digit.to_digit(36)?))
+    }).map(Position::new)
+}
+
+/// A page of an entity's history.
+pub(super) async fn history(
+    app: &Arc<App>,
+    call: &Call,
+    kind: RowKind,
+    mut params: Params,
+) -> Result<Response<Body>, Problem> {
+    let key = key(call, kind)?;
+    let from = params.number("from")?.map_or(Position::FIRST, |from| Position::new(from.max(1)));
+    let limit = params.number("limit")?;
+    if limit.is_some_and(|limit| limit == 0 || limit > HISTORY_MAX) {
+        return Err(Problem::parameter(In::Query, "limit", format!("ask for 1 to {HISTORY_MAX}")));
+    }
+    min_position(app, &mut params).await?;
+    params.end(&["from", "limit", "min_position"])?;
+    let limit = limit.map_or(HISTORY, |limit| limit as usize);
+    let (histories, subject) = (History::new(app.source.clone()), key.subject());
+    let page = tokio::task::spawn_blocking(move || histories.of(&subject, from, limit)).await;
+    let page = page.map_err(|error| Problem::internal("read a history", &error))?;
+    let page = page.map_err(|error| Problem::internal("read a history", &error))?;
+    if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
+        return Err(missing(app, &key, call.parts.uri.path()).await);
+    }
+    let items = serde_json::to_string(&page.entries).map_err(|error| Problem::internal("show a history", &error))?;
+    let next = page.next.map_or_else(|| "null".to_owned(), |next| next.to_string());
+    let position = app.source.head().map_or(Position::ZERO, |head| head.position);
+    Ok(json(format!(r#"{{"items":{items},"next_from":{next},"position":{position}}}"#)))
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_events::name::{ReplicaName, ServiceName};
+
+    use super::*;
+
+    #[test]
+    fn a_replicas_name_tells_where_it_was_made() {
+        let service: ServiceName = "web-front".parse().expect("a name");
+        for position in [1, 35, 36, 12_345, 1 << 40, Position::MAX.get()].map(Position::new) {
+            let name = ReplicaName::issue(&service, position);
+            assert_eq!(position_of(name.as_str()), Some(position), "{name}");
+        }
+        for other in ["nginx", "a-zzzzzzzzzzzzzzzzzzzzz", "a-b.c"] {
+            assert_eq!(position_of(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! `GET …/events`: the journal as a stream, over server-sent events or as lines of JSON.
+//!
+//! | | server-sent events | lines of JSON |
+//! |---|---|---|
+//! | an event | `id: 5`, `event: event`, `data: {…}` | `{…}` |
+//! | progress of a filtered stream | `id: 9`, `event: bookmark` | – |
+//! | still here | `: heartbeat` | – |
+//! | the end | `id: 9`, `event: closed`, `data: {"reason":…}` | the body ends; cut off, if something went wrong |
+//!
+//! Nothing is buffered for a follower: it takes from the hub what all take, when its connection has room. Behind the
+//! hub's ring it reads the journal. One that takes nothing for too long is cut off, and resumes where it was.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
+use chancery_events::id::Position;
+use chancery_journal::{Records, Source};
+use tokio::sync::watch;
+
+use super::App;
+use super::hub::{Batch, Follower, Hub, Next, Shown, show};
+use super::problem::{BEHIND, BUSY, In, NOT_ACCEPTABLE, Problem};
+use super::query::Params;
+use super::wanted::Wanted;
+
+/// Records taken from the ring at one time.
+const TAKE: usize = 64;
+/// Bytes of records read from the journal at one time,
+const READ_BYTES: usize = 1 << 20;
+/// and how many events may be passed over before a bookmark.
+const PASSED: u64 = 4096;
+
+/// Between ring and journal, so often without finding anything.
+const ROUNDS: u32 = 10;
+
+/// How events are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// `text/event-stream`
+    Sse,
+    /// `application/x-ndjson`
+    Lines,
+}
+
+/// Why a stream ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Closed {
+    /// Everything asked for was sent.
+    End,
+    /// As many events as asked for were sent.
+    Limit,
+    /// The server stops.
+    Shutdown,
+    /// The follower took nothing for too long.
+    Slow,
+    /// The journal cannot be read on.
+    Failed,
+}
+
+impl Closed {
+    const fn word(&self) -> &'static str {
+        match self {
+            Closed::End => "end",
+            Closed::Limit => "limit",
+            Closed::Shutdown => "shutdown",
+            Closed::Slow => "slow",
+            Closed::Failed => "failed",
+        }
+    }
+}
+
+/// What is asked for.
+struct Asked {
+    next: Position,
+    wanted: Wanted,
+    form: Form,
+    /// Where it ends, if it does not follow.
+    until: Option<Position>,
+    limit: Option<u64>,
+}
+
+/// Answers a request for a stream.
+pub(super) fn events(app: &Arc<App>, mut params: Params, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+    let form = form(headers)?;
+    let head = app.source.head().map_or(Position::ZERO, |head| head.position);
+    let tail = head.max(*app.hub.tail().borrow());
+    let from = params.take("from")?;
+    let wanted = {
+        let (types, subject, kinds) = (params.take("types")?, params.take("subject")?, params.take("kinds")?);
+        Wanted::read(types.as_deref(), subject.as_deref(), kinds.as_deref())?
+    };
+    let follow = params.flag("follow")?.unwrap_or(form == Form::Sse);
+    let limit = params.number("limit")?;
+    params.end(&["from", "types", "subject", "kinds", "follow", "limit"])?;
+    if limit == Some(0) {
+        return Err(Problem::parameter(In::Query, "limit", "ask for at least one event"));
+    }
+    let next = match headers.get("last-event-id") {
+        Some(id) => last_event_id(id)?.plus(1),
+        None => first_wanted(from.as_deref(), tail)?,
+    };
+    if next > tail.plus(1) {
+        return Err(Problem::new(BEHIND, format!("read events from {next} on: the journal ends at {tail}"))
+            .position(tail.get()));
+    }
+    let follower = app.hub.follow(app.limits.followers).ok_or_else(|| {
+        Problem::new(BUSY, format!("follow the journal: {} streams are open", app.limits.followers))
+    })?;
+    let asked = Asked { next, wanted, form, until: (!follow).then_some(tail), limit };
+    let mut response = Response::new(stream(app.clone(), asked, follower));
+    let headers = response.headers_mut();
+    let media_type = match form {
+        Form::Sse => "text/event-stream",
+        Form::Lines => "application/x-ndjson",
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+/// Server-sent events if they are asked for by name, lines of JSON otherwise.
+fn form(headers: &HeaderMap) -> Result<Form, Problem> {
+    let mut has_any = false;
+    for value in headers.get_all(header::ACCEPT) {
+        let text = value.to_str().map_err(|_| Problem::parameter(In::Header, "accept", "write it in ASCII"))?;
+        for range in text.split(',') {
+            has_any = true;
+            match range.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+                "text/event-stream" | "text/*" => return Ok(Form::Sse),
+                "application/x-ndjson" | "application/ndjson" | "application/json" | "application/*" | "*/*" => {
+                    return Ok(Form::Lines);
+                }
+                _ => {}
+            }
+        }
+    }
+    if has_any {
+        return Err(Problem::new(NOT_ACCEPTABLE, "stream events: accept text/event-stream or application/x-ndjson"));
+    }
+    Ok(Form::Lines)
+}
+
+fn last_event_id(id: &HeaderValue) -> Result<Position, Problem> {
+    let read = || position(id.to_str().ok()?);
+    read().ok_or_else(|| Problem::parameter(In::Header, "last-event-id", "write the id of an event: a position"))
+}
+
+fn position(text: &str) -> Option<Position> {
+    text.trim().parse().ok().filter(|position| *position < Position::MAX)
+}
+
+fn first_wanted(from: Option<&str>, tail: Position) -> Result<Position, Problem> {
+    match from {
+        None => Ok(Position::FIRST),
+        Some("end") => Ok(tail.plus(1)),
+        Some(text) => {
+            let wrong = || Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
+            Ok(position(text).ok_or_else(wrong)?.max(Position::FIRST))
+        }
+    }
+}
+
+/// What a stream has come to.
+struct Progress {
+    /// The next position to look at.
+    next: Position,
+    /// The last id that the follower knows.
+    told: Position,
+    /// Events that may still be sent.
+    left: u64,
+}
+
+impl Progress {
+    /// Passes over an event, or says that it is to be sent.
+    fn sees(&mut self, shown: &Shown, asked: &Asked) -> bool {
+        if shown.position < self.next || self.left == 0 || asked.until.is_some_and(|until| shown.position > until) {
+            return false;
+        }
+        self.next = shown.position.plus(1);
+        if !asked.wanted.fits(&shown.about) {
+            return false;
+        }
+        self.told = shown.position;
+        self.left -= 1;
+        true
+    }
+
+    fn is_over(&self, asked: &Asked) -> Option<Closed> {
+        let is_done = asked.until.is_some_and(|until| self.next > until);
+        if self.left == 0 { Some(Closed::Limit) } else { is_done.then_some(Closed::End) }
+    }
+
+    fn last(&self) -> Position {
+        Position::new(self.next.get() - 1)
+    }
+
+    /// A bookmark, if the follower knows less than it could.
+    fn bookmark(&mut self, form: Form) -> Option<Bytes> {
+        if form == Form::Lines || self.told >= self.last() {
+            return None;
+        }
+        self.told = self.last();
+        let last = self.told;
+        Some(format!("id: {last}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
+    }
+
+    fn closed(&self, why: &Closed, form: Form) -> Result<Option<Bytes>, io::Error> {
+        let (last, reason) = (self.last(), why.word());
+        match (form, why) {
+            (Form::Sse, _) => Ok(Some(
+                format!("id: {last}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n").into(),
+            )),
+            // Lines have no place for a reason: a transfer that is cut off is not mistaken for all there was.
+            (Form::Lines, Closed::Slow | Closed::Failed) => Err(io::Error::other(reason)),
+            (Form::Lines, Closed::End | Closed::Limit | Closed::Shutdown) => Ok(None),
+        }
+    }
+}
+
+fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
+    let stream = async_stream::stream! {
+        let _follower = follower;
+        let mut place = Place::new(&app, asked.next);
+        let mut progress =
+            Progress { next: asked.next, told: asked.next, left: asked.limit.unwrap_or(u64::MAX) };
+        if asked.next > Position::ZERO {
+            progress.told = Position::new(asked.next.get() - 1);
+        }
+        if asked.form == Form::Sse {
+            yield Ok(Bytes::from_static(b"retry: 1000\n\n"));
+        }
+        let why = 'end: loop {
+            if let Some(why) = progress.is_over(&asked) {
+                break why;
+            }
+            let batches = match place.next(progress.next, &asked.wanted).await {
+                Found::Batches(batches) => batches,
+                Found::Nothing if asked.until.is_some() => break Closed::End,
+                Found::Nothing => {
+                    if let Some(bookmark) = progress.bookmark(asked.form).filter(|_| place.is_new_at_tail()) {
+                        yield Ok(bookmark);
+                    }
+                    match place.wait(progress.next).await {
+                        Woken::New => {}
+                        Woken::Closing => break Closed::Shutdown,
+                        Woken::Heartbeat if asked.form == Form::Sse => {
+                            let beat = Bytes::from_static(b": heartbeat\n\n");
+                            yield Ok(progress.bookmark(asked.form).unwrap_or(beat));
+                        }
+                        Woken::Heartbeat => {}
+                    }
+                    continue;
+                }
+                Found::Failed => break Closed::Failed,
+            };
+            for batch in batches {
+                let Ok(all) = batch.shown() else { break 'end Closed::Failed };
+                for shown in all {
+                    if progress.sees(shown, &asked) {
+                        let since = Instant::now();
+                        yield Ok(match asked.form {
+                            Form::Sse => shown.sse.clone(),
+                            Form::Lines => shown.line.clone(),
+                        });
+                        // Control comes back when the connection has room for more.
+                        if since.elapsed() > app.limits.stall {
+                            break 'end Closed::Slow;
+                        }
+                    }
+                }
+                if progress.is_over(&asked).is_some() {
+                    break;
+                }
+                progress.next = progress.next.max(batch.last().plus(1));
+                if progress.last().get() - progress.told.get() >= PASSED {
+                    if let Some(bookmark) = progress.bookmark(asked.form) {
+                        yield Ok(bookmark);
+                    }
+                }
+            }
+            if place.is_closing() {
+                break Closed::Shutdown;
+            }
+            place.pace().await;
+        };
+        match progress.closed(&why, asked.form) {
+            Ok(Some(last)) => yield Ok(last),
+            Ok(None) => {}
+            Err(error) => yield Err(error),
+        }
+    };
+    Body::from_stream(stream)
+}
+
+/// What a follower finds.
+enum Found {
+    Batches(Vec<Arc<Batch>>),
+    Nothing,
+    Failed,
+}
+
+/// What ends a wait.
+enum Woken {
+    New,
+    Heartbeat,
+    Closing,
+}
+
+/// Where a follower reads.
+struct Place {
+    hub: Arc<Hub>,
+    source: Arc<dyn Source>,
+    tail: watch::Receiver<Position>,
+    closing: watch::Receiver<bool>,
+    heartbeat: tokio::time::Interval,
+    /// The journal, while it is read.
+    records: Option<Records>,
+    in_ring: bool,
+    was_at_tail: bool,
+}
+
+impl Place {
+    fn new(app: &App, next: Position) -> Place {
+        let mut heartbeat = tokio::time::interval(app.limits.heartbeat);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        heartbeat.reset();
+        let in_ring = matches!(app.hub.read(next, 1), Next::Batches(_));
+        Place {
+            hub: app.hub.clone(),
+            source: app.source.clone(),
+            tail: app.hub.tail(),
+            closing: app.hub.closing(),
+            heartbeat,
+            records: None,
+            in_ring,
+            was_at_tail: false,
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    /// Whether this is the first time since it was behind that there is nothing more.
+    fn is_new_at_tail(&mut self) -> bool {
+        !std::mem::replace(&mut self.was_at_tail, true)
+    }
+
+    /// What there is from `next` on: in the ring, or in the journal.
+    async fn next(&mut self, next: Position, wanted: &Wanted) -> Found {
+        let mut rounds = 0;
+        loop {
+            if self.in_ring {
+                match self.hub.read(next, TAKE) {
+                    Next::Batches(batches) => return Found::Batches(batches),
+                    Next::Wait => return Found::Nothing,
+                    Next::Behind => self.in_ring = false,
+                }
+            }
+            self.was_at_tail = false;
+            match self.read_journal(next, wanted).await {
+                Ok(batches) if batches.is_empty() => {
+                    self.records = None;
+                    self.in_ring = true;
+                    // The ring may have moved on since; but what it has lost, the journal has.
+                    rounds += 1;
+                    if rounds > ROUNDS {
+                        return Found::Failed;
+                    }
+                }
+                Ok(batches) => return Found::Batches(batches),
+                Err(()) => return Found::Failed,
+            }
+        }
+    }
+
+    /// The next records of the journal, rendered as far as they may be wanted; none at its head. Files are read, so
+    /// not on the threads that serve everybody.
+    async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
+        let _turn = self.hub.readers.acquire().await.map_err(|_| ())?;
+        let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let mut records = match records {
+                Some(records) => records,
+                None => source.records(next)?,
+            };
+            let (mut batches, mut bytes) = (Vec::new(), 0);
+            while bytes < READ_BYTES {
+                let Some(record) = records.next().transpose()? else { break };
+                bytes += record.bytes().len();
+                batches.push(Arc::new(Batch::for_one(record, &wanted)));
+            }
+            Ok::<_, chancery_journal::ReadError>((records, batches))
+        });
+        let read = read.await.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+        let (records, batches) =
+            read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+        self.records = Some(records);
+        Ok(batches)
+    }
+
+    /// Waits until there is something from `next` on.
+    async fn wait(&mut self, next: Position) -> Woken {
+        tokio::select! {
+            biased;
+            _ = self.closing.wait_for(|closing| *closing) => Woken::Closing,
+            _ = self.tail.wait_for(|tail| *tail >= next) => Woken::New,
+            _ = self.heartbeat.tick() => Woken::Heartbeat,
+        }
+    }
+
+    /// Lets events gather when many follow, so that each write carries more: with 1,000 followers, for 20 ms.
+    async fn pace(&mut self) {
+        let pause = Duration::from_millis((self.hub.followers() / 50).min(50) as u64);
+        if self.in_ring && !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+impl Batch {
+    /// Rendered for one follower, who wants some of it.
+    fn for_one(record: Arc<chancery_events::record::Record>, wanted: &Wanted) -> Batch {
+        let shown = show(&record, wanted);
+        Batch::with(record, shown)
+    }
+}

@@ -1,0 +1,195 @@
+//! Which events a stream is asked for: by type, subject and kind, known before anything is sent.
+
+use chancery_events::cloud::{About, TYPE_PREFIX};
+use chancery_events::event::{EventKind, Line};
+use chancery_events::fact::Fact;
+use chancery_events::intent::Intent;
+use chancery_events::observation::Observation;
+use chancery_events::subject::Subject;
+
+use super::problem::{In, Problem};
+
+/// The words before the slash of a subject.
+const SUBJECT_KINDS: &[&str] = &[
+    "fleet",
+    "cluster",
+    "capability",
+    "node",
+    "plan",
+    "deployment",
+    "replica",
+    "incarnation",
+    "operation",
+    "session",
+];
+
+/// Every type that this build knows.
+pub(super) fn types() -> impl Iterator<Item = &'static str> {
+    Intent::TYPES.iter().chain(Observation::TYPES).chain(Fact::TYPES).copied()
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum TypeTest {
+    Exact(&'static str),
+    /// Ends in a dot.
+    Prefix(String),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum SubjectTest {
+    Exact(Subject),
+    Kind(&'static str),
+}
+
+/// Which events are wanted. Of each list, one must fit; an empty list asks for nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Wanted {
+    types: Vec<TypeTest>,
+    subjects: Vec<SubjectTest>,
+    kinds: Vec<EventKind>,
+}
+
+impl Wanted {
+    /// Reads the query's `types`, `subject` and `kinds`: comma-separated each.
+    pub(super) fn read(
+        types: Option<&str>,
+        subjects: Option<&str>,
+        kinds: Option<&str>,
+    ) -> Result<Wanted, Problem> {
+        fn each<T>(
+            name: &str,
+            list: Option<&str>,
+            read: fn(&str) -> Result<T, String>,
+        ) -> Result<Vec<T>, Problem> {
+            let items = list.into_iter().flat_map(|list| list.split(',')).map(str::trim);
+            items.map(|item| read(item).map_err(|what| Problem::parameter(In::Query, name, what))).collect()
+        }
+        Ok(Wanted {
+            types: each("types", types, type_test)?,
+            subjects: each("subject", subjects, subject_test)?,
+            kinds: each("kinds", kinds, kind)?,
+        })
+    }
+
+    /// Whether everything is wanted.
+    pub(super) fn is_all(&self) -> bool {
+        *self == Wanted::default()
+    }
+
+    /// Whether an event may be wanted, as far as its frame tells.
+    pub(super) fn may(&self, line: &Line<'_>) -> bool {
+        self.fits_kind(line.kind) && self.fits_type(&line.type_name)
+    }
+
+    /// Whether an event is wanted.
+    pub(super) fn fits(&self, about: &About) -> bool {
+        self.fits_kind(about.kind)
+            && self.fits_type(&about.type_name)
+            && (self.subjects.is_empty()
+                || self.subjects.iter().any(|test| match test {
+                    SubjectTest::Exact(subject) => about.subjects.contains(subject),
+                    SubjectTest::Kind(kind) => about.subjects.iter().any(|subject| subject.kind() == *kind),
+                }))
+    }
+
+    fn fits_kind(&self, kind: EventKind) -> bool {
+        self.kinds.is_empty() || self.kinds.contains(&kind)
+    }
+
+    fn fits_type(&self, type_name: &str) -> bool {
+        self.types.is_empty()
+            || self.types.iter().any(|test| match test {
+                TypeTest::Exact(exact) => type_name == *exact,
+                TypeTest::Prefix(prefix) => type_name.starts_with(prefix.as_str()),
+            })
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
+fn type_test(text: &str) -> Result<TypeTest, String> {
+    let bare = text.strip_prefix(TYPE_PREFIX).unwrap_or(text);
+    if let Some(prefix) = bare.strip_suffix('*') {
+        let is_known = prefix.ends_with('.') && types().any(|known| known.starts_with(prefix));
+        return is_known.then(|| TypeTest::Prefix(prefix.to_owned())).ok_or_else(|| {
+            format!("no type begins with {:?}; write the beginning up to a dot, as in replica.*", short(prefix))
+        });
+    }
+    let known = types().find(|known| *known == bare).map(TypeTest::Exact);
+    known.ok_or_else(|| format!("no event has the type {:?}; /v1/openapi.json names the types", short(text)))
+}
+
+fn subject_test(text: &str) -> Result<SubjectTest, String> {
+    let bare = text.strip_suffix("/*").or_else(|| text.strip_suffix('/')).unwrap_or(text);
+    if let Some(kind) = SUBJECT_KINDS.iter().find(|kind| **kind == bare) {
+        return Ok(SubjectTest::Kind(kind));
+    }
+    let exact = text.parse::<Subject>().map(SubjectTest::Exact);
+    exact.map_err(|error| format!("{error}; the kinds are {}", SUBJECT_KINDS.join(", ")))
+}
+
+fn kind(text: &str) -> Result<EventKind, String> {
+    match text {
+        "intent" => Ok(EventKind::Intent),
+        "observation" => Ok(EventKind::Observation),
+        "fact" => Ok(EventKind::Fact),
+        _ => Err(format!("{:?} is none of intent, observation and fact", short(text))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(type_name: &'static str, kind: EventKind, subjects: &[&str]) -> About {
+        let subjects = subjects.iter().map(|text| text.parse().expect("a subject")).collect();
+        About { kind, type_name: type_name.into(), subjects }
+    }
+
+    #[test]
+    fn each_list_must_fit_and_of_each_list_one() {
+        let created = about("replica.created.v1", EventKind::Fact, &["replica/a-0001", "plan/nginx"]);
+        for (types, subject, kinds, fits) in [
+            (None, None, None, true),
+            (Some("replica.created.v1"), None, None, true),
+            (Some("chancery.replica.created.v1"), None, None, true),
+            (Some("replica.*"), None, None, true),
+            (Some("node.*,replica.*"), None, None, true),
+            (Some("node.*"), None, None, false),
+            (None, Some("plan/nginx"), None, true),
+            (None, Some("plan/other"), None, false),
+            (None, Some("plan"), None, true),
+            (None, Some("plan/"), None, true),
+            (None, Some("plan/*"), None, true),
+            (None, Some("node"), None, false),
+            (None, None, Some("fact,intent"), true),
+            (None, None, Some("intent"), false),
+            (Some("replica.*"), Some("plan"), Some("observation"), false),
+        ] {
+            let wanted = Wanted::read(types, subject, kinds).expect("known words");
+            assert_eq!(wanted.fits(&created), fits, "{types:?} {subject:?} {kinds:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_words_are_refused() {
+        for types in ["pod.created.v1", "replica.created", "pod.*", "repl*", "*", "", "replica.*,"] {
+            let problem = Wanted::read(Some(types), None, None).expect_err(types);
+            assert_eq!(problem.errors()[0].pointer, "/types");
+        }
+        for subject in ["pod/x", "node/A", "", "pods", "deployment/nginx"] {
+            let problem = Wanted::read(None, Some(subject), None).expect_err(subject);
+            assert_eq!(problem.errors()[0].pointer, "/subject");
+        }
+        assert!(Wanted::read(None, None, Some("facts")).is_err());
+    }
+
+    #[test]
+    fn the_kinds_of_subjects_are_all_known() {
+        for (kind, text) in SUBJECT_KINDS.iter().zip(["fleet", "cluster/a", "capability/a", "node/a", "plan/a"]) {
+            assert_eq!(text.parse::<Subject>().expect("a subject").kind(), *kind);
+        }
+    }
+}

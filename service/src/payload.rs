@@ -1,0 +1,36 @@
+//! The demonstration's payload: a small HTTP server that the program itself ships, so that it works anywhere.
+//!
+//! It answers every request with who it is. It is a payload like any other: nothing of the control plane is used.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
+
+/// Answers on the loopback port until it is ended.
+pub fn serve(port: u16) -> std::io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+    println!("listening on {}", listener.local_addr()?);
+    for stream in listener.incoming() {
+        // One visitor that misbehaves is told to standard error, and the next one is served.
+        if let Err(error) = stream.and_then(answer) {
+            eprintln!("a visitor was not served: {error}");
+        }
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut request = String::new();
+    BufReader::new(&stream).read_line(&mut request)?;
+    let told = |key: &str| std::env::var(key).unwrap_or_else(|_| "?".into());
+    let body = format!(
+        "{} version {} here, on {}, process {}\n",
+        told("CHANCERY_REPLICA"),
+        told("VERSION"),
+        told("CHANCERY_NODE"),
+        std::process::id()
+    );
+    println!("{}", request.trim_end());
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}

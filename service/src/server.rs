@@ -1,0 +1,295 @@
+//! A server: one fleet's journal, decider, projector and API in one process, and the order in which they start and
+//! stop.
+//!
+//! ```text
+//! DATA/fleets/FLEET/journal/     what has happened: the only thing that cannot be made again
+//! DATA/fleets/FLEET/snapshots/   the state at some positions
+//! DATA/fleets/FLEET/rows/        the read models
+//! DATA/executors/CLUSTER/        what runs on this machine: outlives the server
+//! DATA/address                   where the server listens
+//! ```
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result};
+use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::record::Record;
+use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::snapshots::Snapshots;
+use chancery_journal::{Delivery, Journal, Source};
+use chancery_machine::fleet::Fleet;
+use chancery_projector::{FoldError, ProjectError, Projector, Reader, Tuning};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::config::Config;
+use crate::decider::core::Settings;
+use crate::decider::{Decider, Ended, Start};
+use crate::executors::{self, Host};
+use crate::http::{App, Hub, Logs};
+
+/// Batches of records on their way to the projector; beyond, it reads the journal itself.
+const BATCHES: usize = 64;
+
+/// Runs a server until it is asked to stop.
+pub async fn run(config: Config) -> Result<()> {
+    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let address = listener.local_addr().context("read the address listened on")?;
+    let mut stop = std::pin::pin!(stop_signal()?);
+    let parts = {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
+    };
+    let Parts { journal, source, decider, mut ended, hub, clusters, projector, reader, root } = parts;
+    let (stopping, stopped) = watch::channel(false);
+
+    let host = Host::new(root.clone(), decider.clone(), reader.clone());
+    let executors = tokio::spawn(host.run(clusters, stopped.clone()));
+    let app = App::new(
+        config.fleet.clone(),
+        decider.clone(),
+        reader,
+        source,
+        hub,
+        Arc::new(Files { root }),
+        crate::http::Limits::from(&config.limits),
+    );
+    let mut told = stopped;
+    let http = tokio::spawn(crate::http::serve(app, listener, async move {
+        // A sender that is gone says the same.
+        let _ = told.wait_for(|stop| *stop).await;
+    }));
+    write_address(&config.data_dir, &address.to_string())?;
+    tracing::info!(%address, fleet = %config.fleet, data = %config.data_dir.display(), "ready");
+
+    let early = tokio::select! {
+        () = &mut stop => None,
+        ended = &mut ended => Some(ended),
+    };
+    tracing::info!("stopping");
+    let _ = stopping.send(true);
+    http.await.context("join the API")?.context("serve the API")?;
+    executors.await.context("join the executors")?;
+    let why = match early {
+        Some(ended) => ended,
+        None => {
+            // The decider may have ended by itself meanwhile, and says why.
+            let _ = decider.tell(crate::decider::Input::Drain).await;
+            ended.await
+        }
+    };
+    drop(decider);
+    tokio::task::spawn_blocking(move || -> Result<()> {
+        projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
+        journal.close().context("close the journal")
+    })
+    .await??;
+    match why {
+        Ok(Ended::Drained) => Ok(()),
+        Ok(ended) => Err(ended.into()),
+        Err(_) => anyhow::bail!("the decider panicked"),
+    }
+}
+
+/// SIGTERM or SIGINT.
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// For programs that started the server on a free port. It appears whole or not at all.
+fn write_address(data: &Path, address: &str) -> Result<()> {
+    let (path, temporary) = (data.join("address"), data.join("address.tmp"));
+    std::fs::write(&temporary, format!("{address}\n")).with_context(|| format!("write {}", temporary.display()))?;
+    std::fs::rename(&temporary, &path).with_context(|| format!("write {}", path.display()))
+}
+
+struct Files {
+    root: PathBuf,
+}
+
+impl Logs for Files {
+    fn files(&self, id: chancery_events::id::IncarnationId) -> std::io::Result<Vec<chancery_executor::process::LogFile>> {
+        executors::log_files(&self.root, id)
+    }
+}
+
+/// A server's parts, running.
+struct Parts {
+    journal: Arc<SegmentJournal>,
+    source: Arc<dyn Source>,
+    decider: Decider,
+    ended: oneshot::Receiver<Ended>,
+    hub: Arc<Hub>,
+    clusters: watch::Receiver<()>,
+    projector: JoinHandle<Result<()>>,
+    reader: Reader,
+    root: PathBuf,
+}
+
+impl Parts {
+    /// Opens the journal, folds it, and starts the decider and the projector.
+    fn open(config: &Config, address: &str) -> Result<Parts> {
+        let fleet = config.fleet.as_str();
+        let home = config.data_dir.join("fleets").join(fleet);
+        let (told, deliveries) = mpsc::unbounded_channel();
+        let sink = Box::new(move |delivery: Delivery| {
+            // The decider ends before the journal: what comes then is for nobody.
+            let _ = told.send(delivery);
+        });
+        let mut options = Options::new(home.join("journal"), fleet);
+        options.largest_segment = config.segment_bytes;
+        options.first_segment = options.first_segment.min(config.segment_bytes);
+        let (journal, opened) = SegmentJournal::open(&options, sink).context("open the journal")?;
+        if let Some(cut) = &opened.cut {
+            eprintln!(
+                "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
+                 or the last group before a power cut; it is kept in {}",
+                cut.from,
+                cut.bytes,
+                cut.reason,
+                cut.kept.display()
+            );
+        }
+        let journal = Arc::new(journal);
+        let source = journal.source();
+        let snapshots = Snapshots::open(home.join("snapshots")).context("open the snapshots")?;
+        let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
+        let mut projector =
+            Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
+                .context("open the read models")?;
+        projector.catch_up().context("fold the journal")?;
+        let reader = projector.reader();
+        let state = projector.state().map(|state| state.fleet.clone());
+        let state = state.unwrap_or_else(|| Fleet::new(Lineage::from_random(random())));
+        let hub = Arc::new(Hub::new());
+        let (changed, clusters) = watch::channel(());
+        let (records, batches) = sync_channel(BATCHES);
+        let publish = publisher(Arc::clone(&hub), changed, records);
+        let settings = Settings {
+            fleet: config.fleet.clone(),
+            writer: Writer::from_random(random()),
+            build: env!("CARGO_PKG_VERSION").into(),
+            address: Some(address.to_owned()),
+            lease: config.lease,
+        };
+        let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
+        let start =
+            Start { settings, fleet: state, journal: Arc::clone(&journal) as Arc<dyn Journal>, deliveries, publish, queue };
+        let (decider, ended) = crate::decider::start(start);
+        let every = config.snapshot_events;
+        let fold = Fold { projector, source: Arc::clone(&source), snapshots, fleet: fleet.into(), every };
+        let projector = std::thread::Builder::new()
+            .name("projector".into())
+            .spawn(move || fold.run(&batches))
+            .context("start the projector")?;
+        let root = config.data_dir.join("executors");
+        Ok(Parts { journal, source, decider, ended, hub, clusters, projector, reader, root })
+    }
+}
+
+fn random() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+/// Gives durable records to everybody. It never waits for any of them.
+fn publisher(
+    hub: Arc<Hub>,
+    clusters: watch::Sender<()>,
+    projector: SyncSender<Vec<Arc<Record>>>,
+) -> Box<dyn FnMut(&[Arc<Record>]) + Send> {
+    Box::new(move |records| {
+        for record in records {
+            hub.publish(Arc::clone(record));
+        }
+        match projector.try_send(records.to_vec()) {
+            // It is behind, and reads the journal.
+            Ok(()) | Err(TrySendError::Full(_)) => {}
+            Err(TrySendError::Disconnected(_)) => tracing::error!("the projector has stopped"),
+        }
+        let about_clusters =
+            |record: &Arc<Record>| record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."));
+        if records.iter().any(about_clusters) {
+            let _ = clusters.send(());
+        }
+    })
+}
+
+/// The projector's thread.
+struct Fold {
+    projector: Projector,
+    source: Arc<dyn Source>,
+    snapshots: Snapshots,
+    fleet: Arc<str>,
+    every: u64,
+}
+
+impl Fold {
+    /// Folds what comes until nobody sends any more; then takes a last snapshot.
+    fn run(mut self, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
+        let mut last = self.projector.position();
+        let mut writing: Option<JoinHandle<()>> = None;
+        while let Ok(records) = batches.recv() {
+            match self.projector.apply(&records) {
+                Ok(_) => {}
+                Err(ProjectError::Fold(FoldError::Gap { .. })) => {
+                    self.projector.catch_up().context("catch up with the journal")?;
+                }
+                Err(error) => return Err(error).context("fold the journal"),
+            }
+            let head = self.source.head().map_or(Position::ZERO, |head| head.position);
+            if head > self.projector.position() {
+                self.projector.catch_up().context("catch up with the journal")?;
+            }
+            let due = self.projector.position().get() - last.get() >= self.every;
+            if due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
+                last = self.projector.position();
+                writing = self.snapshot();
+            }
+        }
+        self.projector.catch_up().context("catch up with the journal")?;
+        if let Some(writing) = writing {
+            // It logs what went wrong; a snapshot can be made again.
+            let _ = writing.join();
+        }
+        if self.projector.position() > last
+            && let Some(writing) = self.snapshot()
+        {
+            let _ = writing.join();
+        }
+        self.projector.flush().context("flush the read models")
+    }
+
+    /// Writes a copy of the state on a thread of its own.
+    fn snapshot(&self) -> Option<JoinHandle<()>> {
+        let state = self.projector.state()?.clone();
+        let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
+        let write = move || match state.write(fleet, &snapshots) {
+            Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
+            Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written"),
+        };
+        std::thread::Builder::new().name("snapshot".into()).spawn(write).ok()
+    }
+}
+
+/// Says on standard output where the server is, for people who started it by hand.
+pub fn greet(config: &Config) {
+    let _ = writeln!(
+        std::io::stdout(),
+        "chancery: fleet {} on http://{}, everything it keeps is in {}",
+        config.fleet,
+        config.listen,
+        config.data_dir.display()
+    );
+}

@@ -1,0 +1,115 @@
+//! `chancery verify`: checks journals offline, changes nothing, and says what it found.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use chancery_journal::segments::{Finding, Outcome, Report, verify};
+use serde_json::{Value, json};
+
+/// What was found in one journal.
+#[derive(Debug)]
+pub struct Verified {
+    folder: PathBuf,
+    report: Report,
+}
+
+/// Checks a journal's own folder, or the journal of every fleet in a server's folder.
+pub fn check(dir: &Path) -> Result<Vec<Verified>> {
+    let fleets = dir.join("fleets");
+    let mut folders = Vec::new();
+    if fleets.is_dir() {
+        for entry in std::fs::read_dir(&fleets).with_context(|| format!("list {}", fleets.display()))? {
+            folders.push(entry?.path().join("journal"));
+        }
+        folders.sort();
+    } else {
+        folders.push(dir.to_owned());
+    }
+    let check = |folder: PathBuf| {
+        let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
+        Ok(Verified { folder, report })
+    };
+    folders.into_iter().map(check).collect()
+}
+
+impl Verified {
+    /// Whether everything is as it was written. A tail that a running server is just writing counts as whole.
+    pub fn holds(&self) -> bool {
+        match self.report.outcome {
+            Outcome::Sound => true,
+            Outcome::Torn(_) => self.report.is_open,
+            Outcome::Damaged(_) => false,
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let report = &self.report;
+        let mut text = format!("journal {}\n", self.folder.display());
+        let Some(head) = &report.head else {
+            text.push_str("  empty\n");
+            return text + &self.outcome();
+        };
+        let fleet = report.fleet.as_deref().unwrap_or("?");
+        let _ = writeln!(text, "  fleet     {fleet}");
+        for (lineage, first) in &report.lineages {
+            let _ = writeln!(text, "  lineage   {lineage} from position {first}");
+        }
+        let _ = writeln!(
+            text,
+            "  holds     {} events in {} records, {} bytes, {} segments, {} terms",
+            report.events, report.records, report.bytes, report.segments, report.terms
+        );
+        let _ = writeln!(text, "  head      position {}, {}", head.position, head.time);
+        let _ = writeln!(text, "  hash      {}", head.hash);
+        if report.is_open {
+            let _ = writeln!(text, "  note      a server has it open; what it is writing now is not checked");
+        } else if report.named < head.position {
+            let _ = writeln!(
+                text,
+                "  note      synced as far as {} is named; behind it a clean end cannot be told from a cut one",
+                report.named
+            );
+        }
+        text + &self.outcome()
+    }
+
+    fn outcome(&self) -> String {
+        let place = |found: &Finding| {
+            format!("{} at byte {}, position {}: {}", found.file.display(), found.offset, found.position, found.reason)
+        };
+        match &self.report.outcome {
+            Outcome::Sound => "  sound     the chain holds: every record is as it was written\n".into(),
+            Outcome::Torn(_) if self.report.is_open => "  sound     the chain holds as far as it is synced\n".into(),
+            Outcome::Torn(found) => {
+                format!("  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n", place(found))
+            }
+            Outcome::Damaged(found) => {
+                format!("  DAMAGED   {}\n            restore the journal from a copy; it will not open\n", place(found))
+            }
+        }
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let report = &self.report;
+        let found = match &report.outcome {
+            Outcome::Sound => Value::Null,
+            Outcome::Torn(found) | Outcome::Damaged(found) => json!({
+                "file": found.file, "offset": found.offset, "position": found.position, "reason": found.reason,
+            }),
+        };
+        let outcome = match &report.outcome {
+            Outcome::Sound => "sound",
+            Outcome::Torn(_) => "torn",
+            Outcome::Damaged(_) => "damaged",
+        };
+        json!({
+            "folder": self.folder, "fleet": report.fleet, "records": report.records, "events": report.events,
+            "bytes": report.bytes, "segments": report.segments, "terms": report.terms, "open": report.is_open,
+            "named": report.named, "position": report.head.map(|head| head.position),
+            "hash": report.head.map(|head| head.hash), "outcome": outcome, "found": found, "holds": self.holds(),
+        })
+    }
+}

@@ -1,0 +1,125 @@
+//! A client of the API that hides nothing: every answer comes back, whatever its status.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::until;
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its status; 0 if there was none.
+    pub status: u16,
+    /// Its content type.
+    pub content_type: String,
+    /// Its body as text.
+    pub text: String,
+}
+
+impl Answer {
+    /// Its body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or(Value::Null)
+    }
+}
+
+/// A client of one server, for the fleet `default`.
+#[derive(Clone, Debug)]
+pub struct Client {
+    agent: ureq::Agent,
+    url: String,
+}
+
+impl Client {
+    /// For the server at the URL.
+    pub fn new(url: &str) -> Client {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(Duration::from_secs(30)))
+            .build();
+        Client { agent: config.into(), url: url.to_owned() }
+    }
+
+    /// `GET` of a path.
+    pub fn get(&self, path: &str) -> Answer {
+        answer(self.agent.get(format!("{}{path}", self.url)).call())
+    }
+
+    /// `GET` of a path under the fleet.
+    pub fn read(&self, path: &str) -> Value {
+        let answer = self.get(&format!("/v1/fleets/default/{path}"));
+        assert_eq!(answer.status, 200, "GET {path}: {}", answer.text);
+        answer.json()
+    }
+
+    /// Rows of a list.
+    pub fn items(&self, path: &str) -> Vec<Value> {
+        self.read(path)["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Any method with any body.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
+        for (key, value) in headers {
+            request = request.header(*key, *value);
+        }
+        match request.body(body) {
+            Ok(request) => answer(self.agent.run(request)),
+            Err(error) => panic!("{method} {path}: {error}"),
+        }
+    }
+
+    /// Posts an intent under a key, as an actor.
+    pub fn intent(&self, key: &str, type_name: &str, data: &Value) -> Answer {
+        let event = json!({
+            "specversion": "1.0", "id": key, "source": "tests", "type": format!("chancery.{type_name}.v1"),
+            "actor": "ann", "data": data,
+        });
+        let headers = [("content-type", "application/cloudevents+json")];
+        self.send("POST", "/v1/fleets/default/intents", &headers, event.to_string().as_bytes())
+    }
+
+    /// Posts an intent that must be accepted. Its position.
+    pub fn must(&self, type_name: &str, data: &Value) -> u64 {
+        let answer = self.intent(&uuid::Uuid::new_v4().to_string(), type_name, data);
+        assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
+        answer.json()["position"].as_u64().expect("a position")
+    }
+
+    /// Approves everything that waits.
+    pub fn approve_all(&self) {
+        loop {
+            let waiting = self.items("operations?state=pending_approval&limit=200");
+            let shown: Vec<_> =
+                waiting.iter().map(|o| json!({"operation": o["id"], "hash": o["hash"]})).collect();
+            if shown.is_empty() {
+                return;
+            }
+            let answer =
+                self.intent(&uuid::Uuid::new_v4().to_string(), "operation.approve", &json!({"operations": shown}));
+            // One of them may have ended in between: look again.
+            assert!(matches!(answer.status, 200..300 | 404 | 409), "{}", answer.text);
+        }
+    }
+
+    /// Waits until so many replicas of the plan are in the phase.
+    pub fn wait_for(&self, plan: &str, phase: &str, count: usize) -> Vec<Value> {
+        until(&format!("{count} replicas of {plan} {phase}"), || {
+            let found = self.items(&format!("replicas?plan={plan}&phase={phase}&limit=1000"));
+            (found.len() == count).then_some(found)
+        })
+    }
+}
+
+fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
+    match result {
+        Ok(mut response) => {
+            let header = |key| response.headers().get(key).and_then(|v| v.to_str().ok()).unwrap_or("").to_owned();
+            let (status, content_type) = (response.status().as_u16(), header("content-type"));
+            let text = response.body_mut().read_to_string().unwrap_or_default();
+            Answer { status, content_type, text }
+        }
+        Err(error) => Answer { status: 0, content_type: String::new(), text: error.to_string() },
+    }
+}

@@ -1,0 +1,138 @@
+//! The README's walk-through, command by command, against the real program: what it shows is what people see.
+//!
+//! Names, ids, times, numbers of processes and ports differ from run to run; they are compared by kind, and what the
+//! README calls `web-1k00` is found again under the name that it has in this run. `UPDATE=1` writes what was printed
+//! into the README.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use chancery_tests::Server;
+use regex::Regex;
+
+/// A command of the README, and what it says that is printed.
+struct Shown {
+    command: String,
+    output: Vec<String>,
+}
+
+/// What differs from run to run, by kind; earlier kinds win.
+fn variable() -> Regex {
+    Regex::new(concat!(
+        r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
+        r"|(?P<replica>\bweb-[0-9a-z]{4,12}\b)",
+        r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
+        r"|(?P<address>127\.0\.0\.1:\d+)",
+        r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
+        r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",
+        r"|(?P<pid>(?i:\bpid |process )\d+)",
+        r"|(?P<path>/[\w./-]*chancery-[\w./-]+)",
+    ))
+    .expect("a regular expression")
+}
+
+/// The line without what differs, and what differed.
+fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
+    let mut taken = Vec::new();
+    let plain = variable.replace_all(line, |found: &regex::Captures<'_>| {
+        taken.push(found[0].to_owned());
+        let kind = variable.capture_names().flatten().find(|name| found.name(name).is_some());
+        format!("<{}>", kind.unwrap_or("?"))
+    });
+    let plain = plain.split_whitespace().collect::<Vec<_>>().join(" ");
+    (Regex::new("-{3,}|─+|━+").expect("a regular expression").replace_all(&plain, "-").into_owned(), taken)
+}
+
+/// The commands between the two marks, from the blocks of console text.
+fn read(readme: &str) -> Vec<Shown> {
+    let mut shown: Vec<Shown> = Vec::new();
+    let mut inside = false;
+    for line in part(readme).lines() {
+        match line {
+            "```console" => inside = true,
+            "```" => inside = false,
+            _ if !inside => {}
+            _ => match line.strip_prefix("$ ") {
+                Some(command) => shown.push(Shown { command: command.to_owned(), output: Vec::new() }),
+                None => shown.last_mut().expect("a command comes first").output.push(line.to_owned()),
+            },
+        }
+    }
+    shown
+}
+
+const BEGIN: &str = "<!-- walk-through -->";
+const END: &str = "<!-- end of the walk-through -->";
+
+fn part(readme: &str) -> &str {
+    let (_, rest) = readme.split_once(BEGIN).expect("the README marks where its walk-through begins");
+    rest.split_once(END).expect("and where it ends").0
+}
+
+/// The README with what was printed in place of what it showed.
+fn written(readme: &str, printed: &[Vec<String>]) -> String {
+    let mut printed = printed.iter();
+    let (mut text, mut inside, mut skipping) = (String::new(), false, false);
+    let walk = part(readme);
+    for line in walk.lines() {
+        if line == "```console" {
+            inside = true;
+        } else if line == "```" {
+            (inside, skipping) = (false, false);
+        }
+        let command = inside && line.starts_with("$ ");
+        if skipping && !command {
+            continue;
+        }
+        text.push_str(line);
+        text.push('\n');
+        if command {
+            for printed in printed.next().into_iter().flatten() {
+                text.push_str(printed);
+                text.push('\n');
+            }
+            skipping = true;
+        }
+    }
+    readme.replace(walk, &text)
+}
+
+#[test]
+fn the_walk_through_of_the_readme_prints_what_it_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = std::fs::read_to_string(&path).expect("the README");
+    let server = Server::start();
+    let variable = variable();
+    let mut names: BTreeMap<String, String> = BTreeMap::new();
+    let mut printed = Vec::new();
+    for Shown { command, output } in read(&readme) {
+        let mut actual = command.clone();
+        for (there, here) in &names {
+            actual = actual.replace(there, here);
+        }
+        let mut words = actual.split_whitespace();
+        let found = match words.next() {
+            Some("chancery") => server.cli(&words.collect::<Vec<_>>()),
+            Some("curl") => fetch(words.last().expect("an address")),
+            other => panic!("the walk-through runs chancery and curl, not {other:?}"),
+        };
+        let found: Vec<_> = found.lines().map(|line| line.trim_end().to_owned()).collect();
+        if std::env::var_os("UPDATE").is_some() {
+            printed.push(found);
+            continue;
+        }
+        let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
+        let (said, seen) = (reduced(&output), reduced(&found));
+        let plain = |lines: &[(String, Vec<String>)]| lines.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
+        assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
+        let taken = |lines: Vec<(String, Vec<String>)>| lines.into_iter().flat_map(|(_, taken)| taken);
+        names.extend(taken(said).zip(taken(seen)));
+    }
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, written(&readme, &printed)).expect("the README can be written");
+    }
+}
+
+fn fetch(url: &str) -> String {
+    ureq::get(url).call().expect("it answers").body_mut().read_to_string().expect("text")
+}

@@ -42,12 +42,12 @@ pub struct Config {
     pub at_once: usize,
 }
 
-/// A connection to the decider: JSON texts of [`ToDecider`] and [`FromDecider`]. A closed half is a lost link.
+/// A connection to the decider: JSON texts of [`ToDecider`] and [`FromDecider`](chancery_events::protocol::FromDecider). A closed half is a lost link.
 #[derive(Debug)]
 pub struct Link {
     /// One [`ToDecider`] a message.
     pub to_decider: mpsc::Sender<Vec<u8>>,
-    /// One [`FromDecider`] a message.
+    /// One [`FromDecider`](chancery_events::protocol::FromDecider) a message.
     pub from_decider: mpsc::Receiver<Vec<u8>>,
 }
 

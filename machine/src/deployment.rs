@@ -70,7 +70,8 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");
     }
-    for payload in &plan.payloads {
+    // Nothing of a deployment of none is ever filled in.
+    for payload in plan.payloads.iter().filter(|_| spec.count > 0) {
         let coordinates = spec.coordinates.get(&payload.name);
         for (text, place) in plan::texts(payload, "") {
             let filled = template::fill(text, |name| {

@@ -6,7 +6,6 @@
 //! | operation | its replica's; its plan's, when its state changes |
 //! | replica | its plan's, when its phase changes |
 //! | node | that of the cluster that it came into or left |
-//! | session | its cluster's |
 //! | deployment | its plan's |
 //! | plan | that of its current deployment |
 //!
@@ -228,8 +227,7 @@ impl<S: Rows> Visit<'_, S> {
         }
         for id in drain(&mut self.sets.sessions) {
             let new = row_of::session(self.fleet, id);
-            let Some((old, new)) = self.turn(&RowKey::Session(id), new, false)? else { continue };
-            self.sets.clusters.extend(new.or(old).map(|row| row.cluster));
+            self.turn(&RowKey::Session(id), new, false)?;
         }
         for name in drain(&mut self.sets.clusters) {
             let new = row_of::cluster(self.fleet, self.counts, &name);

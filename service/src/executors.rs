@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, Runtime};
 use chancery_executor::process::{KeeperProgram, LogFile, Processes};
@@ -48,11 +48,17 @@ impl Host {
     }
 
     /// Runs an executor for each active cluster, until `stop` says true. What they run goes on running.
-    pub async fn run(self, mut clusters: watch::Receiver<()>, stop: watch::Receiver<bool>) {
+    pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
         let mut hosted: BTreeMap<ClusterName, watch::Sender<bool>> = BTreeMap::new();
         let mut running = JoinSet::new();
         let mut stopping = stop.clone();
         loop {
+            // Rows come after the news. A projector that has stopped ends the server; nothing is to be done here.
+            let news = *clusters.borrow_and_update();
+            tokio::select! {
+                _ = self.reader.watch().reached(news) => {}
+                _ = stopping.wait_for(|stop| *stop) => break,
+            }
             match self.reader.list::<ClusterRow>(&Query::all().limit(1000)) {
                 Ok(page) => {
                     let active: BTreeMap<_, _> = page

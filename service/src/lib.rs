@@ -1,7 +1,17 @@
 //! Chancery, the service: what wires the pure parts together and shows them to the world.
+//!
+//! In reading order: the decider and its loop, executors in this process, the API, the server that holds them
+//! together; then what people type and write: configuration, manifests, the command line, and the demonstration.
 
 pub mod decider;
+pub mod executors;
 pub mod http;
+pub mod server;
+
 pub mod cli;
 pub mod config;
 pub mod manifest;
+
+pub mod demo;
+pub mod payload;
+pub mod verify;

@@ -16,8 +16,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result};
-use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::id::{IncarnationId, Lineage, Position, Writer};
 use chancery_events::record::Record;
+use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Delivery, Journal, Source};
@@ -30,7 +31,7 @@ use crate::config::Config;
 use crate::decider::core::Settings;
 use crate::decider::{Decider, Ended, Start};
 use crate::executors::{self, Host};
-use crate::http::{App, Hub, Logs};
+use crate::http::{App, Hub, Limits, LogFile, LogStream, Logs, Metrics};
 
 /// Batches of records on their way to the projector; beyond, it reads the journal itself.
 const BATCHES: usize = 64;
@@ -49,15 +50,16 @@ pub async fn run(config: Config) -> Result<()> {
 
     let host = Host::new(root.clone(), decider.clone(), reader.clone());
     let executors = tokio::spawn(host.run(clusters, stopped.clone()));
-    let app = App::new(
-        config.fleet.clone(),
-        decider.clone(),
+    let app = App {
+        fleet: config.fleet.clone(),
+        decider: decider.clone(),
         reader,
         source,
         hub,
-        Arc::new(Files { root }),
-        crate::http::Limits::from(&config.limits),
-    );
+        metrics: Arc::new(Metrics::new()),
+        logs: Arc::new(Files { root }),
+        limits: limits(&config),
+    };
     let mut told = stopped;
     let http = tokio::spawn(crate::http::serve(app, listener, async move {
         // A sender that is gone says the same.
@@ -120,8 +122,30 @@ struct Files {
 }
 
 impl Logs for Files {
-    fn files(&self, id: chancery_events::id::IncarnationId) -> std::io::Result<Vec<chancery_executor::process::LogFile>> {
-        executors::log_files(&self.root, id)
+    fn files(&self, id: IncarnationId) -> std::io::Result<Vec<LogFile>> {
+        let shown = |file: process::LogFile| LogFile {
+            payload: file.payload,
+            index: file.index,
+            stream: match file.stream {
+                process::Stream::Out => LogStream::Out,
+                process::Stream::Err => LogStream::Err,
+            },
+            path: file.path,
+        };
+        Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
+    }
+}
+
+/// The settings, as the API counts.
+fn limits(config: &Config) -> Limits {
+    let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    Limits {
+        body: count(config.limits.body),
+        headers_bytes: count(config.limits.header_bytes),
+        connections: count(config.limits.connections),
+        followers: count(config.limits.streams),
+        request: config.limits.request_time,
+        ..Limits::default()
     }
 }
 
@@ -132,7 +156,7 @@ struct Parts {
     decider: Decider,
     ended: oneshot::Receiver<Ended>,
     hub: Arc<Hub>,
-    clusters: watch::Receiver<()>,
+    clusters: watch::Receiver<Position>,
     projector: JoinHandle<Result<()>>,
     reader: Reader,
     root: PathBuf,
@@ -174,7 +198,7 @@ impl Parts {
         let state = projector.state().map(|state| state.fleet.clone());
         let state = state.unwrap_or_else(|| Fleet::new(Lineage::from_random(random())));
         let hub = Arc::new(Hub::new());
-        let (changed, clusters) = watch::channel(());
+        let (changed, clusters) = watch::channel(Position::ZERO);
         let (records, batches) = sync_channel(BATCHES);
         let publish = publisher(Arc::clone(&hub), changed, records);
         let settings = Settings {
@@ -206,7 +230,7 @@ fn random() -> u64 {
 /// Gives durable records to everybody. It never waits for any of them.
 fn publisher(
     hub: Arc<Hub>,
-    clusters: watch::Sender<()>,
+    clusters: watch::Sender<Position>,
     projector: SyncSender<Vec<Arc<Record>>>,
 ) -> Box<dyn FnMut(&[Arc<Record>]) + Send> {
     Box::new(move |records| {
@@ -220,8 +244,8 @@ fn publisher(
         }
         let about_clusters =
             |record: &Arc<Record>| record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."));
-        if records.iter().any(about_clusters) {
-            let _ = clusters.send(());
+        if let Some(last) = records.iter().rev().find(|record| about_clusters(record)) {
+            clusters.send_replace(last.last());
         }
     })
 }

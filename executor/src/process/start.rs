@@ -57,6 +57,17 @@ fn failed(doing: &str, error: &io::Error) -> NotExecuted {
     NotExecuted { message: format!("{doing}: {error}"), hope: hope(error) }
 }
 
+/// The folder of this program first, so that a plan can name the payload that it ships.
+fn search_path() -> String {
+    match std::env::current_exe() {
+        Ok(program) => match program.parent() {
+            Some(folder) => format!("{}:{PATH}", folder.display()),
+            None => PATH.to_owned(),
+        },
+        Err(_) => PATH.to_owned(),
+    }
+}
+
 /// Works out what is to be executed, without starting anything.
 pub(super) fn prepare(folder: &Folder, wanted: &Wanted) -> Result<Vec<Prepared>, NotExecuted> {
     let Some(spec) = &wanted.spec else {
@@ -103,7 +114,7 @@ fn prepare_one(
     let bad = |bad: BadText| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
     let home = work_folder(folder.path(), name, index).display().to_string();
-    let mut env = BTreeMap::from([("PATH".to_owned(), PATH.to_owned()), ("HOME".to_owned(), home)]);
+    let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), home)]);
     for (key, value) in &run.env {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }

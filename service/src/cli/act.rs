@@ -5,8 +5,8 @@ use std::io::Write;
 use std::str::FromStr;
 
 use chancery_events::intent::{
-    CapabilityDelete, CapabilitySetActivity, ClusterDelete, ClusterSetActivity, DeploymentCancel, Intent, NodeDelete,
-    NodeSetState, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
+    CapabilityDelete, CapabilitySetActivity, ClusterDelete, ClusterSetActivity, DeploymentCancel, Intent,
+    NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
@@ -29,7 +29,7 @@ pub(super) fn ask(
     let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
     let subject = intent.subject().map(|subject| subject.to_string()).unwrap_or_default();
     let verdict = client.ask(&format!("{verb} {subject}"), intent)?;
-    let outcome = if verdict.verdict == "unchanged" { "unchanged" } else { done };
+    let outcome = if verdict.outcome == "unchanged" { "unchanged" } else { done };
     let name = verdict.subject.as_deref().unwrap_or(&subject);
     match output {
         Output::Name => writeln!(out, "{name}")?,
@@ -61,7 +61,12 @@ fn ask_replica(
     Ok(())
 }
 
-pub(super) fn delete(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn delete(
+    kind: Kind,
+    name: &str,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     let intent = match kind {
         Kind::Cluster => ClusterDelete { name: read(kind, name)? }.into(),
         Kind::Capability => CapabilityDelete { name: read(kind, name)? }.into(),
@@ -73,7 +78,9 @@ pub(super) fn delete(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn 
         }
         Kind::Deployment => {
             let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
-            return Err(CliError::usage(format!("deployments are not deleted, their history is kept: {advice}")));
+            return Err(CliError::usage(format!(
+                "deployments are not deleted, their history is kept: {advice}"
+            )));
         }
         Kind::Incarnation | Kind::Operation | Kind::Session | Kind::Command => {
             return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
@@ -86,7 +93,8 @@ pub(super) fn cancel(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Re
     let (plan, deployment) = name
         .split_once('/')
         .ok_or_else(|| CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")))?;
-    let intent = DeploymentCancel { plan: read(Kind::Plan, plan)?, name: read(Kind::Deployment, deployment)? }.into();
+    let intent =
+        DeploymentCancel { plan: read(Kind::Plan, plan)?, name: read(Kind::Deployment, deployment)? }.into();
     ask(client, "cancel", &intent, "cancelled", out)
 }
 
@@ -132,5 +140,6 @@ pub(super) fn set_activity(
 
 /// A name of the command line.
 fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
-    name.parse().map_err(|error| CliError::usage(format!("read the name of the {} {name:?}: {error}", kind.word())))
+    name.parse()
+        .map_err(|error| CliError::usage(format!("read the name of the {} {name:?}: {error}", kind.word())))
 }

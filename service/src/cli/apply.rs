@@ -45,7 +45,10 @@ pub(super) fn run(files: &[PathBuf], client: &Client<'_>, out: &mut dyn Write) -
     // What failed is told already; what is left to say is how many.
     match failed {
         None => Ok(()),
-        Some(first) => Err(CliError::new(first.exit, "not everything was applied; the rest was: apply again when it is right")),
+        Some(first) => Err(CliError::new(
+            first.exit,
+            "not everything was applied; the rest was: apply again when it is right",
+        )),
     }
 }
 
@@ -58,7 +61,7 @@ fn apply(client: &Client<'_>, manifest: &Manifest) -> Result<(String, &'static s
     // well has more than one version from the start.
     let known = client.find(&doing, &kind.path(key)?)?.is_some();
     let verdict = client.ask(&doing, &manifest.intent)?;
-    let outcome = match (verdict.verdict.as_str(), known) {
+    let outcome = match (verdict.outcome.as_str(), known) {
         ("unchanged", _) => "unchanged",
         (_, true) => "configured",
         (_, false) => "created",

@@ -61,7 +61,8 @@ pub(super) fn run(
             "{verb}: say which: ids, or --all for every operation that waits (with --plan or --replica: of those)"
         )));
     }
-    let mut items = if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
+    let mut items =
+        if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
     if items.is_empty() {
         eprintln!("no operation waits for approval");
         return Ok(());
@@ -118,7 +119,10 @@ fn named(verb: &str, choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>,
         if row.state != OperationWord::PendingApproval {
             return Err(CliError::new(
                 Exit::Conflict,
-                format!("{verb} operation/{id}: it does not wait for approval, it is {}; nothing was sent", row.state),
+                format!(
+                    "{verb} operation/{id}: it does not wait for approval, it is {}; nothing was sent",
+                    row.state
+                ),
             ));
         }
         items.push(item);

@@ -1,4 +1,5 @@
 //! The command line.
+#![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help, as people read it")]
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,23 +24,26 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Above the flags of every command, in its help.
+const EVERY: &str = "Options of every command";
+
 /// Flags of every command. Each overrides the environment, the configuration file and the default.
 #[derive(Args, Debug, Default)]
 pub(super) struct Globals {
     /// The server that is asked [env: CHANCERY_SERVER] [default: http://127.0.0.1:7440]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "URL")]
     pub(super) server: Option<String>,
     /// The fleet [env: CHANCERY_FLEET] [default: default]
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub(super) fleet: Option<String>,
     /// Who asks [env: CHANCERY_ACTOR] [default: local]
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub(super) actor: Option<String>,
     /// The configuration file [env: CHANCERY_CONFIG] [default: chancery.toml, if it is there]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// How data is shown
-    #[arg(short, long, global = true, value_enum)]
+    /// How data is shown: table, wide, json, yaml or name; for streams jsonl
+    #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORM")]
     pub(super) output: Option<Output>,
 }
 
@@ -200,7 +204,7 @@ pub struct Choose {
     #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
     pub replica: Option<String>,
     /// Every one that waits, without asking
-    #[arg(long, visible_alias = "yes", short_alias = 'y', conflicts_with = "ids")]
+    #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "ids")]
     pub all: bool,
 }
 

@@ -6,7 +6,8 @@
 //! | what happened | next |
 //! |---|---|
 //! | no connection | try again; after the last: unreachable |
-//! | connection lost, 503, `retryable` | try again with the same key; after the last: outcome unknown, or busy |
+//! | connection lost, 504 | try again with the same key; after the last: outcome unknown |
+//! | 503, `retryable` | try again with the same key; after the last: busy, unless an earlier try is unknown |
 //! | any other answer | that is the answer |
 
 use std::cell::Cell;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 
 use super::context::Context;
 use super::error::{CliError, Exit, advice, exit_of};
+use super::table::add;
 
 /// How often something is tried.
 const TRIES: u32 = 3;
@@ -30,7 +32,8 @@ const TRIES: u32 = 3;
 pub(super) struct Verdict {
     pub(super) position: u64,
     /// `accepted` or `unchanged`.
-    pub(super) verdict: String,
+    #[serde(rename = "verdict")]
+    pub(super) outcome: String,
     #[serde(default)]
     pub(super) subject: Option<String>,
     #[serde(default)]
@@ -86,7 +89,7 @@ impl<'a> Client<'a> {
         };
         Client {
             context,
-            agent: config().timeout_global(Some(Duration::from_secs(60))).build().new_agent(),
+            agent: config().timeout_global(Some(Duration::from_mins(1))).build().new_agent(),
             streams: config().build().new_agent(),
             seen: Cell::new(0),
         }
@@ -98,7 +101,7 @@ impl<'a> Client<'a> {
 
     /// Reads `path` of the fleet; `doing` says what for, as in `read node/node-1`.
     pub(super) fn get(&self, doing: &str, path: &str, query: &[(&str, String)]) -> Result<Value, CliError> {
-        let (status, body) = self.tried(doing, |_| {
+        let read = self.tried(|| {
             let mut request = self.agent.get(self.url(path));
             for (name, value) in query {
                 request = request.query(name, value);
@@ -107,7 +110,8 @@ impl<'a> Client<'a> {
                 request = request.query("min_position", self.seen.get().to_string());
             }
             answer(request.call())
-        })?;
+        });
+        let (status, body) = read.map_err(|lost| self.unread(doing, &lost))?;
         if status != 200 {
             return Err(problem(doing, status, &body));
         }
@@ -135,7 +139,7 @@ impl<'a> Client<'a> {
         for (name, value) in query {
             request = request.query(name, value);
         }
-        let response = request.call().map_err(|error| self.unreachable(doing, &lost(error)))?;
+        let response = request.call().map_err(|error| self.unread(doing, &lost(error)))?;
         let status = response.status().as_u16();
         let mut body = response.into_body();
         if status != 200 {
@@ -163,59 +167,70 @@ impl<'a> Client<'a> {
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
         let url = self.url("/intents");
-        let sent = self.tried(doing, |_| {
+        let sent = self.tried(|| {
             let request = self.agent.post(&url).header("content-type", "application/cloudevents+json");
             answer(request.send(body.as_str()))
         });
-        let with_key = |error: CliError| match error.exit {
-            Exit::Unknown => CliError::new(Exit::Unknown, format!("{}\nits idempotency key is {key}", error.message)),
-            _ => error,
-        };
-        let (status, body) = sent.map_err(with_key)?;
+        let (status, body) = sent.map_err(|lost| self.unasked(doing, &lost, &key))?;
         if !(200..300).contains(&status) {
-            return Err(with_key(problem(doing, status, &body)));
+            let mut error = problem(doing, status, &body);
+            if error.exit == Exit::Unknown {
+                add(&mut error.message, format_args!("\nits idempotency key is {key}"));
+            }
+            return Err(error);
         }
-        let verdict: Verdict = serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
+        let verdict: Verdict =
+            serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
         self.seen.set(self.seen.get().max(verdict.position));
         Ok(verdict)
     }
 
     /// Tries until there is an answer that another try would not better.
-    fn tried(
-        &self,
-        doing: &str,
-        mut send: impl FnMut(u32) -> Result<(u16, String), Lost>,
-    ) -> Result<(u16, String), CliError> {
+    ///
+    /// Once it is unknown what became of a try, "busy" to a later one does not make it known.
+    fn tried(&self, mut send: impl FnMut() -> Result<(u16, String), Lost>) -> Result<(u16, String), Lost> {
         let mut unknown = None;
         for tried in 1..=TRIES {
             let last = tried == TRIES;
-            match send(tried) {
-                Ok((status, body)) if !last && retryable(status, &body) => {}
-                Ok((status, body)) => return Ok((status, body)),
+            match send() {
+                Ok((status, body)) if !retryable(status, &body) => return Ok((status, body)),
+                Ok((status, body)) if last && unknown.is_none() => return Ok((status, body)),
+                Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),
+                Ok(_) => {}
                 Err(Lost::Midway(why)) => unknown = Some(why),
-                Err(Lost::Before(why)) if last && unknown.is_none() => {
-                    return Err(self.unreachable(doing, &Lost::Before(why)));
-                }
+                Err(before) if last && unknown.is_none() => return Err(before),
                 Err(Lost::Before(_)) => {}
             }
             if !last {
                 std::thread::sleep(self.context.backoff * 4_u32.pow(tried - 1));
             }
         }
-        let why = unknown.unwrap_or_default();
-        Err(self.unreachable(doing, &Lost::Midway(why)))
+        Err(Lost::Midway(unknown.unwrap_or_default()))
     }
 
-    fn unreachable(&self, doing: &str, lost: &Lost) -> CliError {
+    /// A read that came to nothing: nothing was changed by it.
+    fn unread(&self, doing: &str, lost: &Lost) -> CliError {
         let server = &self.context.server;
+        let message = match lost {
+            Lost::Before(why) => {
+                format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'")
+            }
+            Lost::Midway(why) => format!("{doing}: lost {server} before its answer: {why}; try again"),
+        };
+        CliError::new(Exit::Unreachable, message)
+    }
+
+    /// An intent that came to nothing, or to nobody knows what.
+    fn unasked(&self, doing: &str, lost: &Lost, key: &str) -> CliError {
         match lost {
-            Lost::Before(why) => CliError::new(
-                Exit::Unreachable,
-                format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'"),
-            ),
+            Lost::Before(_) => self.unread(doing, lost),
             Lost::Midway(why) => CliError::new(
                 Exit::Unknown,
-                format!("{doing}: lost {server} before its answer: {why}; look whether it was done before asking again"),
+                format!(
+                    "{doing}: nobody knows whether it was done, {} gave no answer: {why}\n\
+                     look before asking again; its idempotency key is {key}",
+                    self.context.server
+                ),
             ),
         }
     }
@@ -241,6 +256,10 @@ fn lost(error: ureq::Error) -> Lost {
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable => {
                 Lost::Before(error.to_string())
             }
+            // The resolver's errors have no kind of their own.
+            _ if error.to_string().starts_with("failed to lookup address") => {
+                Lost::Before("there is no such host".into())
+            }
             _ => Lost::Midway(error.to_string()),
         },
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => Lost::Before(format!("no such address: {error}")),
@@ -249,7 +268,8 @@ fn lost(error: ureq::Error) -> Lost {
 }
 
 fn retryable(status: u16, body: &str) -> bool {
-    status == 503 || (status >= 429 && serde_json::from_str::<Problem>(body).is_ok_and(|problem| problem.retryable))
+    status == 503
+        || (status >= 429 && serde_json::from_str::<Problem>(body).is_ok_and(|problem| problem.retryable))
 }
 
 fn problem(doing: &str, status: u16, body: &str) -> CliError {
@@ -259,11 +279,11 @@ fn problem(doing: &str, status: u16, body: &str) -> CliError {
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
     let mut message = format!("{doing}: {what}");
     for Pointed { pointer, detail } in &problem.errors {
-        message.push_str(&format!("\n  {pointer} {detail}"));
+        add(&mut message, format_args!("\n  {pointer} {detail}"));
     }
     let advice = advice(&problem.code);
     if !advice.is_empty() {
-        message.push_str(&format!("\n{advice}"));
+        add(&mut message, format_args!("\n{advice}"));
     }
     CliError::new(exit_of(&problem.code, status), message)
 }

@@ -4,8 +4,8 @@ use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::fact::Approver;
 use chancery_events::time::Time;
 use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow, ReplicaRow,
-    SessionRow,
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
+    ReplicaRow, SessionRow,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -211,7 +211,10 @@ pub(super) fn list(names: &[impl ToString]) -> String {
 /// `web{version=v2}, cache{version=v1}`.
 pub(super) fn coordinates(row: &DeploymentRow) -> String {
     let one = |(payload, keys): (&_, &std::collections::BTreeMap<_, String>)| {
-        let keys: Vec<_> = keys.iter().map(|(key, value): (&chancery_events::name::Key, _)| format!("{key}={value}")).collect();
+        let keys: Vec<_> = keys
+            .iter()
+            .map(|(key, value): (&chancery_events::name::Key, _)| format!("{key}={value}"))
+            .collect();
         let payload: &chancery_events::name::PayloadName = payload;
         format!("{payload}{{{}}}", keys.join(", "))
     };

@@ -65,8 +65,13 @@ impl Context {
         if possible.contains(&output) {
             return Ok(output);
         }
-        let word = |output: &Output| output.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
+        let word =
+            |output: &Output| output.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
         let words: Vec<_> = possible.iter().map(word).collect();
-        Err(CliError::usage(format!("this command cannot show {}: write -o {}", word(&output), words.join(" or "))))
+        Err(CliError::usage(format!(
+            "this command cannot show {}: write -o {}",
+            word(&output),
+            words.join(" or ")
+        )))
     }
 }

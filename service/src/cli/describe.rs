@@ -5,16 +5,18 @@ use std::io::Write;
 
 use chancery_events::amount::Amounts;
 use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, PlanRow, ReplicaRow};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::client::Client;
 use super::columns::typed;
 use super::context::Output;
 use super::error::CliError;
+use super::events;
 use super::get::{json_text, list, name_of, one, yaml_text};
 use super::kind::Kind;
 use super::plan_page::{Member, Page};
-use super::{events, table};
+use super::table::{add, one_line};
 
 /// The last events that are shown.
 const RECENT: usize = 12;
@@ -48,28 +50,34 @@ fn fields(kind: Kind, item: &Value) -> Result<String, CliError> {
     let mut text = format!("{}/{}\n", kind.word(), name_of(kind, item));
     let map = item.as_object().ok_or_else(|| CliError::failure("the answer is no object"))?;
     let first = FIRST.iter().filter_map(|name| Some((*name, map.get(*name)?)));
-    let rest = map.iter().map(|(name, value)| (name.as_str(), value)).filter(|(name, _)| !FIRST.contains(name));
+    let rest =
+        map.iter().map(|(name, value)| (name.as_str(), value)).filter(|(name, _)| !FIRST.contains(name));
     for (name, value) in first.chain(rest) {
         let label = format!("  {:<14}", format!("{}:", name.replace('_', " ")));
         match value {
             Value::Null => {}
             Value::String(value) if value.is_empty() => {}
-            Value::String(value) => text.push_str(&format!("{label} {}\n", table::one_line(value))),
+            Value::String(value) => add(&mut text, format_args!("{label} {}\n", one_line(value))),
             Value::Array(items) if items.is_empty() => {}
             Value::Object(parts) if parts.is_empty() => {}
-            Value::Object(_) | Value::Array(_) => match serde_json::from_value::<Amounts>(value.clone()) {
-                Ok(amounts) => text.push_str(&format!("{label} {amounts}\n")),
-                Err(_) => {
-                    let yaml = serde_saphyr::to_string(value)
-                        .map_err(|error| CliError::failure(format!("show {name}: {error}")))?;
-                    text.push_str(&format!("{}\n", label.trim_end()));
-                    text.extend(yaml.lines().map(|line| format!("    {line}\n")));
-                }
-            },
-            other => text.push_str(&format!("{label} {other}\n")),
+            Value::Object(_) | Value::Array(_) => parts(&mut text, name, &label, value)?,
+            other => add(&mut text, format_args!("{label} {other}\n")),
         }
     }
     Ok(text)
+}
+
+/// A field that has parts: amounts as people write them, all else as YAML below its name.
+fn parts(text: &mut String, name: &str, label: &str, value: &Value) -> Result<(), CliError> {
+    if let Ok(amounts) = Amounts::deserialize(value) {
+        add(text, format_args!("{label} {amounts}\n"));
+        return Ok(());
+    }
+    let yaml =
+        serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("show {name}: {error}")))?;
+    add(text, format_args!("{}\n", label.trim_end()));
+    text.extend(yaml.lines().map(|line| format!("    {line}\n")));
+    Ok(())
 }
 
 /// A plan with all that belongs to it.
@@ -104,7 +112,9 @@ fn plan(
     let mut members = replicas
         .items
         .iter()
-        .map(|item| Ok(Member { replica: typed::<ReplicaRow>(item)?, incarnations: vec![], operations: vec![] }))
+        .map(|item| {
+            Ok(Member { replica: typed::<ReplicaRow>(item)?, incarnations: vec![], operations: vec![] })
+        })
         .collect::<Result<Vec<_>, CliError>>()?;
     // Replicas come in the order of their names, and there may be many.
     members.sort_by(|a, b| a.replica.name.cmp(&b.replica.name));

@@ -82,14 +82,15 @@ impl From<std::io::Error> for CliError {
 pub(super) fn exit_of(code: &str, status: u16) -> Exit {
     match code {
         "not_found" => Exit::NotFound,
-        "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive" | "hash_mismatch"
-        | "not_pending" | "key_reused" => Exit::Conflict,
+        "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
+        | "hash_mismatch" | "not_pending" | "key_reused" => Exit::Conflict,
         "denied" | "unauthenticated" => Exit::Denied,
         // Whether an intent older than the memory of keys was decided cannot be told.
         "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "behind" => Exit::Unknown,
         "busy" => Exit::Unreachable,
         "bad_parameter" => Exit::Usage,
-        "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed" | "no_such_route" => Exit::Failure,
+        "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
+        | "no_such_route" => Exit::Failure,
         _ => match status {
             404 => Exit::NotFound,
             409 | 412 => Exit::Conflict,
@@ -120,7 +121,8 @@ mod tests {
 
     #[test]
     fn every_refusal_has_its_exit_code() {
-        let exits: Vec<_> = Code::ALL.iter().map(|code| (code.word(), exit_of(code.word(), 0) as u8)).collect();
+        let exits: Vec<_> =
+            Code::ALL.iter().map(|code| (code.word(), exit_of(code.word(), 0) as u8)).collect();
         let wanted = [
             ("not_found", 3),
             ("already_exists", 4),

@@ -29,7 +29,9 @@ pub(super) fn run(events: &Events, client: &Client<'_>, out: &mut dyn Write) -> 
         let ended = pass_on(events, client, &mut next, output, out);
         match ended {
             // The output is closed, or the server refuses: another try would not better it.
-            Err(error) if !events.follow || !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
+            Err(error) if !events.follow || !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => {
+                return Err(error);
+            }
             // The first connection fails at once; a later one is waited for.
             Err(error) if before == events.from && next == before => return Err(error),
             Ok(()) if !events.follow => return Ok(()),
@@ -56,7 +58,10 @@ fn pass_on(
     let stream = client.stream("read events", "/events", &query, "application/x-ndjson")?;
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(|error| {
-            CliError::new(Exit::Unknown, format!("read events: the stream broke off before position {next}: {error}"))
+            CliError::new(
+                Exit::Unknown,
+                format!("read events: the stream broke off before position {next}: {error}"),
+            )
         })?;
         if line.is_empty() {
             continue;
@@ -67,7 +72,8 @@ fn pass_on(
         match output {
             Output::Table => {
                 let (position, time, who) = (told.position(), told.time(), told.who());
-                let text = format!("{position:>7}  {time}  {who:<12}  {:<40}  {}", told.subject(), told.what());
+                let text =
+                    format!("{position:>7}  {time}  {who:<12}  {:<40}  {}", told.subject(), told.what());
                 writeln!(out, "{}", one_line(text.trim_end()))?;
             }
             _ => writeln!(out, "{line}")?,
@@ -80,7 +86,12 @@ fn pass_on(
     Ok(())
 }
 
-pub(super) fn history(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn history(
+    kind: Kind,
+    name: &str,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     let output = client.context.output(&[Output::Table, Output::Json, Output::Jsonl])?;
     let items = past(kind, name, client)?;
     match output {

@@ -63,7 +63,10 @@ pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
                 let _ = sender.send(Asked { line, body: String::from_utf8(body).expect("text") });
             }
             if let Some(Act::Say(status, text)) = act {
-                let head = format!("HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", text.len());
+                let head = format!(
+                    "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    text.len()
+                );
                 stream.write_all((head + &text).as_bytes()).expect("an answer");
             }
         }

@@ -27,7 +27,8 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
     let possible = [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl];
     let output = client.context.output(&possible)?;
     let Some(name) = &get.name else {
-        let filters: Vec<_> = get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let filters: Vec<_> =
+            get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         let most = if get.all { u64::MAX } else { get.limit };
         let listed = list(client, get.kind, &filters, most)?;
         if listed.more {
@@ -119,6 +120,7 @@ pub(super) fn json_text(value: &Value, out: &mut dyn Write) -> Result<(), CliErr
 }
 
 pub(super) fn yaml_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
-    let text = serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("write YAML: {error}")))?;
+    let text =
+        serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("write YAML: {error}")))?;
     Ok(out.write_all(text.as_bytes())?)
 }

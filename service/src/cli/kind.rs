@@ -1,6 +1,7 @@
 //! The kinds of things that can be asked for, what people call them, and where they are.
 
 use clap::ValueEnum;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::error::CliError;
 
@@ -98,17 +99,9 @@ impl Kind {
 }
 
 /// A name as one segment of a path: a capability's may hold a slash.
-fn segment(name: &str) -> String {
-    use std::fmt::Write as _;
-    let mut text = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            write!(text, "%{byte:02X}").expect("writing to a text cannot fail");
-        }
-    }
-    text
+fn segment(name: &str) -> impl std::fmt::Display {
+    const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(name, KEPT)
 }
 
 #[cfg(test)]

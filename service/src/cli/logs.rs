@@ -14,8 +14,10 @@ use super::kind::Kind;
 
 pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     client.context.output(&[Output::Table])?;
-    let name = logs.of.strip_prefix("incarnation/").or_else(|| logs.of.strip_prefix("replica/")).unwrap_or(&logs.of);
-    let incarnation = if name.parse::<IncarnationId>().is_ok() { name.to_owned() } else { latest(name, client)? };
+    let name =
+        logs.of.strip_prefix("incarnation/").or_else(|| logs.of.strip_prefix("replica/")).unwrap_or(&logs.of);
+    let incarnation =
+        if name.parse::<IncarnationId>().is_ok() { name.to_owned() } else { latest(name, client)? };
     let mut query = vec![("stream", if logs.stderr { "err" } else { "out" }.to_owned())];
     query.extend(logs.payload.clone().map(|payload| ("payload", payload)));
     query.extend(logs.process.map(|process| ("process", process.to_string())));
@@ -26,9 +28,9 @@ pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Resu
     let mut stream = client.stream(&doing, &path, &query, "text/plain")?;
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let count = stream
-            .read(&mut buffer)
-            .map_err(|error| CliError::new(Exit::Unknown, format!("{doing}: the stream broke off: {error}")))?;
+        let count = stream.read(&mut buffer).map_err(|error| {
+            CliError::new(Exit::Unknown, format!("{doing}: the stream broke off: {error}"))
+        })?;
         if count == 0 {
             return Ok(());
         }
@@ -47,6 +49,9 @@ fn latest(replica: &str, client: &Client<'_>) -> Result<String, CliError> {
     // Ids sort in the order of their issue.
     let id = past.items.iter().filter_map(|item: &Value| item["id"].as_str()).max();
     id.map(str::to_owned).ok_or_else(|| {
-        CliError::new(Exit::NotFound, format!("read the logs of replica/{replica}: it has not run anywhere yet"))
+        CliError::new(
+            Exit::NotFound,
+            format!("read the logs of replica/{replica}: it has not run anywhere yet"),
+        )
     })
 }

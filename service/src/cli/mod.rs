@@ -13,14 +13,14 @@ mod columns;
 mod context;
 mod describe;
 mod error;
+mod events;
 #[cfg(test)]
 mod fake;
-#[cfg(test)]
-mod page_tests;
-mod events;
 mod get;
 mod kind;
 mod logs;
+#[cfg(test)]
+mod page_tests;
 mod plan_page;
 mod process;
 mod show;
@@ -36,8 +36,8 @@ use chancery_events::spec::{Activity, NodeState};
 use clap::Parser as _;
 
 pub use args::{
-    Cancel, Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs, Passed,
-    Server, Wait,
+    Cancel, Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs,
+    Passed, Server, Wait,
 };
 pub use context::{Context, Output};
 pub use error::{CliError, Exit};
@@ -96,19 +96,33 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Describe { kind, name } => describe::run(*kind, name, &client, out),
         ClientCommand::Delete { kind, name } => act::delete(*kind, name, &client, out),
         ClientCommand::Approve(choose) => approve::run(Decision::Approve, choose, &client, out),
-        ClientCommand::Reject { choose, reason } => approve::run(Decision::Reject { reason }, choose, &client, out),
+        ClientCommand::Reject { choose, reason } => {
+            approve::run(Decision::Reject { reason }, choose, &client, out)
+        }
         ClientCommand::Cancel { what: Cancel::Deployment { name } } => act::cancel(name, &client, out),
         ClientCommand::Stop { replica } => act::stop(replica, &client, out),
         ClientCommand::Start { replica } => act::start(replica, &client, out),
         ClientCommand::Allocate { node, cluster } => {
             act::move_node("allocate", node, NodeState::Allocated, Some(cluster), &client, out)
         }
-        ClientCommand::Evict { node } => act::move_node("evict", node, NodeState::Evicted, None, &client, out),
-        ClientCommand::Sanitize { node } => act::move_node("sanitize", node, NodeState::Sanitizing, None, &client, out),
-        ClientCommand::Release { node } => act::move_node("release", node, NodeState::Unallocated, None, &client, out),
-        ClientCommand::Expunge { node } => act::move_node("expunge", node, NodeState::Expunged, None, &client, out),
-        ClientCommand::Activate { kind, name } => act::set_activity(*kind, name, Activity::Active, &client, out),
-        ClientCommand::Deactivate { kind, name } => act::set_activity(*kind, name, Activity::Inactive, &client, out),
+        ClientCommand::Evict { node } => {
+            act::move_node("evict", node, NodeState::Evicted, None, &client, out)
+        }
+        ClientCommand::Sanitize { node } => {
+            act::move_node("sanitize", node, NodeState::Sanitizing, None, &client, out)
+        }
+        ClientCommand::Release { node } => {
+            act::move_node("release", node, NodeState::Unallocated, None, &client, out)
+        }
+        ClientCommand::Expunge { node } => {
+            act::move_node("expunge", node, NodeState::Expunged, None, &client, out)
+        }
+        ClientCommand::Activate { kind, name } => {
+            act::set_activity(*kind, name, Activity::Active, &client, out)
+        }
+        ClientCommand::Deactivate { kind, name } => {
+            act::set_activity(*kind, name, Activity::Inactive, &client, out)
+        }
         ClientCommand::Events(which) => events::run(which, &client, out),
         ClientCommand::History { kind, name } => events::history(*kind, name, &client, out),
         ClientCommand::Logs(whose) => logs::run(whose, &client, out),

@@ -6,7 +6,7 @@ use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, Plan
 
 use super::columns::{approver, coordinates, count_of, list, short};
 use super::process;
-use super::table::{Rows, one_line};
+use super::table::{Rows, add, one_line};
 
 /// A replica with what belongs to it.
 pub(super) struct Member {
@@ -26,9 +26,9 @@ impl Page<'_> {
     pub(super) fn text(&self) -> String {
         let sections = [
             self.head(),
-            section("Matchers", self.plan.spec.matchers.len(), self.matchers()),
-            section("Payloads", self.plan.spec.payloads.len(), self.payloads()),
-            section("Deployments", self.deployments.len(), self.deployments()),
+            section("Matchers", self.plan.spec.matchers.len(), &self.matchers()),
+            section("Payloads", self.plan.spec.payloads.len(), &self.payloads()),
+            section("Deployments", self.deployments.len(), &self.deployments()),
             self.replicas_summary(),
             self.operations_summary(),
             self.waiting(),
@@ -43,9 +43,11 @@ impl Page<'_> {
         let approval = spec.approval;
         let by_kind = OperationKind::ALL.iter().map(|kind| format!("{kind} {}", approval.of(*kind)));
         let same = OperationKind::ALL.iter().all(|kind| approval.of(*kind) == approval.create);
-        let approval = if same { approval.create.to_string() } else { by_kind.collect::<Vec<_>>().join(", ") };
+        let approval =
+            if same { approval.create.to_string() } else { by_kind.collect::<Vec<_>>().join(", ") };
         let or_any = |name: Option<String>| name.unwrap_or_else(|| "any".into());
-        let selectors = spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
+        let selectors =
+            spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
         let fields = [
             ("State", plan.activity.to_string()),
             ("Message", plan.message.clone()),
@@ -60,7 +62,7 @@ impl Page<'_> {
             ("Changed", short(plan.changed)),
         ];
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
-            text.push_str(&format!("  {:<12} {}\n", format!("{name}:"), one_line(value)));
+            add(&mut text, format_args!("  {:<12} {}\n", format!("{name}:"), one_line(value)));
         }
         text
     }
@@ -92,7 +94,8 @@ impl Page<'_> {
     fn deployments(&self) -> Rows {
         let mut rows = Rows::new(["NAME", "COUNT", "STATE", "MESSAGE", "COORDINATES"]);
         for row in self.deployments {
-            let cells = [row.name.to_string(), row.count.to_string(), row.state.to_string(), row.message.clone()];
+            let cells =
+                [row.name.to_string(), row.count.to_string(), row.state.to_string(), row.message.clone()];
             rows.add(cells.into_iter().chain([coordinates(row)]));
         }
         rows
@@ -101,7 +104,8 @@ impl Page<'_> {
     /// Everything that is neither running nor failed nor stopped is on its way: pending.
     fn replicas_summary(&self) -> String {
         let count = |phase: &str| self.plan.replicas.get(phase).copied().unwrap_or(0);
-        let (total, running, failed, stopped) = (count("total"), count("running"), count("failed"), count("stopped"));
+        let (total, running, failed, stopped) =
+            (count("total"), count("running"), count("failed"), count("stopped"));
         let pending = total.saturating_sub(running + failed + stopped);
         let mut rows = Rows::new(["TOTAL", "RUNNING", "PENDING", "FAILED", "STOPPED"]);
         rows.add([total, running, pending, failed, stopped].map(|count| count.to_string()));
@@ -112,7 +116,8 @@ impl Page<'_> {
         let mut rows = Rows::new(["KIND", "PENDING APPROVAL", "APPROVED", "FAILED", "SUCCEEDED"]);
         for kind in OperationKind::ALL {
             let states = self.plan.operations.get(kind.word());
-            let count = |state: &str| states.and_then(|states| states.get(state)).copied().unwrap_or(0).to_string();
+            let count =
+                |state: &str| states.and_then(|states| states.get(state)).copied().unwrap_or(0).to_string();
             rows.add([
                 kind.to_string(),
                 count("pending_approval"),
@@ -124,7 +129,7 @@ impl Page<'_> {
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));
         if count_of(self.plan, "pending_approval") > 0 {
-            text.push_str(&format!("  approve with: chancery approve --plan {}\n", self.plan.name));
+            add(&mut text, format_args!("  approve with: chancery approve --plan {}\n", self.plan.name));
         }
         text
     }
@@ -138,7 +143,11 @@ impl Page<'_> {
         for unfit in &self.plan.waiting {
             let hidden = u64::from(unfit.count).saturating_sub(unfit.nodes.len() as u64);
             let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-            rows.add([unfit.reason.clone(), unfit.count.to_string(), format!("{}{more}", list(&unfit.nodes))]);
+            rows.add([
+                unfit.reason.clone(),
+                unfit.count.to_string(),
+                format!("{}{more}", list(&unfit.nodes)),
+            ]);
         }
         format!("Waiting for a place: why not\n{}", rows.lines("  "))
     }
@@ -148,28 +157,44 @@ impl Page<'_> {
         for Member { replica, incarnations, operations } in self.members {
             let message = one_line(&replica.message);
             let line = format!("{}  {}  by {}  {message}", replica.name, replica.phase, replica.deployment);
-            text.push_str(&format!("  {}\n", line.trim_end()));
+            add(&mut text, format_args!("  {}\n", line.trim_end()));
             for row in incarnations {
                 let active = if replica.incarnation == Some(row.id) { "active" } else { "past" };
-                let line = format!("incarnation {} on {}  {}  {active}  {}", row.id, row.node, row.state, one_line(&row.message));
-                text.push_str(&format!("    {}\n", line.trim_end()));
+                let line = format!(
+                    "incarnation {} on {}  {}  {active}  {}",
+                    row.id,
+                    row.node,
+                    row.state,
+                    one_line(&row.message)
+                );
+                add(&mut text, format_args!("    {}\n", line.trim_end()));
                 if active == "active" {
                     text.extend(row.processes.iter().map(|one| format!("      {}\n", process::line(one))));
                 }
             }
             for row in operations {
-                let by = row.deployment.as_ref().map_or_else(|| "a user".to_owned(), |name| format!("deployment {name}"));
-                let approved = row.approved_by.as_ref().map(|by| format!("  approved by {}", approver(by))).unwrap_or_default();
+                let by = row
+                    .deployment
+                    .as_ref()
+                    .map_or_else(|| "a user".to_owned(), |name| format!("deployment {name}"));
+                let approved = row
+                    .approved_by
+                    .as_ref()
+                    .map(|by| format!("  approved by {}", approver(by)))
+                    .unwrap_or_default();
                 let message = one_line(&row.message);
-                let line = format!("operation {} {}  for {by}  {}{approved}  {message}", row.id, row.kind, row.state);
-                text.push_str(&format!("    {}\n", line.trim_end()));
+                let line = format!(
+                    "operation {} {}  for {by}  {}{approved}  {message}",
+                    row.id, row.kind, row.state
+                );
+                add(&mut text, format_args!("    {}\n", line.trim_end()));
             }
         }
         text
     }
 }
 
-fn section(title: &str, count: usize, rows: Rows) -> String {
+fn section(title: &str, count: usize, rows: &Rows) -> String {
     if count == 0 { String::new() } else { format!("{title} ({count})\n{}", rows.lines("  ")) }
 }
 

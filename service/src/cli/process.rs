@@ -2,14 +2,16 @@
 
 use chancery_events::observation::{Process, ProcessStatus};
 
+use super::table::add;
+
 /// `web/0 online pid 4711 http=127.0.0.1:8080`.
 pub(super) fn line(process: &Process) -> String {
     let mut text = format!("{}/{} {}", process.payload, process.index, status(&process.status));
     if let Some(pid) = process.pid {
-        text.push_str(&format!(" pid {pid}"));
+        add(&mut text, format_args!(" pid {pid}"));
     }
     for address in &process.addresses {
-        text.push_str(&format!(" {}={}", address.port, address.address));
+        add(&mut text, format_args!(" {}={}", address.port, address.address));
     }
     text
 }

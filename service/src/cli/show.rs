@@ -22,7 +22,11 @@ pub(super) fn config(context: &Context, out: &mut dyn Write) -> Result<(), CliEr
         }
         output => {
             let wide = output == Output::Wide;
-            let mut rows = Rows::new(["NAME", "VALUE", "FROM"].into_iter().chain(wide.then_some(["ENV", "MEANING"]).into_iter().flatten()));
+            let mut rows = Rows::new(
+                ["NAME", "VALUE", "FROM"]
+                    .into_iter()
+                    .chain(wide.then_some(["ENV", "MEANING"]).into_iter().flatten()),
+            );
             for (setting, value, origin) in context.config.shown() {
                 let cells = [setting.name.to_owned(), value.to_owned(), origin.to_string()];
                 let more = wide.then(|| [setting.env.to_owned(), setting.doc.to_owned()]);

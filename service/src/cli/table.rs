@@ -1,5 +1,7 @@
 //! Tables of text: columns apart by two spaces, no lines, nothing that a program would have to strip.
 
+use std::fmt::{self, Write as _};
+
 use comfy_table::{ContentArrangement, Table, presets};
 
 /// A table in the making.
@@ -10,7 +12,10 @@ pub(super) struct Rows {
 impl Rows {
     pub(super) fn new(heads: impl IntoIterator<Item: Into<String>>) -> Rows {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING).force_no_tty().set_content_arrangement(ContentArrangement::Disabled);
+        table
+            .load_style(presets::NOTHING)
+            .force_no_tty()
+            .set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(heads.into_iter().map(Into::into).collect::<Vec<String>>());
         for column in table.column_iter_mut() {
             column.set_padding((0, 2));
@@ -34,6 +39,11 @@ impl Rows {
     }
 }
 
+/// Adds to a text.
+pub(super) fn add(text: &mut String, more: fmt::Arguments<'_>) {
+    text.write_fmt(more).expect("writing to a text cannot fail");
+}
+
 /// A table has a line for each row: what would break it or move the cursor is shown as a space.
 pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -48,6 +58,9 @@ mod tests {
         let mut rows = Rows::new(["NAME", "MESSAGE"]);
         rows.add(["a", "two\nlines \u{1b}[31m"]);
         rows.add(["longer-name", ""]);
-        assert_eq!(rows.lines(" "), " NAME         MESSAGE\n a            two lines  [31m\n longer-name  -\n");
+        assert_eq!(
+            rows.lines(" "),
+            " NAME         MESSAGE\n a            two lines  [31m\n longer-name  -\n"
+        );
     }
 }

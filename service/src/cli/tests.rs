@@ -13,7 +13,8 @@ fn ok(body: &Value) -> Act {
 }
 
 fn problem(status: u16, code: &str, retryable: bool) -> Act {
-    let body = json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
+    let body =
+        json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
     Act::Say(status, body.to_string())
 }
 
@@ -71,12 +72,18 @@ fn operation(id: &str, state: &str) -> Value {
 #[test]
 fn the_command_line_is_sound() {
     Cli::command().debug_assert();
-    for line in ["chancery get no", "chancery get operations -l state=running --all", "chancery approve --plan web -y",
-        "chancery keeper --x -h", "chancery demo-payload --port 80", "chancery wait replica/x --for phase=running"]
-    {
+    for line in [
+        "chancery get no",
+        "chancery get operations -l state=running --all",
+        "chancery approve --plan web -y",
+        "chancery keeper --x -h",
+        "chancery demo-payload --port 80",
+        "chancery wait replica/x --for phase=running",
+    ] {
         assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
     }
-    let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"]) else {
+    let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
+    else {
         panic!("arguments of a keeper are passed through")
     };
     assert!(matches!(&cli.command, Command::Local(Local::Keeper(passed)) if passed.args == wanted));
@@ -112,7 +119,10 @@ fn lists_go_from_page_to_page() {
     let script = vec![page(&["a", "b"], json!("t k")), page(&["c"], Value::Null)];
     let (result, asked) = told("chancery get nodes --all -o name", script);
     assert_eq!(result.expect("names"), "node/a\nnode/b\nnode/c\n");
-    assert!(asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"), "{asked:?}");
+    assert!(
+        asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"),
+        "{asked:?}"
+    );
     let (result, asked) = told("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
     assert_eq!((result.expect("names").as_str(), asked.len()), ("node/a\nnode/b\n", 1));
 }
@@ -146,6 +156,9 @@ fn what_went_wrong_decides_the_exit_code() {
         (vec![problem(503, "busy", true); 3], Exit::Unreachable),
         (vec![problem(504, "unknown_outcome", true); 3], Exit::Unknown),
         (vec![Act::Drop; 3], Exit::Unknown),
+        // The server is busy now; the first try may have been recorded all the same.
+        (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], Exit::Unknown),
+        (vec![Act::Drop, problem(409, "in_use", false)], Exit::Conflict),
         // Afterwards nobody listens: what became of the first try stays unknown.
         (vec![Act::Drop], Exit::Unknown),
         (vec![], Exit::Unreachable),
@@ -170,7 +183,8 @@ fn an_unreachable_server_is_told_with_what_to_try() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     let context = context(server.clone(), None);
     let error = Client::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
-    let wanted = format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
+    let wanted =
+        format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
     assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
 }
 
@@ -181,7 +195,8 @@ fn apply_says_created_configured_or_unchanged() {
     let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
     std::fs::write(&file, text).expect("a file");
     let line = format!("chancery apply -f {}", folder.path().display());
-    let unchanged = || ok(&json!({ "position": 7, "verdict": "unchanged", "subject": "node/node-1", "version": 3 }));
+    let unchanged =
+        || ok(&json!({ "position": 7, "verdict": "unchanged", "subject": "node/node-1", "version": 3 }));
     let cases = [
         (vec![problem(404, "not_found", false), verdict()], "created"),
         (vec![ok(&node("node-1", "")), verdict()], "configured"),
@@ -202,13 +217,17 @@ fn apply_says_created_configured_or_unchanged() {
 #[test]
 fn approving_sends_the_hash_that_was_shown() {
     let id = operation_id();
-    let page = json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
+    let page =
+        json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
     let (result, asked) = told("chancery approve --plan web --all", vec![ok(&page), verdict()]);
     assert_eq!(result.expect("approved"), format!("operation/{id} approved: create web-7f3k on node-2\n"));
     assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=500");
     let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
     let shown = json!([{ "operation": id, "hash": "00112233445566778899aabbccddeeff" }]);
-    assert_eq!((event["type"].as_str(), &event["data"]["operations"]), (Some("chancery.operation.approve.v1"), &shown));
+    assert_eq!(
+        (event["type"].as_str(), &event["data"]["operations"]),
+        (Some("chancery.operation.approve.v1"), &shown)
+    );
 
     let (result, asked) = told("chancery approve --plan web", vec![]);
     assert_eq!((result.expect_err("which?").exit, asked.len()), (Exit::Usage, 0));

@@ -2,9 +2,24 @@
 
 use serde_json::Value;
 
+use super::table::add;
+
 /// What of an event's data says what happened, in the order in which it is told.
-const WHAT: &[&str] =
-    &["to", "state", "activity", "cluster", "kind", "effect", "count", "generation", "node", "by", "end", "then", "outcome"];
+const WHAT: &[&str] = &[
+    "to",
+    "state",
+    "activity",
+    "cluster",
+    "kind",
+    "effect",
+    "count",
+    "generation",
+    "node",
+    "by",
+    "end",
+    "then",
+    "outcome",
+];
 /// What of it says why.
 const WHY: &[&str] = &["reason", "why", "detail", "error", "message", "reasons"];
 
@@ -47,7 +62,7 @@ impl Told<'_> {
         for field in WHAT {
             let value = if data[field].is_null() { &spec[field] } else { &data[field] };
             if let Some(value) = words(value) {
-                text.push_str(&format!(" {field}={value}"));
+                add(&mut text, format_args!(" {field}={value}"));
             }
         }
         text
@@ -100,7 +115,10 @@ mod tests {
             "subject": "node/node-1", "data": {"name": "node-1", "to": "allocated", "cluster": "local"},
         });
         let told = Told(&moved);
-        assert_eq!((told.position(), told.time().as_str(), told.who()), (41, "2026-11-21T09:00:00Z", "decider"));
+        assert_eq!(
+            (told.position(), told.time().as_str(), told.who()),
+            (41, "2026-11-21T09:00:00Z", "decider")
+        );
         assert_eq!(told.what(), "node.moved to=allocated cluster=local");
         assert_eq!(told.why(), "because of 40");
         let ended = json!({
@@ -109,7 +127,8 @@ mod tests {
         });
         assert_eq!(Told(&ended).what(), "operation.ended end=failed");
         assert_eq!(Told(&ended).why(), "because of 49: web/0 exited 1");
-        let approved = json!({"position": 7, "type": "operation.approved.v1", "data": {"by": {"actor": "ann"}}});
+        let approved =
+            json!({"position": 7, "type": "operation.approved.v1", "data": {"by": {"actor": "ann"}}});
         assert_eq!(Told(&approved).what(), "operation.approved by=ann");
     }
 }

@@ -60,8 +60,12 @@ impl<'a> Until<'a> {
     fn read(text: &'a str) -> Result<Until<'a>, CliError> {
         match text.split_once('=') {
             None if text == "deleted" => Ok(Until::Deleted),
-            Some((path, value)) if !path.is_empty() => Ok(Until::Field { path: path.split('.').collect(), value }),
-            _ => Err(CliError::usage(format!("write --for FIELD=VALUE, as in phase=running, or deleted, not {text:?}"))),
+            Some((path, value)) if !path.is_empty() => {
+                Ok(Until::Field { path: path.split('.').collect(), value })
+            }
+            _ => Err(CliError::usage(format!(
+                "write --for FIELD=VALUE, as in phase=running, or deleted, not {text:?}"
+            ))),
         }
     }
 }
@@ -74,7 +78,8 @@ fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliE
         (Until::Field { .. }, None) => return Ok(Seen::NotYet("not there".into())),
         (Until::Field { path, value }, Some(row)) if row.get(path[0]).is_some() => (path, value),
         (Until::Field { path, .. }, Some(row)) => {
-            let fields: Vec<_> = row.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+            let fields: Vec<_> =
+                row.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
             let instead = crate::manifest::suggest::instead(path[0], &fields);
             return Err(CliError::usage(format!("a {} has no field {:?}{instead}", kind.word(), path[0])));
         }
@@ -93,7 +98,11 @@ fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliE
     }
     let message = row["message"].as_str().filter(|message| !message.is_empty());
     let now = message.map_or_else(|| text.clone(), |message| format!("{text}: {message}"));
-    Ok(if path == &["state"] && final_states(kind).contains(&text.as_str()) { Seen::Over(now) } else { Seen::NotYet(now) })
+    Ok(if path == &["state"] && final_states(kind).contains(&text.as_str()) {
+        Seen::Over(now)
+    } else {
+        Seen::NotYet(now)
+    })
 }
 
 /// States that nothing leaves.
@@ -132,7 +141,9 @@ fn wake(context: Context, subject: String) -> Receiver<()> {
     std::thread::spawn(move || {
         let client = Client::new(&context);
         let query = [("from", "end".to_owned()), ("follow", "true".to_owned()), ("subject", subject)];
-        let Ok(stream) = client.stream("follow events", "/events", &query, "application/x-ndjson") else { return };
+        let Ok(stream) = client.stream("follow events", "/events", &query, "application/x-ndjson") else {
+            return;
+        };
         for line in BufReader::new(stream).lines() {
             if line.is_err() || waker.send(()).is_err() {
                 return;
@@ -174,8 +185,12 @@ mod tests {
             assert_eq!(look(&Until::read(text).expect(text), kind, Some(&row)), Ok(wanted), "{text}");
         }
         assert_eq!(look(&Until::Deleted, Kind::Replica, None), Ok(Seen::Reached));
-        let error = look(&Until::read("stat=x").expect("a field"), Kind::Plan, Some(&row)).expect_err("no such field");
-        assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, "a plan has no field \"stat\": did you mean \"state\"?"));
+        let error = look(&Until::read("stat=x").expect("a field"), Kind::Plan, Some(&row))
+            .expect_err("no such field");
+        assert_eq!(
+            (error.exit, error.message.as_str()),
+            (Exit::Usage, "a plan has no field \"stat\": did you mean \"state\"?")
+        );
         assert!(Until::read("gone").is_err() && Until::read("=x").is_err());
     }
 }

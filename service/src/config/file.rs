@@ -27,7 +27,12 @@ pub(super) fn read(file: &str, text: &str) -> Result<Vec<Given>, String> {
     Ok(found)
 }
 
-fn collect(lines: &Lines<'_>, table: &DeTable<'_>, prefix: &str, found: &mut Vec<Given>) -> Result<(), String> {
+fn collect(
+    lines: &Lines<'_>,
+    table: &DeTable<'_>,
+    prefix: &str,
+    found: &mut Vec<Given>,
+) -> Result<(), String> {
     for (key, value) in table {
         let name = format!("{prefix}{}", key.get_ref());
         let at = key.span().start;
@@ -40,9 +45,8 @@ fn collect(lines: &Lines<'_>, table: &DeTable<'_>, prefix: &str, found: &mut Vec
             continue;
         }
         let setting = Setting::of(&name).ok_or_else(|| lines.error(at, &unknown(&name)))?;
-        let text = text_of(value).ok_or_else(|| {
-            lines.error(value.span().start, &format!("{name} must be a text or a number"))
-        })?;
+        let text = text_of(value)
+            .ok_or_else(|| lines.error(value.span().start, &format!("{name} must be a text or a number")))?;
         if let Some(fault) = setting.fault(&text) {
             return Err(lines.error(value.span().start, &format!("{name}: {fault}")));
         }

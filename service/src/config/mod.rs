@@ -120,7 +120,10 @@ pub struct Layers<'a> {
 
 impl Config {
     /// Reads the layers of this process.
-    pub fn load(file: Option<&Path>, flags: Vec<(&'static str, &'static str, String)>) -> Result<Config, BadConfig> {
+    pub fn load(
+        file: Option<&Path>,
+        flags: Vec<(&'static str, &'static str, String)>,
+    ) -> Result<Config, BadConfig> {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };

@@ -91,7 +91,9 @@ impl Setting {
             Type::Url => url(text).err(),
             Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
             Type::Actor => text.parse::<Actor>().err().map(|error| error.to_string()),
-            Type::LogFormat => (!["text", "json"].contains(&text)).then(|| format!("write text or json, not {text:?}")),
+            Type::LogFormat => {
+                (!["text", "json"].contains(&text)).then(|| format!("write text or json, not {text:?}"))
+            }
             Type::Span => span(text).err(),
             Type::Bytes => bytes(text).err(),
             Type::Count => count(text).err(),
@@ -100,8 +102,9 @@ impl Setting {
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr =
-        text.parse().map_err(|_| format!("write an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| format!("write an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
     if !address.ip().is_loopback() {
         return Err(format!(
             "{address} is not on the loopback interface, and this build has neither TLS nor authentication: \

@@ -27,17 +27,25 @@ fn every_default_is_right() {
 
 #[test]
 fn flags_win_over_the_environment_over_the_file_over_defaults() {
-    let text = "fleet = \"of-file\"\nactor = \"of-file\"\nlease = \"30s\"\n\n[limits]\nqueue = 7\nbody = \"2MiB\"\n";
+    let text =
+        "fleet = \"of-file\"\nactor = \"of-file\"\nlease = \"30s\"\n\n[limits]\nqueue = 7\nbody = \"2MiB\"\n";
     let config = with_file(text, |path| {
         let layers = Layers {
             file: Some(path),
-            env: env(&[("CHANCERY_FLEET", "of-env"), ("CHANCERY_ACTOR", "of-env"), ("CHANCERY_LIMITS_BODY", "3MiB")]),
+            env: env(&[
+                ("CHANCERY_FLEET", "of-env"),
+                ("CHANCERY_ACTOR", "of-env"),
+                ("CHANCERY_LIMITS_BODY", "3MiB"),
+            ]),
             flags: vec![("actor", "--actor", "of-flag".into())],
         };
         Config::read(layers).expect("layers")
     });
     assert_eq!((config.actor.as_str(), config.fleet.as_str()), ("of-flag", "of-env"));
-    assert_eq!((config.lease, config.limits.queue, config.limits.body), (Duration::from_secs(30), 7, 3 << 20));
+    assert_eq!(
+        (config.lease, config.limits.queue, config.limits.body),
+        (Duration::from_secs(30), 7, 3 << 20)
+    );
     let origin = |name: &str| {
         let (_, _, origin) = config.shown().find(|(setting, _, _)| setting.name == name).expect(name);
         origin.to_string()
@@ -50,12 +58,18 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
 fn faults_of_a_file_have_their_place() {
     let cases = [
         ("leese = \"1s\"", "1:1: unknown setting \"leese\": did you mean \"lease\"?"),
-        ("log = \"warn\"\n[limits]\n  quue = 7", "3:3: unknown setting \"limits.quue\": did you mean \"limits.queue\"?"),
+        (
+            "log = \"warn\"\n[limits]\n  quue = 7",
+            "3:3: unknown setting \"limits.quue\": did you mean \"limits.queue\"?",
+        ),
         ("[limts]\nqueue = 7", "1:2: unknown setting \"limts\""),
         ("lease = 15", "1:9: lease: write a duration as in"),
         ("limits.queue = 0", "1:16: limits.queue: write a whole number, at least 1"),
         ("log = true", "1:7: log must be a text or a number"),
-        ("listen = \"0.0.0.0:7440\"", "1:10: listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication"),
+        (
+            "listen = \"0.0.0.0:7440\"",
+            "1:10: listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
+        ),
         ("a b", "1:"),
     ];
     for (text, wanted) in cases {
@@ -71,10 +85,17 @@ fn faults_of_a_file_have_their_place() {
 #[test]
 fn faults_elsewhere_name_the_variable_or_the_flag() {
     let error = Config::read(Layers { env: env(&[("CHANCERY_LISTEN", "[::]:1")]), ..Layers::default() });
-    assert!(error.expect_err("everywhere").to_string().starts_with("read listen from CHANCERY_LISTEN: [::]:1 is not on"));
+    assert!(
+        error
+            .expect_err("everywhere")
+            .to_string()
+            .starts_with("read listen from CHANCERY_LISTEN: [::]:1 is not on")
+    );
     let flags = vec![("server", "--server", "https://x".to_owned())];
     let error = Config::read(Layers { flags, ..Layers::default() }).expect_err("no TLS");
     assert_eq!(error.to_string(), "read server from --server: this build speaks no TLS: write http://…");
     let error = Config::read(Layers { file: Some(Path::new("/nowhere/c.toml")), ..Layers::default() });
-    assert!(error.expect_err("no file").to_string().starts_with("read the configuration file /nowhere/c.toml: "));
+    assert!(
+        error.expect_err("no file").to_string().starts_with("read the configuration file /nowhere/c.toml: ")
+    );
 }

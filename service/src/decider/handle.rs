@@ -59,6 +59,12 @@ pub struct Decider {
 }
 
 impl Decider {
+    /// Whoever takes from the other end of the queue is the decider.
+    #[cfg(test)]
+    pub(crate) fn over(queue: mpsc::Sender<Input>) -> Decider {
+        Decider { queue }
+    }
+
     /// Asks for a verdict.
     pub async fn ask(&self, request: Request) -> Result<Verdict, NoVerdict> {
         let (answer, verdict) = oneshot::channel();

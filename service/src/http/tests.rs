@@ -1,1 +1,11 @@
-//! Tests.
+//! The API as its callers see it: requests in, answers out, over a journal in memory, real rows, and a decider that
+//! answers from a table.
+
+mod bad_input;
+mod cloudevents;
+mod listener;
+mod published;
+mod reads;
+mod streams;
+mod world;
+mod writes;

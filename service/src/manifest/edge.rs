@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn durations_say_their_unit() {
-        let cases = [("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("24h", 86_400_000), ("7d", 604_800_000)];
+        let cases =
+            [("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("24h", 86_400_000), ("7d", 604_800_000)];
         for (text, millis) in cases {
             assert_eq!(parse_span(text), Ok(Duration::from_millis(millis)), "{text}");
         }

@@ -122,6 +122,12 @@ fn number(ty: &str) -> &str {
 
 fn without_place(error: &Error) -> String {
     let text = error.to_string();
-    let end = text.find(" at line ").unwrap_or(text.len());
-    text[..end].trim_end_matches(',').to_owned()
+    let text = text.find(" at line ").map_or(text.as_str(), |end| text[..end].trim_end_matches(','));
+    // Fields with an alias are told of as plain text.
+    let field = |before: &str| text.strip_prefix(before)?.strip_suffix('`');
+    match (field("missing field `"), field("duplicate field `")) {
+        (Some(field), _) => format!("{field:?} is missing here"),
+        (_, Some(field)) => format!("{field:?} is given twice"),
+        _ => text.to_owned(),
+    }
 }

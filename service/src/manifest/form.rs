@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName, PlanName,
-    PortName, ServiceName, StorageClass, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName,
+    PlanName, PortName, ServiceName, StorageClass, ZoneName,
 };
 use chancery_events::spec::{
-    Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload, PlanSpec, Port,
-    Probe, Protocol, Run, Sharing, Storage, Timeouts, VolumeClaim,
+    Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload, PlanSpec,
+    Port, Probe, Protocol, Run, Sharing, Storage, Timeouts, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -319,7 +319,10 @@ impl DeploymentForm {
         let mut coordinates = self.coordinates;
         for Spanned { value: form, referenced, .. } in self.payload_coordinates {
             if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
-                return Err((format!("coordinates of payload {} are given twice", form.payload_name), referenced));
+                return Err((
+                    format!("coordinates of payload {} are given twice", form.payload_name),
+                    referenced,
+                ));
             }
         }
         Ok(DeploymentSpec { coordinates, count: self.count })

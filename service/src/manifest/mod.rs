@@ -25,7 +25,9 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::intent::{CapabilityApply, ClusterApply, DeploymentCreate, Intent, NodeApply, PlanApply};
+use chancery_events::intent::{
+    CapabilityApply, ClusterApply, DeploymentCreate, Intent, NodeApply, PlanApply,
+};
 use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, Key, NodeName, PlanName};
 use chancery_events::spec::{CapabilitySpec, ClusterSpec};
 use schemars::JsonSchema;
@@ -99,7 +101,8 @@ fn documents(text: &str) -> Vec<(u64, &str)> {
     let mut offset = 0;
     for (number, line) in text.split_inclusive('\n').enumerate() {
         let rest = line.strip_prefix("---");
-        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n'])) && offset > 0 {
+        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n'])) && offset > 0
+        {
             starts.push((number as u64, offset));
         }
         offset += line.len();
@@ -215,7 +218,12 @@ impl Reader<'_> {
         let mut form = self.read::<NodeName, NodeForm>()?;
         let labels = form.metadata.as_mut().and_then(|metadata| metadata.labels.take());
         let cluster = form.spec.cluster.clone();
-        Ok(NodeApply { name: self.name(form.metadata, None)?, spec: form.spec.spec(labels.map(|l| l.value).unwrap_or_default()), cluster }.into())
+        Ok(NodeApply {
+            name: self.name(form.metadata, None)?,
+            spec: form.spec.spec(labels.map(|l| l.value).unwrap_or_default()),
+            cluster,
+        }
+        .into())
     }
 
     fn plan(&self) -> Result<Intent, Fault> {
@@ -233,15 +241,19 @@ impl Reader<'_> {
     }
 
     /// The name, from `metadata` or, as older bodies have it, from the spec.
-    fn name<N: PartialEq>(&self, metadata: Option<Metadata<N>>, inner: Option<Spanned<N>>) -> Result<N, Fault> {
+    fn name<N: PartialEq>(
+        &self,
+        metadata: Option<Metadata<N>>,
+        inner: Option<Spanned<N>>,
+    ) -> Result<N, Fault> {
         let (name, labels) = metadata.map_or((None, None), |metadata| (metadata.name, metadata.labels));
         if let Some(labels) = labels.filter(|labels| !labels.value.is_empty()) {
             return Err(self.document.fault(labels.referenced, "only nodes have labels: remove them"));
         }
         match (name, inner) {
-            (Some(outer), Some(inner)) if outer.value != inner.value => {
-                Err(self.document.fault(inner.referenced, "the name here and that of metadata differ: write one"))
-            }
+            (Some(outer), Some(inner)) if outer.value != inner.value => Err(self
+                .document
+                .fault(inner.referenced, "the name here and that of metadata differ: write one")),
             (Some(name), _) | (None, Some(name)) => Ok(name.value),
             (None, None) => Err(self.document.fault(self.start, "\"metadata.name\" is missing here")),
         }

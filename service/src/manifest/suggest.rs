@@ -24,7 +24,11 @@ mod tests {
     #[test]
     fn a_slip_is_put_right_and_a_stranger_is_not() {
         let known = ["cpu", "memory", "disk", "persistentVolumes"];
-        let cases = [("memroy", Some("memory")), ("Memory", Some("memory")), ("persistentVolume", Some("persistentVolumes"))];
+        let cases = [
+            ("memroy", Some("memory")),
+            ("Memory", Some("memory")),
+            ("persistentVolume", Some("persistentVolumes")),
+        ];
         for (given, name) in cases {
             assert_eq!(nearest(given, &known), name, "{given}");
         }

@@ -12,8 +12,8 @@ fn only(text: &str) -> Intent {
 }
 
 fn header(kind: &str, spec: &str) -> String {
-    let spec: String = spec.lines().map(|line| format!("  {line}\n")).collect();
-    format!("apiVersion: chancery/v1\nkind: {kind}\nmetadata:\n  name: x\nspec:\n{spec}")
+    let spec = spec.lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n");
+    format!("apiVersion: chancery/v1\nkind: {kind}\nmetadata:\n  name: x\nspec:\n{spec}\n")
 }
 
 /// The body of a plan as its users already have it.
@@ -67,15 +67,19 @@ fn under_header(kind: &str, body: &str) -> String {
 
 #[test]
 fn a_plan_that_people_have_needs_a_header_and_nothing_else() {
-    let Intent::PlanApply(PlanApply { name, spec }) = only(&under_header("Plan", SEED_PLAN)) else { panic!("a plan") };
+    let Intent::PlanApply(PlanApply { name, spec }) = only(&under_header("Plan", SEED_PLAN)) else {
+        panic!("a plan")
+    };
     assert_eq!((name.as_str(), spec.service.as_str()), ("nginx-deployment-plan", "nginx-service"));
-    let matchers: Vec<_> = spec.matchers.iter().map(|m| (m.kind.as_str(), m.comparator, m.names.len())).collect();
+    let matchers: Vec<_> =
+        spec.matchers.iter().map(|m| (m.kind.as_str(), m.comparator, m.names.len())).collect();
     assert_eq!(matchers, [("GPU", Comparator::Gte, 2), ("CPU", Comparator::Eq, 1)]);
     let payload = &spec.payloads[0];
     assert_eq!(payload.resources, Amounts { cpu: 4000, memory: 64 * GIB, disk: 0 });
     let ports: Vec<_> = payload.ports.iter().map(|p| (p.name.as_str(), p.protocol, p.port)).collect();
     assert_eq!(ports, [("tcp-80", Protocol::Tcp, 80), ("udp-53", Protocol::Udp, 53)]);
-    let volumes: Vec<_> = payload.volumes.iter().map(|v| (v.class.as_str(), v.capacity, v.mount.as_str())).collect();
+    let volumes: Vec<_> =
+        payload.volumes.iter().map(|v| (v.class.as_str(), v.capacity, v.mount.as_str())).collect();
     assert_eq!(volumes, [("standard", 100 * GB, "/data"), ("fast-ssd", 500 * GB, "/ssd")]);
 }
 
@@ -116,7 +120,11 @@ fn approval_is_one_word_or_one_for_each_kind() {
     let plan = |approval: &str| {
         let spec = format!("namespace: n\nservice: s\npayloads: []\n{approval}\ntimeouts: {{stop: 30s}}");
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
-        (plan.spec.approval.of(OperationKind::Create), plan.spec.approval.of(OperationKind::Delete), plan.spec.timeouts)
+        (
+            plan.spec.approval.of(OperationKind::Create),
+            plan.spec.approval.of(OperationKind::Delete),
+            plan.spec.timeouts,
+        )
     };
     assert_eq!(plan("approval: automatic").0, Approval::Automatic);
     let (create, delete, timeouts) = plan("approval: {create: automatic}");
@@ -148,10 +156,14 @@ fn kinds_are_applied_in_the_order_of_their_references() {
 #[test]
 fn errors_say_where_and_what_to_write() {
     let plan = |extra: &str| header("Plan", &format!("namespace: n\nservice: s\npayloads: []\n{extra}"));
-    let payload = |lines: &str| plan("").replace("payloads: []", &format!("payloads:\n  - name: web\n    {lines}"));
+    let payload =
+        |lines: &str| plan("").replace("payloads: []", &format!("payloads:\n  - name: web\n    {lines}"));
     let cases = [
         (header("Plam", "a: 1"), "2:7: unknown kind \"Plam\": did you mean \"Plan\"?"),
-        (header("Pod", "a: 1").replace("/v1", "/v9"), "1:13: this build reads apiVersion chancery/v1, not \"chancery/v9\""),
+        (
+            header("Pod", "a: 1").replace("/v1", "/v9"),
+            "1:13: this build reads apiVersion chancery/v1, not \"chancery/v9\"",
+        ),
         ("kind: Plan\n".into(), "1:1: \"apiVersion\" is missing here"),
         ("kind: Plan\n  bad: : 1\n".into(), "2:6: mapping values are not allowed"),
         ("- a\n".into(), "1:1: a block of 'name: value' lines is expected here"),
@@ -160,28 +172,49 @@ fn errors_say_where_and_what_to_write() {
         (plan("namespace: m"), "9:3: \"namespace\" is given twice"),
         (plan("approval: automatc"), "9:3: unknown word \"automatc\": did you mean \"automatic\"?"),
         (plan("approval: {crate: manual}"), "9:14: unknown field \"crate\": did you mean \"create\"?"),
-        (plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"), "10:31: unknown comparator \"foo\": write one of in, not_in, eq, gte, lte"),
-        (payload("resources: {cpu: 4, memroy: 64}"), "10:25: unknown field \"memroy\": did you mean \"memory\"?"),
+        (
+            plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"),
+            "10:31: unknown comparator \"foo\": write one of in, not_in, eq, gte, lte",
+        ),
+        (
+            payload("resources: {cpu: 4, memroy: 64}"),
+            "10:25: unknown field \"memroy\": did you mean \"memory\"?",
+        ),
         (payload("resources: {cpu: 1e3}"), "10:22: write cores as in 4, 1.5 or 500m, not \"1e3\""),
-        (payload("resources: {cpu: 1, cores: 1}"), "10:16: duplicate field"),
-        (payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"), "11:35: this is no whole number from 0 to 65535"),
+        (payload("resources: {cpu: 1, cores: 1}"), "10:16: \"cpu\" is given twice"),
+        (
+            payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"),
+            "11:35: this is no whole number from 0 to 65535",
+        ),
         (payload("resources: {}\n    processes: x"), "11:16: this is no whole number from 0 to 65535"),
         (plan("").replace("service: s", "service: A b"), "7:12: 'A' may not stand at character 1"),
         (plan("").replace("service: s", "service:"), "7:"),
         (plan("").replace("  service: s\n", ""), "6:3: \"service\" is missing here"),
         (plan("name: y"), "9:9: the name here and that of metadata differ: write one"),
-        (plan("").replace("name: x", "name: x\n  labels: {a: b}"), "5:11: only nodes have labels: remove them"),
+        (
+            plan("").replace("name: x", "name: x\n  labels: {a: b}"),
+            "5:11: only nodes have labels: remove them",
+        ),
         (under_header("Cluster", "runtime: process"), "1:1: \"metadata.name\" is missing here"),
-        (header("Cluster", "runtime: kubernetes"), "6:12: unknown word \"kubernetes\": write one of process, simulated"),
+        (
+            header("Cluster", "runtime: kubernetes"),
+            "6:12: unknown word \"kubernetes\": write one of process, simulated",
+        ),
         (header("Deployment", "plan: p\ncount: -1"), "7:10: this is no whole number from 0 to 4294967295"),
         (
-            header("Deployment", "plan: p\ncount: 1\npayload_coordinates:\n- {payload_name: a, coordinates: {}}\n- {payload_name: a, coordinates: {}}"),
+            header(
+                "Deployment",
+                "plan: p\ncount: 1\npayload_coordinates:\n- {payload_name: a, coordinates: {}}\n- {payload_name: a, coordinates: {}}",
+            ),
             "10:5: coordinates of payload a are given twice",
         ),
     ];
     for (text, wanted) in cases {
         let faults = read("f.yaml", &text).expect_err(&text);
-        assert!(faults.to_string().starts_with(&format!("f.yaml:{wanted}")), "{faults}\nwanted {wanted}\n{text}");
+        assert!(
+            faults.to_string().starts_with(&format!("f.yaml:{wanted}")),
+            "{faults}\nwanted {wanted}\n{text}"
+        );
     }
 }
 
@@ -206,7 +239,10 @@ fn what_is_too_large_or_too_deep_is_refused() {
     }
     for text in [deep, long, bomb] {
         let faults = read("f.yaml", &text).expect_err("too much");
-        assert!(["larger or deeper", "limit exceeded", "bytes"].iter().any(|why| faults.0[0].what.contains(why)), "{faults}");
+        assert!(
+            ["larger or deeper", "limit exceeded", "bytes"].iter().any(|why| faults.0[0].what.contains(why)),
+            "{faults}"
+        );
     }
 }
 

@@ -1,0 +1,118 @@
+//! Rows and histories.
+
+use axum::http::Method;
+use chancery_events::id::{OperationId, Position};
+use chancery_events::name::ReplicaName;
+
+use super::world::{LINEAGE, World, request};
+
+#[tokio::test]
+async fn a_list_comes_in_pages() {
+    let world = World::new();
+    let first = world.get("/nodes?limit=1").await;
+    let json = first.json();
+    assert_eq!((first.status.as_u16(), first.header("content-type")), (200, "application/json"));
+    assert_eq!((json["items"][0]["name"].as_str(), json["position"].as_u64()), (Some("node-1"), Some(5)));
+    let token = json["next_page_token"].as_str().expect("a second page");
+    let second = world.get(&format!("/nodes?limit=1&page_token={token}")).await.json();
+    assert_eq!((second["items"][0]["name"].as_str(), second["next_page_token"].is_null()), (Some("node-2"), true));
+    let filtered = world.get("/nodes?domain=d2").await.json();
+    assert_eq!(filtered["items"].as_array().map(Vec::len), Some(1));
+    for kind in ["clusters", "capabilities", "plans", "deployments", "replicas", "incarnations", "operations", "sessions", "commands", "plans/nginx/deployments"] {
+        assert_eq!(world.get(&format!("/{kind}")).await.status, 200, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_tells_its_version() {
+    let world = World::new();
+    world.touch("node-1", 2);
+    let node = world.get("/nodes/node-1").await;
+    assert_eq!((node.header("etag"), node.json()["version"].as_u64()), ("\"3\"", Some(3)));
+    let capability = world.get("/capabilities/nvidia/v100").await;
+    assert_eq!(capability.json()["name"], "nvidia/v100");
+}
+
+#[tokio::test]
+async fn what_never_was_and_what_is_no_more_are_told_apart() {
+    let world = World::new();
+    assert_eq!(world.get("/nodes/node-9").await.problem(), (404, "not_found".into(), String::new()));
+    let other = OperationId::issue(LINEAGE, Position::new(3));
+    assert_eq!(world.get(&format!("/operations/{other}")).await.problem().0, 404);
+    let ahead = OperationId::issue(LINEAGE, Position::new(3_000));
+    assert_eq!(world.get(&format!("/operations/{ahead}")).await.problem().0, 404);
+
+    let spec = r#"{"namespace":"web","service":"nginx","payloads":[{"name":"server","resources":{}}]}"#;
+    world.commit(&[
+        &format!(r#"plan.applied.v1 {{"name":"nginx","generation":1,"spec":{spec}}}"#),
+        r#"deployment.created.v1 {"plan":"nginx","name":"d1","generation":1,"spec":{"count":1}}"#,
+        r#"deployment.started.v1 {"plan":"nginx","name":"d1"}"#,
+    ]);
+    let name = ReplicaName::issue(&"nginx".parse().expect("a name"), Position::new(9));
+    world.commit(&[&format!(r#"replica.created.v1 {{"name":"{name}","plan":"nginx","deployment":"d1"}}"#)]);
+    assert_eq!(world.get(&format!("/replicas/{name}")).await.status, 200);
+    world.commit(&[&format!(r#"replica.deleted.v1 {{"name":"{name}"}}"#)]);
+    let gone = world.get(&format!("/replicas/{name}")).await;
+    assert_eq!(gone.problem().0, 410);
+    let see = gone.json()["see"].as_str().expect("a pointer to its history").to_owned();
+    let history = world.get(&format!("/{see}")).await.json();
+    assert_eq!(history["items"].as_array().map(Vec::len), Some(2), "{history}");
+    let others = name.to_string().replace("nginx", "other");
+    assert_eq!(world.get(&format!("/replicas/{others}")).await.problem().0, 404);
+}
+
+#[tokio::test]
+async fn a_history_goes_on_where_a_page_ended() {
+    let world = World::new();
+    world.touch("node-1", 3);
+    let page = world.get("/nodes/node-1/history?limit=2").await.json();
+    let positions = |page: &serde_json::Value| -> Vec<u64> {
+        page["items"].as_array().expect("items").iter().filter_map(|item| item["position"].as_u64()).collect()
+    };
+    assert_eq!(positions(&page), [3, 6]);
+    let next = page["next_from"].as_u64().expect("more");
+    let rest = world.get(&format!("/nodes/node-1/history?from={next}")).await.json();
+    assert_eq!((positions(&rest), rest["next_from"].is_null()), (vec![7, 8], true));
+    assert_eq!(world.get("/capabilities/nvidia/v100/history").await.json()["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(world.get("/nodes/node-9/history").await.problem().0, 404);
+}
+
+#[tokio::test]
+async fn a_read_waits_for_the_position_it_needs() {
+    let mut world = World::new();
+    world.app.limits.min_position = std::time::Duration::from_millis(300);
+    let router = world.router();
+    let waiting = tokio::spawn(tower::ServiceExt::oneshot(
+        router,
+        request(Method::GET, "/nodes/node-1?min_position=6", &[], ""),
+    ));
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert!(!waiting.is_finished());
+    world.touch("node-1", 1);
+    let answer = waiting.await.expect("no panic").expect("an answer");
+    assert_eq!((answer.status().as_u16(), &answer.headers()["etag"]), (200, &"\"2\"".parse().expect("a header")));
+
+    let late = world.get("/nodes?min_position=7").await;
+    assert_eq!(late.problem(), (503, "behind".into(), String::new()));
+    assert_eq!((late.json()["position"].as_u64(), late.json()["retryable"].as_bool()), (Some(6), Some(true)));
+    assert_eq!(late.header("retry-after"), "1");
+}
+
+#[tokio::test]
+async fn health_and_figures_are_told() {
+    let world = World::new();
+    assert_eq!(world.get("//livez").await.status, 200);
+    assert_eq!(world.get("//readyz").await.status, 200);
+    world.get("/nodes").await;
+    let text = String::from_utf8(world.get("//metrics").await.body.to_vec()).expect("text");
+    for line in [
+        "chancery_journal_position 5",
+        "chancery_applied_position 5",
+        "chancery_applied_lag 0",
+        "chancery_decider_backlog 0",
+        "chancery_http_requests_total{route=\"/v1/fleets/{fleet}/nodes\",method=\"GET\",status=\"200\"} 1",
+        "chancery_journal_skipped_total 0",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+}

@@ -1,0 +1,139 @@
+//! Typed routes, and what becomes of verdicts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Method;
+use chancery_events::fact::Outcome;
+use chancery_events::id::{OperationId, Position};
+use chancery_events::intent;
+use chancery_events::refusal::{Code, Refusal};
+use chancery_machine::keys::Accepted;
+
+use super::world::{LINEAGE, World, request};
+use crate::decider::Verdict;
+use crate::http::Limits;
+
+/// A verdict at position 9.
+pub(super) fn accepted(outcome: Outcome, version: u64) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+    move |request| {
+        let result = Ok(Accepted { outcome, subject: request.intent.subject(), version: Some(version) });
+        Some(Verdict { position: Position::new(9), result: Arc::new(result) })
+    }
+}
+
+fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+    move |_| {
+        let refusal = Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
+        Some(Verdict { position: Position::new(9), result: Arc::new(Err(refusal)) })
+    }
+}
+
+const NODE: &str = r#"{"spec":{"domain":"d1","total":{}}}"#;
+
+#[tokio::test]
+async fn every_typed_route_asks_for_its_intent() {
+    let world = World::new();
+    world.decide(accepted(Outcome::Changed, 1));
+    let id = OperationId::issue(LINEAGE, Position::new(8));
+    let hash = "9f86d081884c7d659a2feaa0c55ad015";
+    let plan = r#"{"spec":{"namespace":"web","service":"nginx","payloads":[]}}"#;
+    let many = format!(r#"{{"operations":[{{"operation":"{id}","hash":"{hash}"}}]}}"#);
+    let table: Vec<(Method, String, String, &str, u16)> = vec![
+        (Method::PUT, "/clusters/c".into(), r#"{"spec":{"runtime":"process"}}"#.into(), "cluster.apply.v1", 201),
+        (Method::POST, "/clusters/c/activity".into(), r#"{"activity":"inactive"}"#.into(), "cluster.set_activity.v1", 200),
+        (Method::DELETE, "/clusters/c".into(), String::new(), "cluster.delete.v1", 200),
+        (Method::PUT, "/capabilities/nvidia/v100".into(), r#"{"spec":{"type":"GPU","score":1}}"#.into(), "capability.apply.v1", 201),
+        (Method::POST, "/capabilities/nvidia/v100/activity".into(), r#"{"activity":"active"}"#.into(), "capability.set_activity.v1", 200),
+        (Method::DELETE, "/capabilities/nvidia/v100".into(), "{}".into(), "capability.delete.v1", 200),
+        (Method::PUT, "/nodes/node-1".into(), NODE.into(), "node.apply.v1", 201),
+        (Method::POST, "/nodes/node-1/state".into(), r#"{"state":"evicted"}"#.into(), "node.set_state.v1", 200),
+        (Method::DELETE, "/nodes/node-1".into(), String::new(), "node.delete.v1", 200),
+        (Method::PUT, "/plans/nginx".into(), plan.into(), "plan.apply.v1", 201),
+        (Method::POST, "/plans/nginx/activity".into(), r#"{"activity":"active"}"#.into(), "plan.set_activity.v1", 200),
+        (Method::DELETE, "/plans/nginx".into(), String::new(), "plan.delete.v1", 200),
+        (Method::POST, "/plans/nginx/deployments".into(), r#"{"name":"d1","spec":{"count":1}}"#.into(), "deployment.create.v1", 202),
+        (Method::POST, "/plans/nginx/deployments/d1/cancel".into(), String::new(), "deployment.cancel.v1", 202),
+        (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
+        (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
+        (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
+        (Method::POST, format!("/operations/{id}/approve"), format!(r#"{{"hash":"{hash}"}}"#), "operation.approve.v1", 202),
+        (Method::POST, format!("/operations/{id}/reject"), r#"{"reason":"no"}"#.into(), "operation.reject.v1", 200),
+        (Method::POST, "/operations/approve".into(), many, "operation.approve.v1", 202),
+        (Method::POST, "/operations/reject".into(), format!(r#"{{"operations":["{id}"]}}"#), "operation.reject.v1", 200),
+    ];
+    for (method, path, body, type_name, status) in table {
+        let answer = if body.is_empty() {
+            world.send(request(method, &path, &[], "")).await
+        } else {
+            world.put(method, &path, body).await
+        };
+        assert_eq!(answer.status.as_u16(), status, "{path}: {:?}", answer.body);
+        let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+        assert_eq!(asked.intent.type_name(), type_name, "{path}");
+        let json = answer.json();
+        assert_eq!((json["position"].as_u64(), json["verdict"].as_str()), (Some(9), Some("accepted")));
+        assert_eq!(json["subject"].as_str(), asked.intent.subject().map(|subject| subject.to_string()).as_deref());
+        assert_eq!(answer.header("chancery-position"), "9");
+    }
+}
+
+#[tokio::test]
+async fn headers_say_the_rest() {
+    let world = World::new();
+    world.decide(accepted(Outcome::Unchanged, 3));
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let headers = [
+        ("content-type", "application/json; charset=utf-8"),
+        ("idempotency-key", "\"key 1\""),
+        ("if-match", "\"3\""),
+        ("chancery-actor", "someone"),
+        ("chancery-source", "/ci"),
+        ("chancery-time", "2026-11-21T09:00:00Z"),
+        ("traceparent", trace),
+    ];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    let json = answer.json();
+    assert_eq!((answer.status.as_u16(), json["verdict"].as_str()), (200, Some("unchanged")));
+    let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+    assert_eq!((asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()), ("key 1", "someone", "/ci"));
+    assert_eq!((asked.expect, asked.traceparent.as_deref()), (Some(3), Some(trace)));
+    assert_eq!(asked.time.map(|time| time.to_string()).as_deref(), Some("2026-11-21T09:00:00.000000Z"));
+}
+
+#[tokio::test]
+async fn each_refusal_is_a_problem_of_its_own_status() {
+    let world = World::new();
+    for code in Code::ALL.iter().copied() {
+        world.decide(refused(code));
+        let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
+        let (status, word, pointer) = answer.problem();
+        assert_eq!((status, word.as_str()), (crate::http::problem::kind_of(code).status, code.word()));
+        assert_eq!((pointer.as_str(), answer.json()["version"].as_u64()), ("/spec/domain", Some(4)));
+        assert_eq!(answer.json()["position"].as_u64(), Some(9));
+    }
+    world.decide(refused(Code::VersionConflict));
+    let headers = [("content-type", "application/json"), ("if-match", "\"3\"")];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    assert_eq!(answer.problem().0, 412);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_is_not_known_is_told_with_the_key() {
+    let world = World::new();
+    let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
+    assert_eq!((answer.json()["id"].as_str(), answer.json()["retryable"].as_bool()), (Some("k1"), Some(true)));
+}
+
+#[tokio::test]
+async fn a_full_queue_is_busy_and_nothing_is_recorded() {
+    let mut world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
+    let (queue, _inputs) = tokio::sync::mpsc::channel(1);
+    queue.try_send(crate::decider::Input::Drain).expect("room");
+    world.app.decider = crate::decider::Decider::over(queue);
+    let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
+    assert_eq!(answer.problem().1, "busy");
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));
+}

@@ -69,6 +69,9 @@ pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact>
         (_, Saw::Failed { message, hope }) => {
             failed(fleet, incarnation, report.revision, message, *hope, ctx, &mut draft);
         }
+        // It reflects less than what is asked now: what it saw may be over.
+        (_, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
+            if report.revision < incarnation.revision => {}
         (IncarnationState::Creating | IncarnationState::Starting, Saw::Ready { processes }) => {
             draft.push(IncarnationRunning {
                 incarnation: incarnation.id,

@@ -92,7 +92,7 @@ fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process
     let mut verdicts = BTreeSet::new();
     for event in &all {
         if event["kind"] == "intent" {
-            *intents.entry(event["correlationid"].as_str().expect("an intent's id")).or_default() += 1;
+            *intents.entry(event["intentid"].as_str().expect("an intent carries its id")).or_default() += 1;
         }
         if matches!(event["type"].as_str(), Some("chancery.intent.accepted.v1" | "chancery.intent.refused.v1")) {
             verdicts.insert(event["id"].as_str().expect("a position").to_owned());

@@ -25,7 +25,7 @@ fn variable() -> Regex {
         r"|(?P<address>127\.0\.0\.1:\d+)",
         r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",
-        r"|(?P<pid>(?i:\bpid |process )\d+)",
+        r"|(?P<pid>(?:\bpid |process )\d+)",
         r"|(?P<path>/[\w./-]*chancery-[\w./-]+)",
     ))
     .expect("a regular expression")

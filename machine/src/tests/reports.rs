@@ -112,6 +112,16 @@ fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
 }
 
 #[test]
+fn what_was_seen_before_the_command_says_nothing_about_it() {
+    let mut world = creating();
+    let id = world.commanded()[0];
+    let early = Saw::NotReady { processes: vec![] };
+    assert!(world.report_at(id, 0, early.clone()).is_empty() && state(&world) == "creating");
+    assert!(world.report_at(id, 0, ready()).is_empty() && state(&world) == "creating");
+    assert!(!world.report_at(id, 1, early).is_empty() && state(&world) == "starting");
+}
+
+#[test]
 fn the_same_report_twice_changes_nothing_the_second_time() {
     let mut world = creating();
     let id = world.commanded()[0];

@@ -14,7 +14,7 @@ use crate::store::{Store, Tuning};
 #[test]
 #[ignore = "measures"]
 fn rate() {
-    let replicas = 66_000;
+    let replicas = std::env::var("REPLICAS").ok().and_then(|v| v.parse().ok()).unwrap_or(66_000);
     let mut driver = Driver::new(1);
     driver.found(0, 20);
     for n in 0..200 {
@@ -35,7 +35,7 @@ fn rate() {
     );
     let ids: Vec<_> = driver.fleet.incarnations().sorted().into_iter().map(|i| i.id).collect();
     let mut n = 0;
-    while driver.records.last().unwrap().last().get() < 1_000_000 {
+    while driver.records.last().unwrap().last().get() < 15 * replicas as u64 {
         let id = ids[driver.pick(ids.len())];
         n += 1;
         driver.report(id, if n % 2 == 0 { 1 } else { 7 });
@@ -45,7 +45,10 @@ fn rate() {
     let entities =
         driver.fleet.replicas().len() + driver.fleet.incarnations().len() + driver.fleet.operations().len();
     println!("{events} events, {} records, {entities} entities", driver.records.len());
-    for batch in [1_000, 10_000, 50_000, 400_000] {
+    let env = |name: &str, default: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    {
+        let batch = env("BATCH", 10_000);
+        let cache = env("CACHE", 64) as u64;
         // the fold alone
         let t = Instant::now();
         let mut fold = Fold::default();
@@ -56,12 +59,13 @@ fn rate() {
         let fold_only = t.elapsed();
         drop(fold);
         let dir = tempfile::tempdir().unwrap();
-        let tuning = Tuning { batch, ..Tuning::default() };
+        let tuning = Tuning { batch, cache: cache << 20, ..Tuning::default() };
         let t = Instant::now();
         let mut projector = Projector::open(dir.path(), FLEET, driver.source(), None, tuning).unwrap();
         projector.apply(&driver.records).unwrap();
         let whole = t.elapsed();
-        if batch == 10_000 {
+        println!("whole {whole:?}");
+        if env("READS", 0) == 1 {
             reads(&projector);
         }
         drop(projector);

@@ -1,0 +1,181 @@
+//! Real connections: limits, logs, the end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Method;
+use chancery_events::id::{IncarnationId, Position};
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tower::ServiceExt as _;
+
+use super::world::{LINEAGE, World, request};
+use crate::http::{Limits, LogFile, LogStream, Logs, serve};
+
+struct Server {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    served: JoinHandle<io::Result<()>>,
+}
+
+async fn start(world: &World) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let served = tokio::spawn(serve(world.app.clone(), listener, async { drop(stopped.await) }));
+    Server { address, stop, served }
+}
+
+async fn ask(address: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    // Whoever is turned away may not read all of it.
+    let _ = stream.write_all(text.as_bytes()).await;
+    read(&mut stream).await
+}
+
+async fn read(stream: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut all)).await.expect("in time");
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+const LIVE: &str = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+#[tokio::test]
+async fn what_is_no_http_ends_its_own_connection_alone() {
+    let world = World::new();
+    let server = start(&world).await;
+    let many: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
+    for text in [
+        "\u{1}\u{2}\u{3}\r\n\r\n".to_owned(),
+        "GET /livez HTTP/9.9\r\n\r\n".into(),
+        format!("GET /livez HTTP/1.1\r\n{many}\r\n"),
+        format!("GET /livez HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(200 << 10)),
+        format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "x".repeat(100 << 10)),
+        "PUT /v1/fleets/default/nodes/a HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n".into(),
+    ] {
+        let answer = ask(server.address, &text).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        assert!(ask(server.address, LIVE).await.starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[tokio::test]
+async fn connections_are_limited_and_the_excess_is_told() {
+    let world = World::with(Limits { connections: 1, ..Limits::default() });
+    let server = start(&world).await;
+    let mut first = TcpStream::connect(server.address).await.expect("a connection");
+    first.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("sent");
+    let mut byte = [0];
+    first.read_exact(&mut byte).await.expect("an answer");
+    let second = ask(server.address, LIVE).await;
+    assert!(second.starts_with("HTTP/1.1 503") && second.contains("\"code\":\"busy\""), "{second}");
+    drop(first);
+    for _ in 0..100 {
+        if ask(server.address, LIVE).await.starts_with("HTTP/1.1 200") {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the place of a connection that is gone was not given to another");
+}
+
+#[tokio::test]
+async fn headers_that_do_not_come_are_not_waited_for() {
+    let world = World::with(Limits { header_read: Duration::from_millis(100), ..Limits::default() });
+    let server = start(&world).await;
+    let mut slow = TcpStream::connect(server.address).await.expect("a connection");
+    slow.write_all(b"GET /livez HT").await.expect("sent");
+    let answer = read(&mut slow).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+}
+
+#[tokio::test]
+async fn whoever_takes_nothing_is_cut_off() {
+    let world = World::with(Limits { stall: Duration::from_millis(100), ..Limits::default() });
+    let server = start(&world).await;
+    let mut lazy = TcpStream::connect(server.address).await.expect("a connection");
+    lazy.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n").await.expect("sent");
+    let mut byte = [0];
+    lazy.read_exact(&mut byte).await.expect("it began");
+    assert_eq!(world.app.hub.followers(), 1);
+    // More than the system's buffers hold.
+    for _ in 0..100 {
+        world.touch("node-1", 300);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        if world.app.hub.followers() == 0 {
+            return;
+        }
+    }
+    panic!("it still follows");
+}
+
+#[tokio::test]
+async fn stopping_ends_streams_and_lets_requests_finish() {
+    let world = World::new();
+    let server = start(&world).await;
+    let mut stream = TcpStream::connect(server.address).await.expect("a connection");
+    stream.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n").await.expect("sent");
+    while world.app.hub.followers() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut asking = TcpStream::connect(server.address).await.expect("a connection");
+    asking.write_all(b"GET /v1/fleets/default/nodes?min_position=6 HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("sent");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.stop.send(()).expect("it runs");
+    let text = read(&mut stream).await;
+    assert!(text.contains("event: closed\ndata: {\"reason\":\"shutdown\",\"position\":5}"), "{text}");
+    world.touch("node-1", 1);
+    assert!(read(&mut asking).await.starts_with("HTTP/1.1 200"));
+    server.served.await.expect("no panic").expect("no error");
+    assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Logs for Folder {
+    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
+        let file = |index, stream, name| LogFile {
+            payload: "server".parse().expect("a name"),
+            index,
+            stream,
+            path: self.0.path().join(name),
+        };
+        Ok(vec![file(0, LogStream::Out, "0.out"), file(0, LogStream::Err, "0.err"), file(1, LogStream::Out, "1.out")])
+    }
+}
+
+#[tokio::test]
+async fn logs_are_shown_and_followed() {
+    let mut world = World::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("0.out");
+    std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
+    std::fs::write(folder.path().join("0.err"), "oh\n").expect("a file");
+    world.app.logs = Arc::new(Folder(folder));
+    let id = IncarnationId::issue(LINEAGE, Position::new(3));
+    let path = format!("/incarnations/{id}/logs");
+    let text = |answer: super::world::Answer| String::from_utf8(answer.body.to_vec()).expect("text");
+    let one = text(world.get(&format!("{path}?stream=out&process=0&tail=2")).await);
+    assert_eq!(one, "two\nthree\n");
+    let all = text(world.get(&format!("{path}?tail=1")).await);
+    assert_eq!(all, "==> server-0.out <==\nthree\n\n==> server-0.err <==\noh\n");
+    assert_eq!(world.get(&format!("{path}?payload=other")).await.problem().0, 404);
+
+    let follow = request(Method::GET, &format!("{path}?stream=out&process=0&tail=0&follow=true"), &[], "");
+    let mut body = world.router().oneshot(follow).await.expect("an answer").into_body();
+    let mut file = std::fs::OpenOptions::new().append(true).open(&out).expect("a file");
+    io::Write::write_all(&mut file, b"four\n").expect("written");
+    let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+    assert_eq!(frame.expect("more").expect("no error").into_data().expect("data"), "four\n");
+    std::fs::write(&out, "new\n").expect("a file");
+    let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+    assert_eq!(frame.expect("more").expect("no error").into_data().expect("data"), "new\n");
+    world.app.hub.close();
+    assert!(tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time").is_none());
+}

@@ -101,7 +101,12 @@ fn text<T: fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok
 ///
 /// A type that this build does not know is shown as it is stored, with no subjects: a reader of events should not
 /// miss what the fold could not use. Fails only on a line that is no event's.
-pub fn render(header: &Header, position: Position, line: &[u8], out: &mut Vec<u8>) -> Result<About, BadEvent> {
+pub fn render(
+    header: &Header,
+    position: Position,
+    line: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<About, BadEvent> {
     let frame = Line::read(line)?;
     let (type_name, subjects) = match Event::read(line) {
         Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
@@ -172,8 +177,16 @@ pub struct Attributes {
 
 impl Attributes {
     /// Attributes that are taken and have no say: other programs on the way add them.
-    pub const IGNORED: &[&str] =
-        &["dataschema", "sequence", "partitionkey", "causationid", "correlationid", "kind", "tracestate", "subjects"];
+    pub const IGNORED: &[&str] = &[
+        "dataschema",
+        "sequence",
+        "partitionkey",
+        "causationid",
+        "correlationid",
+        "kind",
+        "tracestate",
+        "subjects",
+    ];
 
     /// Takes one attribute.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), BadAttribute> {
@@ -186,16 +199,20 @@ impl Attributes {
             "type" => self.intent_type.replace(intent_type(value).map_err(bad)?).is_some(),
             "time" => put(&mut self.time, value).map_err(bad)?,
             "actor" => put(&mut self.actor, value).map_err(bad)?,
-            "expect" => put(&mut self.expect, value).map_err(|reason| bad(format!("write a version: {reason}")))?,
+            "expect" => {
+                put(&mut self.expect, value).map_err(|reason| bad(format!("write a version: {reason}")))?
+            }
             "traceparent" => self.traceparent.replace(traceparent(value).map_err(bad)?).is_some(),
             "subject" => put(&mut self.subject, value).map_err(bad)?,
             "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
             "datacontenttype" => return Err(bad("write application/json".into())),
             ignored if Attributes::IGNORED.contains(&ignored) => false,
             _ => {
-                return Err(bad("an intent has no such attribute; it has specversion, id, source, type, time, \
+                return Err(bad(
+                    "an intent has no such attribute; it has specversion, id, source, type, time, \
                                 subject, datacontenttype, actor, expect and traceparent"
-                    .into()));
+                        .into(),
+                ));
             }
         };
         if again { Err(bad("write it once".into())) } else { Ok(()) }

@@ -433,6 +433,9 @@ body! {
         node: NodeName,
         /// How.
         end: IncarnationEnd,
+        /// The operation whose place it only held, and that looks for another one now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        displaces: Option<OperationId>,
         /// Each process, as far as its end was seen.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         processes: Vec<Process>,
@@ -646,7 +649,9 @@ impl Fact {
             }
             Fact::IncarnationStatus(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
             Fact::IncarnationEnded(x) => {
-                vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone()), S::Node(x.node.clone())]
+                let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone()), S::Node(x.node.clone())];
+                all.extend(x.displaces.map(S::Operation));
+                all
             }
             Fact::SessionOpened(x) => vec![S::Cluster(x.cluster.clone())],
             Fact::SessionClosed(x) => vec![S::Session(x.session), S::Cluster(x.cluster.clone())],

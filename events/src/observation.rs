@@ -44,8 +44,8 @@ words! {
         Lost = "lost",
         /// The executor said goodbye.
         Left = "left",
-        /// Another executor took the scope, holding its lock.
-        Replaced = "replaced",
+        /// Its cluster is no more.
+        Removed = "removed",
     }
 }
 

@@ -3,11 +3,11 @@
 //! ```text
 //! executor                                     decider
 //!   Hello{executor, cluster, runtime, seen}  ─►        opens or resumes the session, draws an attach
-//!                          ◄─  Welcome{envelope, lease, commands, settled?}
+//!                          ◄─  Welcome{envelope, lease, commands}
 //!   Level{..., more|last}  ─►                          everything that it has, each as a report
 //!                          ◄─  Command{envelope, …} | Forget{incarnation} | Accepted{sequence}
 //!   Report{sequence, …}    ─►                          one change
-//!   Heartbeat{sequence}    ─►   ◄─  Beat{envelope}     renews the lease from its sending
+//!   Heartbeat{beat}        ─►   ◄─  Beat{beat}         renews the lease from its sending
 //!   Goodbye                ─►
 //! ```
 //! Nothing that was decided on state that is not durable is sent. Everything may be said twice.

@@ -124,11 +124,10 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         let waits = fleet.index().plan_index(name).and_then(|index| index.unplaced.first());
         let cause = waits.map_or(Position::ZERO, |operation| operation.position());
         match operation::prepare(fleet, plan, ctx) {
-            Some(facts) if facts.iter().any(|fact| matches!(fact, Fact::IncarnationReserved(_))) => {
-                return Some(Step { subject, cause, facts });
-            }
             Some(facts) => {
-                agenda.tried.insert(name.clone(), grown);
+                if facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_))) {
+                    agenda.tried.insert(name.clone(), grown);
+                }
                 return Some(Step { subject, cause, facts });
             }
             None => {

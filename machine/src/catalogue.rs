@@ -11,11 +11,12 @@
 
 use chancery_events::fact::{
     CapabilityActivityChanged, CapabilityApplied, CapabilityDeleted, ClusterActivityChanged, ClusterApplied,
-    ClusterDeleted, Fact,
+    ClusterDeleted, Fact, SessionClosed,
 };
 use chancery_events::intent::{
     CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete, ClusterSetActivity,
 };
+use chancery_events::observation::SessionEnd;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::Activity;
 use chancery_events::subject::Subject;
@@ -53,10 +54,11 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
     if nodes > 0 {
         return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
     }
-    if now.session.is_some() {
-        return Err(Refusal::new(Code::InUse, format!("an executor still holds cluster {}: deactivate it first, and it lets go", ask.name)));
-    }
-    Ok(vec![ClusterDeleted { name: ask.name.clone() }.into()])
+    let closed = now.session.map(|session| {
+        let (cluster, end) = (ask.name.clone(), SessionEnd::Removed);
+        SessionClosed { session, cluster, end }.into()
+    });
+    Ok(closed.into_iter().chain([ClusterDeleted { name: ask.name.clone() }.into()]).collect())
 }
 
 pub(crate) fn capability_apply(fleet: &Fleet, ask: &CapabilityApply) -> Vec<Fact> {

@@ -31,6 +31,8 @@ use crate::refuse::{Faults, bad_transition, not_found};
 use crate::state::{Deployment, DeploymentState, Operation, Plan};
 use crate::{operation, plan};
 
+/// Replicas of a plan, at most.
+const REPLICAS: u32 = 10_000_000;
 /// Deployments that are over and to which no replica refers are kept so many.
 const KEPT: usize = 20;
 
@@ -66,6 +68,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate) -> Result<Vec<Fact>,
 
 fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
     let mut faults = Faults::default();
+    faults.check(spec.count <= REPLICAS, "/spec/count", format!("must be at most {REPLICAS}"));
     for payload in spec.coordinates.keys() {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");

@@ -2,11 +2,11 @@
 //!
 //! | state | ensured | ready | not ready | ended, by proof | gone | failed | stop asked | deadline | node expunged |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | reserved | – | – | – | – | – | – | unwound | – | failed |
+//! | reserved | – | – | – | – | – | – | unwound | – | unwound; its operation looks for another place |
 //! | creating | → starting | → running | → starting | failed, destroyed | unwound | again, or stopping | stopping | stopping | failed |
 //! | starting | status | → running | status | failed, destroyed | failed | – | stopping | stopping | failed |
 //! | running | status | status | status | failed, destroyed | failed | – | stopping | – | failed |
-//! | stopping | – | – | – | as remembered | as remembered | again | – | kill | failed |
+//! | stopping | – | – | – | as remembered | as remembered | again | destroyed is remembered | kill | failed |
 //! | ended | final | | | | | | | | |
 //!
 //! A report names the revision that it reflects. Proof of an end counts whatever command it reflects, because
@@ -131,6 +131,7 @@ fn end_by_proof(
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
         end,
+        displaces: None,
         processes,
     });
     let Some((operation, kind)) = running_operation(fleet, incarnation) else { return };
@@ -228,10 +229,22 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
 /// Its node is gone, on the operator's word.
 pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
-    if let Some(incarnation) = fleet.incarnations().get(&id) {
-        let end = IncarnationEnd::Failed { reason: format!("node {} was expunged", incarnation.node) };
-        end_by_proof(fleet, incarnation, end, Vec::new(), &mut draft);
+    let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
+    let reason = format!("node {} was expunged", incarnation.node);
+    if incarnation.state != IncarnationState::Reserved {
+        end_by_proof(fleet, incarnation, IncarnationEnd::Failed { reason }, Vec::new(), &mut draft);
+        return draft.done();
     }
+    // Nobody was asked to start it: its operation looks for another place, and what was shown of it is void.
+    let held_by = fleet.replicas().get(&incarnation.replica).and_then(|replica| replica.operation);
+    draft.push(IncarnationEnded {
+        incarnation: id,
+        replica: incarnation.replica.clone(),
+        node: incarnation.node.clone(),
+        end: IncarnationEnd::Unwound { reason },
+        displaces: held_by.map(|(operation, _)| operation),
+        processes: Vec::new(),
+    });
     draft.done()
 }
 
@@ -292,6 +305,10 @@ pub(crate) fn begun(
     deadline: Option<Time>,
     at: At,
 ) -> Result<(), Contradiction> {
+    if !fleet.want::<Incarnation>(&id)?.is_live() {
+        let subject = chancery_events::subject::Subject::Incarnation(id);
+        return Err(Contradiction { subject, problem: "it is commanded, and it is over".into() });
+    }
     fleet.change::<Incarnation>(&id, |incarnation| {
         match kind {
             OperationKind::Create | OperationKind::Start => {
@@ -409,5 +426,11 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         replica.last = Some(fact.end.clone());
         replica.incarnations.retain(|id| !gone.contains(id));
         replica.meta.touch(at);
+    })?;
+    let Some(displaced) = fact.displaces else { return Ok(()) };
+    fleet.change::<Operation>(&displaced, |operation| {
+        operation.state = OperationState::Preparing;
+        (operation.hash, operation.incarnation, operation.node) = (None, None, None);
+        operation.meta.touch(at);
     })
 }

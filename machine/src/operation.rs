@@ -17,7 +17,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{OperationApprove, OperationReject};
-use chancery_events::name::DeploymentName;
+use chancery_events::name::{DeploymentName, NodeName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Approval, OperationKind, PlanSpec, Runtime};
 use chancery_events::subject::Subject;
@@ -41,16 +41,12 @@ fn rule(plan: &Plan, kind: OperationKind) -> Approver {
     Approver::Rule(format!("plan/{}/approval/{kind}", plan.name))
 }
 
-/// What stands in an operation's way, whoever approves it.
-fn obstacle(fleet: &Fleet, operation: &Operation, spec: &PlanSpec) -> Option<String> {
-    if !matches!(operation.kind, OperationKind::Create | OperationKind::Start) {
-        return None;
-    }
+/// What stands in the way of running the spec on the node, whoever approves it.
+fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
     if let Some(payload) = spec.payloads.iter().find(|payload| !payload.volumes.is_empty()) {
         return Some(format!("payload {} needs volumes, which this build cannot provide yet", payload.name));
     }
-    let placed = operation.incarnation.and_then(|id| fleet.incarnations().get(&id))?;
-    let cluster = fleet.clusters().get(&placed.cluster)?;
+    let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
     let empty = spec.payloads.iter().find(|payload| payload.run.is_none());
     match (cluster.spec.runtime, empty) {
         (Runtime::Process, Some(payload)) => {
@@ -80,26 +76,27 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
     let by = Approver::Actor(ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?);
     for (i, shown) in ask.operations.iter().enumerate() {
         let id = shown.operation;
-        let place = format!("/operations/{i}");
+        let pointer = format!("/operations/{i}");
         let operation = fleet
             .operations()
             .get(&id)
-            .ok_or_else(|| not_found(&Subject::Operation(id)).at(place.as_str(), "does not exist"))?;
+            .ok_or_else(|| not_found(&Subject::Operation(id)).at(pointer.as_str(), "does not exist"))?;
         let OperationState::PendingApproval(proposal) = &operation.state else {
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
-            return Err(Refusal::new(Code::NotPending, detail).at(place, "does not wait for approval"));
+            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "does not wait for approval"));
         };
         if proposal.expires <= ctx.now {
             let detail = format!("operation {id} expired at {}", proposal.expires);
-            return Err(Refusal::new(Code::NotPending, detail).at(place, "has expired"));
+            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "has expired"));
         }
         if proposal.hash != shown.hash {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
-            return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{place}/hash"), "differs"));
+            return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
         }
+        let place = operation.node.as_ref();
         let spec = spec_of(fleet, operation).map(|(.., spec)| spec);
-        if let Some(obstacle) = spec.and_then(|spec| obstacle(fleet, operation, spec)) {
-            return Err(Refusal::new(Code::Unsupported, obstacle).at(place, "cannot be carried out"));
+        if let Some(obstacle) = place.zip(spec).and_then(|(node, spec)| obstacle(fleet, node, spec)) {
+            return Err(Refusal::new(Code::Unsupported, obstacle).at(pointer, "cannot be carried out"));
         }
         run(fleet, operation, proposal.hash, by.clone(), ctx, &mut draft);
     }
@@ -241,6 +238,7 @@ fn end_with(fleet: &Fleet, operation: &Operation, how: OperationEnd, blame: Blam
             replica: held.replica.clone(),
             node: held.node.clone(),
             end: IncarnationEnd::Unwound { reason: format!("its operation was {word}") },
+            displaces: None,
             processes: Vec::new(),
         });
     }
@@ -339,6 +337,11 @@ fn reserve(
     ctx: &Context,
     draft: &mut Draft,
 ) {
+    let automatic = plan.spec.approval.of(operation.kind) == Approval::Automatic;
+    if let Some(reason) = obstacle(fleet, &place.node, spec).filter(|_| automatic) {
+        end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        return;
+    }
     let hash = up_hash(operation, deployment, spec, place);
     let incarnation = draft.id();
     draft.push(IncarnationReserved {
@@ -350,18 +353,7 @@ fn reserve(
         volumes: spec.volumes(),
         proposal: Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() },
     });
-    if plan.spec.approval.of(operation.kind) != Approval::Automatic {
-        return;
-    }
-    let mut placed = operation.clone();
-    placed.incarnation = Some(incarnation);
-    let blocked = obstacle(fleet, &placed, spec);
-    if let Some(reason) = blocked {
-        let end = OperationEnd::Failed { reason: reason.clone() };
-        draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end });
-        let unwound = IncarnationEnd::Unwound { reason };
-        let (replica, node) = (operation.replica.clone(), place.node.clone());
-        draft.push(IncarnationEnded { incarnation, replica, node, end: unwound, processes: Vec::new() });
+    if !automatic {
         return;
     }
     draft.push(OperationApproved {

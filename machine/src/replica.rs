@@ -2,7 +2,7 @@
 //!
 //! | asked \ now | create or start waits | create or start runs | stop open | delete open | runs | does not run |
 //! |---|---|---|---|---|---|---|
-//! | start | same | same | refused, unless the stop waits: it is superseded | refused | same | start |
+//! | start | same | same | refused, unless the stop waits: it is cancelled | refused | same | start |
 //! | stop | superseded by stop | stop waits behind it | same | refused | stop | stop; same if stopped already |
 //! | delete | superseded by delete | delete waits behind it | superseded, or waits behind it | same | delete | delete |
 //!

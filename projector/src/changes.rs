@@ -136,24 +136,28 @@ impl<S: Rows> Visit<'_, S> {
             return Ok(None);
         }
         let old = old.map(|old| decode::<R>(&key, &old)).transpose()?;
-        let (mut before, mut after) = (Entries::default(), Entries::default());
-        if let Some(row) = &old {
-            row.index(&mut before);
+        if !old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.is_indexed_as(new)) {
+            self.entries(old.as_ref(), new.as_ref());
         }
-        if let Some(row) = &new {
-            row.index(&mut after);
-        }
-        let gone =
-            before.0.iter().filter(|entry| !after.0.contains(entry)).cloned().map(|entry| (entry, None));
-        self.changes.0.extend(gone);
-        let come = after
-            .0
-            .into_iter()
-            .filter(|entry| !before.0.contains(entry))
-            .map(|entry| (entry, Some(Vec::new())));
-        self.changes.0.extend(come);
         self.changes.0.push((key, bytes));
         Ok(Some((old, new)))
+    }
+
+    /// Takes out the entries that led to the old row, and puts in those that lead to the new one.
+    fn entries<R: Row>(&mut self, old: Option<&R>, new: Option<&R>) {
+        let of = |row: Option<&R>| {
+            let mut entries = Entries::default();
+            if let Some(row) = row {
+                row.index(&mut entries);
+            }
+            entries.0
+        };
+        let (before, after) = (of(old), of(new));
+        let gone = before.iter().filter(|entry| !after.contains(entry)).cloned().map(|entry| (entry, None));
+        self.changes.0.extend(gone);
+        let come =
+            after.into_iter().filter(|entry| !before.contains(entry)).map(|entry| (entry, Some(Vec::new())));
+        self.changes.0.extend(come);
     }
 
     fn incarnations(&mut self) -> Result<(), S::Error> {

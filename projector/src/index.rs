@@ -73,6 +73,11 @@ impl Entries {
 }
 
 impl ReplicaRow {
+    /// What else its entries are made of never changes.
+    pub(crate) fn has_entries_of(&self, other: &ReplicaRow) -> bool {
+        self.node == other.node && self.phase == other.phase
+    }
+
     pub(crate) fn entries(&self, to: &mut Entries) {
         let key = self.name.as_str().as_bytes();
         to.put(Index::ReplicaPlan.of(self.plan.as_str()), key);
@@ -84,6 +89,12 @@ impl ReplicaRow {
 }
 
 impl IncarnationRow {
+    /// What its entries are made of never changes.
+    #[expect(clippy::unused_self, reason = "as the other rows have it")]
+    pub(crate) fn has_entries_of(&self, _other: &IncarnationRow) -> bool {
+        true
+    }
+
     pub(crate) fn entries(&self, to: &mut Entries) {
         let id = self.id.uuid();
         to.put(Index::IncarnationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());
@@ -92,6 +103,11 @@ impl IncarnationRow {
 }
 
 impl OperationRow {
+    /// What else its entries are made of never changes.
+    pub(crate) fn has_entries_of(&self, other: &OperationRow) -> bool {
+        self.node == other.node && self.state == other.state
+    }
+
     pub(crate) fn entries(&self, to: &mut Entries) {
         let id = self.id.uuid();
         to.put(Index::OperationReplica.of_replica(&self.plan, &self.replica), id.as_bytes());

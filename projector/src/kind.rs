@@ -320,6 +320,12 @@ pub trait Row:
     #[doc(hidden)]
     fn index(&self, _to: &mut Entries) {}
 
+    /// Whether it has the same index entries as another row of its key.
+    #[doc(hidden)]
+    fn is_indexed_as(&self, _other: &Self) -> bool {
+        true
+    }
+
     /// The plan whose reasons belong into the message, because the row waits for a place.
     #[doc(hidden)]
     fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
@@ -355,6 +361,9 @@ macro_rules! rows {
     (@index yes) => {
         fn index(&self, to: &mut Entries) {
             self.entries(to);
+        }
+        fn is_indexed_as(&self, other: &Self) -> bool {
+            self.has_entries_of(other)
         }
     };
     (@waits no) => {};

@@ -112,13 +112,13 @@ impl Projector {
     /// Takes what the journal has and the rows have not.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
         let records = self.source.records(self.fold.position().plus(1))?;
-        self.run(records)
+        self.run(records, self.tuning.catch_up)
     }
 
     /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
     /// leaves everything as it is: [`Projector::catch_up`] closes it.
     pub fn apply(&mut self, records: &[Arc<Record>]) -> Result<Position, ProjectError> {
-        self.run(records.iter().map(|record| Ok(Arc::clone(record))))
+        self.run(records.iter().map(|record| Ok(Arc::clone(record))), self.tuning.batch)
     }
 
     /// Brings the rows to the disk, for a start that is quick.
@@ -129,11 +129,12 @@ impl Projector {
     fn run(
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+        batch: usize,
     ) -> Result<Position, ProjectError> {
         if self.has_failed {
             return Err(ProjectError::Stopped);
         }
-        let result = self.take(records);
+        let result = self.take(records, batch);
         let is_final = match &result {
             Ok(_) | Err(ProjectError::Read(_) | ProjectError::Fold(FoldError::Gap { .. })) => false,
             Err(_) => true,
@@ -148,6 +149,7 @@ impl Projector {
     fn take(
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+        batch: usize,
     ) -> Result<Position, ProjectError> {
         let mut touched = Touched::default();
         let mut stopped = None;
@@ -159,7 +161,7 @@ impl Projector {
                 stopped = Some(error);
                 break;
             }
-            if touched.len() >= self.tuning.batch {
+            if touched.len() >= batch {
                 self.write(std::mem::take(&mut touched))?;
             }
         }

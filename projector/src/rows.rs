@@ -74,7 +74,7 @@ words! {
         Superseded = "superseded",
     }
     /// The states of a session, as readers see them.
-    SessionWord { Open = "open", Lost = "lost", Left = "left", Replaced = "replaced" }
+    SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
 
 macro_rules! rows {

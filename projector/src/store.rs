@@ -13,6 +13,8 @@ use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use bincode::config::standard;
 use chancery_events::record::Hash;
@@ -30,6 +32,11 @@ const LAYOUT: u32 = 1;
 
 const CURSOR: &[u8] = b"\0cursor";
 
+/// A store that seems to be in use is tried so many times,
+const ATTEMPTS: u32 = 20;
+/// so far apart.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// How the store uses memory and disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -37,13 +44,15 @@ pub struct Tuning {
     pub cache: u64,
     /// How often what was written goes to the disk, in milliseconds.
     pub flush: u64,
-    /// A batch has about so many rows at most: readers wait while one is applied.
+    /// A batch has about so many touched entities at most: readers wait while one is applied.
     pub batch: usize,
+    /// The same while catching up, when more at a time spares writes and nobody reads what is long past.
+    pub catch_up: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { cache: 64 << 20, flush: 500, batch: 10_000 }
+        Tuning { cache: 64 << 20, flush: 500, batch: 5_000, catch_up: 100_000 }
     }
 }
 
@@ -133,7 +142,7 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the rows in a folder. What cannot be read, or was made by a build with other rows, is removed.
     pub(crate) fn open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
-        let store = match Store::try_open(path, tuning) {
+        let store = match Store::open_patiently(path, tuning) {
             Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
             Ok(store) => store,
             Err(error) => {
@@ -149,6 +158,17 @@ impl Store {
             Ok(None) => store.renew("they were not finished", tuning),
             Ok(Some(_)) | Err(_) => store.renew("another build made them", tuning),
         }
+    }
+
+    /// sled's own threads let go of a store a moment after it was closed.
+    fn open_patiently(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
+        for _ in 1..ATTEMPTS {
+            match Store::try_open(path, tuning) {
+                Err(StoreError::InUse(_)) => thread::sleep(PAUSE),
+                other => return other,
+            }
+        }
+        Store::try_open(path, tuning)
     }
 
     fn try_open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {

@@ -1,4 +1,4 @@
-//! Executors in the server's own process: one for each active cluster of a runtime that can be driven from here.
+//! Executors in the server's own process: one for each cluster of a runtime that can be driven from here.
 //!
 //! They speak the same serialised messages as any executor; the link is a pair of channels.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
-use chancery_events::spec::{Activity, Runtime};
+use chancery_events::spec::Runtime;
 use chancery_executor::process::{KeeperProgram, LogFile, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
@@ -47,7 +47,7 @@ impl Host {
         Host { root, decider, reader, connections: Arc::new(AtomicU64::new(1)) }
     }
 
-    /// Runs an executor for each active cluster, until `stop` says true. What they run goes on running.
+    /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
     pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
         let mut hosted: BTreeMap<ClusterName, watch::Sender<bool>> = BTreeMap::new();
         let mut running = JoinSet::new();
@@ -61,14 +61,11 @@ impl Host {
             }
             match self.reader.list::<ClusterRow>(&Query::all().limit(1000)) {
                 Ok(page) => {
-                    let active: BTreeMap<_, _> = page
-                        .items
-                        .into_iter()
-                        .filter(|row| row.activity == Activity::Active)
-                        .map(|row| (row.name, row.runtime))
-                        .collect();
-                    hosted.retain(|name, _| active.contains_key(name));
-                    for (name, runtime) in active {
+                    // Inactive ones too: nothing new is placed there, and what runs is still looked after.
+                    let present: BTreeMap<_, _> =
+                        page.items.into_iter().map(|row| (row.name, row.runtime)).collect();
+                    hosted.retain(|name, _| present.contains_key(name));
+                    for (name, runtime) in present {
                         hosted.entry(name.clone()).or_insert_with(|| {
                             let (let_go, told) = watch::channel(false);
                             running.spawn(self.clone().host(name, runtime, told));

@@ -8,9 +8,9 @@
 //! What must stay true: a verdict is told only when it is durable, for the decider says nothing before; bad input is
 //! a 4xx with its place and never ends the process or holds others up; nothing is kept for a caller without a limit.
 
-pub mod hub;
 mod edge;
 mod headers;
+pub mod hub;
 mod intents;
 mod json;
 pub mod limits;

@@ -45,7 +45,7 @@ pub async fn run(config: Config) -> Result<()> {
         let config = config.clone();
         tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
     };
-    let Parts { journal, source, decider, mut ended, hub, clusters, projector, reader, root } = parts;
+    let Parts { journal, source, decider, mut ended, hub, clusters, projector, mut unfolded, reader, root } = parts;
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::new(root.clone(), decider.clone(), reader.clone());
@@ -71,6 +71,8 @@ pub async fn run(config: Config) -> Result<()> {
     let early = tokio::select! {
         () = &mut stop => None,
         ended = &mut ended => Some(ended),
+        // Reads would only grow older: the server ends, and says why below.
+        _ = &mut unfolded => None,
     };
     tracing::info!("stopping");
     let _ = stopping.send(true);
@@ -158,6 +160,8 @@ struct Parts {
     hub: Arc<Hub>,
     clusters: watch::Receiver<Position>,
     projector: JoinHandle<Result<()>>,
+    /// Fires when the projector's thread ends.
+    unfolded: oneshot::Receiver<()>,
     reader: Reader,
     root: PathBuf,
 }
@@ -214,12 +218,15 @@ impl Parts {
         let (decider, ended) = crate::decider::start(start);
         let every = config.snapshot_events;
         let fold = Fold { projector, source: Arc::clone(&source), snapshots, fleet: fleet.into(), every };
-        let projector = std::thread::Builder::new()
-            .name("projector".into())
-            .spawn(move || fold.run(&batches))
-            .context("start the projector")?;
+        let (alive, unfolded) = oneshot::channel::<()>();
+        let run = move || {
+            let _alive = alive;
+            fold.run(&batches)
+        };
+        let projector =
+            std::thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
         let root = config.data_dir.join("executors");
-        Ok(Parts { journal, source, decider, ended, hub, clusters, projector, reader, root })
+        Ok(Parts { journal, source, decider, ended, hub, clusters, projector, unfolded, reader, root })
     }
 }
 

@@ -1,5 +1,7 @@
 //! A client of the API that hides nothing: every answer comes back, whatever its status.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -29,6 +31,8 @@ impl Answer {
 pub struct Client {
     agent: ureq::Agent,
     url: String,
+    /// The last position that it was told: it reads what it wrote.
+    told: Arc<AtomicU64>,
 }
 
 impl Client {
@@ -38,7 +42,7 @@ impl Client {
             .http_status_as_error(false)
             .timeout_global(Some(Duration::from_secs(30)))
             .build();
-        Client { agent: config.into(), url: url.to_owned() }
+        Client { agent: config.into(), url: url.to_owned(), told: Arc::default() }
     }
 
     /// `GET` of a path.
@@ -48,6 +52,10 @@ impl Client {
 
     /// `GET` of a path under the fleet.
     pub fn read(&self, path: &str) -> Value {
+        let told = self.told.load(Ordering::Relaxed);
+        let joint = if path.contains('?') { '&' } else { '?' };
+        let rows = told > 0 && !path.contains("/history") && !path.contains("min_position");
+        let path = if rows { format!("{path}{joint}min_position={told}") } else { path.to_owned() };
         let answer = self.get(&format!("/v1/fleets/default/{path}"));
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text);
         answer.json()
@@ -84,7 +92,9 @@ impl Client {
     pub fn must(&self, type_name: &str, data: &Value) -> u64 {
         let answer = self.intent(&uuid::Uuid::new_v4().to_string(), type_name, data);
         assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
-        answer.json()["position"].as_u64().expect("a position")
+        let position = answer.json()["position"].as_u64().expect("a position");
+        self.told.fetch_max(position, Ordering::Relaxed);
+        position
     }
 
     /// Approves everything that waits.

@@ -1,5 +1,7 @@
 //! Tests across crates and of the real program, in one binary: linking is what costs.
 
+mod bad_input;
+mod checks;
 mod imports;
 mod kills;
 mod walkthrough;

@@ -110,7 +110,8 @@ const GOOD: &[(&str, &str)] =
 fn attributes_make_a_request() {
     let intent: Intent = NodeDelete { name: "node-1".parse().expect("a name") }.into();
     let actor: Actor = "local".parse().expect("an actor");
-    let attributes = set(&[GOOD, &[("expect", "7"), ("subject", "node/node-1")]].concat()).expect("attributes");
+    let attributes =
+        set(&[GOOD, &[("expect", "7"), ("subject", "node/node-1")]].concat()).expect("attributes");
     assert_eq!(attributes.intent_type(), Ok("node.delete.v1"));
     let request = attributes.request(intent.clone(), &actor).expect("a request");
     assert_eq!((request.expect, request.source.as_str(), request.actor), (Some(7), "/ci", actor.clone()));
@@ -149,7 +150,8 @@ fn an_attribute_that_is_not_right_is_named() {
 
 #[test]
 fn json_is_told_by_its_media_type() {
-    for good in ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""] {
+    for good in ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""]
+    {
         assert!(is_json(good), "{good}");
     }
     for bad in ["", "text/json", "application/json; charset=latin1", "application/jsonx"] {

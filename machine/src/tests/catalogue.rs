@@ -104,3 +104,11 @@ fn an_edit_of_a_plan_is_a_new_generation_and_an_inactive_plan_takes_no_deploymen
     let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     assert_eq!(refusal.expect_err("inactive").code, Code::Inactive);
 }
+
+#[test]
+fn a_cluster_without_nodes_goes_with_its_session() {
+    let mut world = World::with_nodes(0);
+    assert_eq!(world.must("cluster.delete", &json!({"name": "local"})).len(), 2);
+    assert!(world.fleet.clusters().is_empty());
+    assert!(world.fleet.sessions().sorted().iter().all(|session| session.end.is_some()));
+}

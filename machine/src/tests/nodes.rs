@@ -139,3 +139,17 @@ fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere
     assert_eq!(world.phases(), ["running"]);
     let _: chancery_events::name::NodeName = name("x");
 }
+
+#[test]
+fn an_operation_whose_place_is_expunged_looks_for_another_and_what_was_shown_is_void() {
+    let mut world = World::with_nodes(2);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let before = world.pending()[0].clone();
+    world.must("node.set_state", &json!({"name": before.node, "state": "expunged"}));
+    world.run();
+    let after = world.pending()[0].clone();
+    assert_eq!(after.id, before.id);
+    assert!(after.node != before.node && after.hash != before.hash, "{after:?}");
+    assert_eq!(world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).count(), 1);
+}

@@ -262,3 +262,15 @@ fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
     let totals: u64 = world.fleet.plans().get("web").expect("the plan").totals.values().sum();
     assert_eq!(totals, 61, "totals are for ever");
 }
+
+#[test]
+fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_holds_nothing() {
+    let mut world = World::with_nodes(1);
+    let automatic = json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": automatic});
+    world.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    world.deploy("d1", 1);
+    assert_eq!((world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()), ("failed", 0, 4000));
+    assert!(format!("{:?}", world.log).contains("says nothing to run"));
+}

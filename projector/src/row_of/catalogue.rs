@@ -66,7 +66,7 @@ pub fn session(fleet: &Fleet, id: SessionId) -> Option<SessionRow> {
         None => SessionWord::Open,
         Some(SessionEnd::Lost) => SessionWord::Lost,
         Some(SessionEnd::Left) => SessionWord::Left,
-        Some(SessionEnd::Replaced) => SessionWord::Replaced,
+        Some(SessionEnd::Removed) => SessionWord::Removed,
     };
     Some(row!(SessionRow, session.meta, {
         id: session.id,

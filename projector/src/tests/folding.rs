@@ -103,6 +103,14 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let by = Signature { fleet: FLEET.into(), build: "newer".into(), writer: last.header().writer };
         let parts = Cursor::after(last).follow(&by, last.header().time, None);
         driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
+        if kind == "intent" {
+            // What comes before it in the same call is taken.
+            let mut late = Projector::open(&dir.path().join("late"), FLEET, driver.source(), None, tuning())
+                .expect("opened");
+            late.catch_up().expect_err("a newer build is needed");
+            assert_eq!((late.position(), late.reader().applied().position), (good, good));
+            assert_right(&late, "stopped late");
+        }
         let error = projector.catch_up().expect_err("a newer build is needed");
         assert_eq!(
             error.to_string(),

@@ -45,7 +45,8 @@ fn rate() {
     let entities =
         driver.fleet.replicas().len() + driver.fleet.incarnations().len() + driver.fleet.operations().len();
     println!("{events} events, {} records, {entities} entities", driver.records.len());
-    let env = |name: &str, default: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    let env =
+        |name: &str, default: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
     {
         let batch = env("BATCH", 10_000);
         let cache = env("CACHE", 64) as u64;
@@ -59,7 +60,7 @@ fn rate() {
         let fold_only = t.elapsed();
         drop(fold);
         let dir = tempfile::tempdir().unwrap();
-        let tuning = Tuning { batch, cache: cache << 20, ..Tuning::default() };
+        let tuning = Tuning { batch, catch_up: batch, cache: cache << 20, ..Tuning::default() };
         let t = Instant::now();
         let mut projector = Projector::open(dir.path(), FLEET, driver.source(), None, tuning).unwrap();
         projector.apply(&driver.records).unwrap();

@@ -111,7 +111,7 @@ fn final_states(kind: Kind) -> &'static [&'static str] {
         Kind::Deployment => &["completed", "failed", "cancelled", "superseded"],
         Kind::Operation => &["succeeded", "failed", "rejected", "expired", "cancelled", "superseded"],
         Kind::Incarnation => &["destroyed", "failed", "unwound"],
-        Kind::Session => &["lost", "left", "replaced"],
+        Kind::Session => &["lost", "left", "removed"],
         Kind::Node => &["expunged"],
         Kind::Cluster | Kind::Capability | Kind::Plan | Kind::Replica | Kind::Command => &[],
     }

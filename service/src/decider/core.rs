@@ -185,10 +185,13 @@ impl Core {
         let mark = self.draft.mark();
         self.fleet.note();
         let first = self.next();
+        let mut over = Vec::new();
         let folded = catch_unwind(AssertUnwindSafe(|| {
             for (position, event) in (first.get()..).map(Position::new).zip(&events) {
                 match event {
                     Event::Fact { fact, .. } => {
+                        // Its replica may go in the same commit, and all that is known of it.
+                        over.extend(self.ends(fact));
                         let at = self.at(position);
                         evolve(&mut self.fleet, fact, at).map_err(|error| error.to_string())?;
                     }
@@ -201,6 +204,7 @@ impl Core {
         let failure = match folded {
             Ok(Ok(())) => {
                 self.follow(&events);
+                over.into_iter().for_each(|(cluster, incarnation)| self.forget(&cluster, incarnation));
                 return Ok(());
             }
             Ok(Err(failure)) => {

@@ -22,6 +22,8 @@ use super::handle::{Connection, Decider, Input, Verdict};
 
 /// Commits on their way to being durable, at most.
 const DEPTH: usize = 2;
+/// The shortest pause when nothing can be done.
+const PATIENCE: Duration = Duration::from_millis(2);
 /// Inputs taken before due work gets its turn.
 const BATCH: usize = 512;
 
@@ -134,13 +136,14 @@ impl Loop {
             if self.drain == Some(Drain::Asked) && !more && self.core.in_flight() == 0 && self.waiting.is_empty() {
                 return Ended::Drained;
             }
-            let open = self.drain.is_none() && !self.core.is_full();
+            let open = self.drain.is_none() && !self.core.is_full() && self.waiting.is_empty();
             let due = self.core.next_due();
             let now = self.now();
             let pause = if more && self.core.in_flight() < DEPTH {
                 Duration::ZERO
             } else {
-                due.map_or(Duration::from_secs(3600), |due| due.since(now))
+                // What is due and could not be done waits for a delivery; it is not asked for without end.
+                due.map_or(Duration::from_hours(1), |due| due.since(now).max(PATIENCE))
             };
             let sleeping = !pause.is_zero();
             tokio::select! {

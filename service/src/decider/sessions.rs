@@ -10,7 +10,7 @@ use chancery_events::fact::{Effect, Fact, Judgement};
 use chancery_events::id::{Attach, IncarnationId, Lineage, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_events::observation::{
-    IncarnationReported, ObjectReported, Observation, Report, SessionEnd, SessionHello, SessionOver,
+    IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello, SessionOver,
 };
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider};
 use chancery_events::record::Hash;
@@ -240,10 +240,9 @@ impl Core {
             let reason = format!("it has seen position {}, and this decider ends at {}", head.position, self.durable().position);
             return Some((reason, Again::NewerElsewhere));
         }
-        if recorded(head.position).is_some_and(|hash| hash != head.hash) {
-            return Some((format!("it has seen another record at position {}", head.position), Again::Never));
-        }
-        None
+        // A head is the end of a record: if none ends there, or another one does, the histories differ.
+        (recorded(head.position) != Some(head.hash))
+            .then(|| (format!("it has seen another record at position {}", head.position), Again::Never))
     }
 
     fn attach(&mut self, connection: Connection, id: SessionId, hello: SessionHello, seen: Position) {
@@ -330,6 +329,10 @@ impl Core {
             Some(_) => {
                 self.observation(&by, Observation::IncarnationReported(IncarnationReported { session, report }));
             }
+            // Its story is over, and so is it: what is kept of it may go.
+            None if self.is_past(id) && matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. }) => {
+                self.say(session, What::Forget(id));
+            }
             None => {
                 let revision = report.revision;
                 let seen = seen.max(self.durable().position);
@@ -337,6 +340,23 @@ impl Core {
                 self.observation(&by, Observation::ObjectReported(saw));
             }
         }
+    }
+
+    /// The incarnation that the fact ends, with the cluster that hosts it.
+    pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, IncarnationId)> {
+        let Fact::IncarnationEnded(fact) = fact else { return None };
+        let incarnation = self.fleet.incarnations().get(&fact.incarnation)?;
+        Some((incarnation.cluster.clone(), incarnation.id))
+    }
+
+    /// The incarnation is over: its executor need not keep anything of it.
+    pub(super) fn forget(&mut self, cluster: &ClusterName, incarnation: IncarnationId) {
+        self.tell(cluster, What::Forget(incarnation));
+    }
+
+    /// Whether the journal issued the id, durably or not.
+    fn is_past(&self, id: IncarnationId) -> bool {
+        self.fleet.lineages().issued(id.lineage(), id.position(), self.fleet.head())
     }
 
     /// What a fact means for executors.
@@ -347,12 +367,6 @@ impl Core {
             Fact::CommandFailed(fact) => {
                 if let Some(when) = fact.not_before {
                     self.sessions.retries.insert((when, fact.incarnation));
-                }
-            }
-            Fact::IncarnationEnded(fact) => {
-                let cluster = self.fleet.incarnations().get(&fact.incarnation).map(|i| i.cluster.clone());
-                if let Some(cluster) = cluster {
-                    self.tell(&cluster, What::Forget(fact.incarnation));
                 }
             }
             Fact::ObjectJudged(fact) => {

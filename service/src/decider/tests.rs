@@ -274,9 +274,39 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     rig.core.connected(Connection(20), Attach::from_random(20));
     let seen = Some((lineage, head));
     let hello = ToDecider::Hello { executor: name("ex"), cluster: name("local"), runtime: Runtime::Process, seen };
-    rig.core.said(Connection(20), hello, rig.now, &|_| Some(Hash::of(b"another record")));
+    for (recorded, expected) in [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)] {
+        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| recorded);
+        let effects = rig.settle();
+        let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
+        assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let attach = Attach::from_random(1);
+    rig.plan_and_deployment();
     let effects = rig.settle();
-    assert!(matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]));
+    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let incarnation = command.incarnation;
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
+    rig.settle();
+    rig.say(1, ToDecider::Report { attach, sequence: 1, report: Report { incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } } });
+    rig.settle();
+    rig.say(1, ToDecider::Report { attach, sequence: 2, report: Report { incarnation, revision: 2, saw: Saw::Gone } });
+    let effects = rig.settle();
+    assert!(rig.core.fleet().replicas().is_empty());
+    let forgets = |effects: &[Effect]| sent(effects).iter().any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation));
+    assert!(forgets(&effects), "{effects:?}");
+    let before = rig.journal.len();
+    let report = Report { incarnation, revision: 2, saw: Saw::Gone };
+    rig.say(1, ToDecider::Level { attach, reports: vec![report], part: Part::Last });
+    let effects = rig.settle();
+    assert!(forgets(&effects) && rig.types(before).is_empty(), "what is over is forgotten, not judged again: {effects:?}");
 }
 
 #[test]

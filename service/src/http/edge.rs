@@ -15,7 +15,8 @@ use axum::http::{HeaderValue, Method, Request, Response, header};
 use uuid::Uuid;
 
 use super::problem::{
-    HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE, URI_TOO_LONG,
+    HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE,
+    URI_TOO_LONG,
 };
 use super::query::Params;
 use super::routes::{self, Does, Match};
@@ -41,7 +42,9 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
             let route = found.route;
             let (parts, body) = request.into_parts();
             let call = Call { id: id.clone(), found, parts };
-            let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body))).await {
+            let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body)))
+                .await
+            {
                 Ok(result) => result,
                 Err(_) => Err(Problem::new(TIMEOUT, format!("{method} {path}: there was no answer in time"))),
             };
@@ -92,7 +95,10 @@ async fn dispatch(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Bod
     let fleet = call.found.param("fleet");
     if let Some(other) = fleet.filter(|fleet| *fleet != app.fleet.as_str()) {
         let shown: String = other.chars().take(100).collect();
-        return Err(Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {:?}", app.fleet)));
+        return Err(Problem::new(
+            NOT_FOUND,
+            format!("there is no fleet {shown:?} here; there is {:?}", app.fleet),
+        ));
     }
     let params = Params::read(&call.parts.uri)?;
     let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
@@ -114,7 +120,9 @@ async fn dispatch(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Bod
         Does::Ready => params.end(&[]).map(|()| app)?.ready().await,
         Does::Metrics => params.end(&[]).and_then(|()| metrics::show(app)),
         Does::OpenApi => params.end(&[]).map(|()| json(openapi::text())),
-        Does::Schema => params.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default())),
+        Does::Schema => {
+            params.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
+        }
         Does::Intents | Does::Intent(..) => Err(Problem::new(INTERNAL, "an intent is no read")),
     }
 }
@@ -136,31 +144,43 @@ async fn caught(
     poll_fn(move |context| {
         // What a panic may leave half done belongs to this request alone, or is guarded by its own lock.
         let polled = catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context)));
-        polled.unwrap_or_else(|panic| Poll::Ready(Err(Problem::internal("answer the request", &said(&*panic)))))
+        polled
+            .unwrap_or_else(|panic| Poll::Ready(Err(Problem::internal("answer the request", &said(&*panic)))))
     })
     .await
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".into())
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "a panic".into())
 }
 
 /// Reads a body whole.
-pub(super) async fn body_of(limits: &Limits, parts: &Parts, body: Body) -> Result<axum::body::Bytes, Problem> {
+pub(super) async fn body_of(
+    limits: &Limits,
+    parts: &Parts,
+    body: Body,
+) -> Result<axum::body::Bytes, Problem> {
     let too_large = || {
         let detail = format!("read the body: it has more than {} bytes", limits.body);
         Problem::new(TOO_LARGE, detail)
     };
-    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: u64| length > limits.body as u64) {
         return Err(too_large());
     }
     match tokio::time::timeout(limits.body_read, axum::body::to_bytes(body, limits.body)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => {
-            let is_large = std::error::Error::source(&error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
-            Err(if is_large { too_large() } else { Problem::new(MALFORMED, format!("read the body: {error}")) })
+            let is_large = std::error::Error::source(&error)
+                .is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+            Err(if is_large {
+                too_large()
+            } else {
+                Problem::new(MALFORMED, format!("read the body: {error}"))
+            })
         }
         Err(_) => Err(Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time")),
     }
@@ -168,7 +188,9 @@ pub(super) async fn body_of(limits: &Limits, parts: &Parts, body: Body) -> Resul
 
 fn text(body: &'static str) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 

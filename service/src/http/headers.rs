@@ -25,7 +25,9 @@ pub(super) fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Optio
     if all.next().is_some() {
         return Err(Problem::parameter(In::Header, name.as_str(), "write it once"));
     }
-    let text = value.to_str().map_err(|_| Problem::parameter(In::Header, name.as_str(), "write it in visible ASCII"))?;
+    let text = value
+        .to_str()
+        .map_err(|_| Problem::parameter(In::Header, name.as_str(), "write it in visible ASCII"))?;
     Ok(Some(text.trim()))
 }
 

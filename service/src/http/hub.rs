@@ -143,7 +143,9 @@ impl Hub {
     /// What there is from `next` on, at most `most` records.
     pub(super) fn read(&self, next: Position, most: usize) -> Next {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
-        let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else { return Next::Wait };
+        let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else {
+            return Next::Wait;
+        };
         if next > newest.record.last() {
             return Next::Wait;
         }

@@ -61,7 +61,11 @@ fn fault(part: In, bad: BadAttribute) -> Problem {
         _ => bad.name,
     };
     let kind = if part == In::Header { BAD_PARAMETER } else { INVALID };
-    Problem::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(part, pointer_to(&name), bad.reason)
+    Problem::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(
+        part,
+        pointer_to(&name),
+        bad.reason,
+    )
 }
 
 /// Joins what the headers say in any form with the attributes. Says whether the version came by `If-Match`.
@@ -72,7 +76,8 @@ fn request(
     intent: chancery_events::intent::Intent,
 ) -> Result<(Request, bool), Problem> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
-        let what = format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
+        let what =
+            format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
         return Err(Problem::parameter(In::Header, "idempotency-key", what).id(key.as_str()));
     }
     let given = attributes.expect();
@@ -109,7 +114,9 @@ fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
             Some(b'{' | b'[' | b'n') | None => None,
             Some(_) => Some(given.to_owned()),
         };
-        let wrong = || fault(In::Body, BadAttribute { name: name.to_owned(), reason: "write text or a number".into() });
+        let wrong = || {
+            fault(In::Body, BadAttribute { name: name.to_owned(), reason: "write text or a number".into() })
+        };
         attributes.set(name, &plain.ok_or_else(wrong)?).map_err(|bad| fault(In::Body, bad))?;
     }
     let type_name = attributes.intent_type().map_err(|bad| fault(In::Body, bad))?;
@@ -124,8 +131,10 @@ fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool
     let mut attributes = Attributes::default();
     for (header, value) in headers {
         let Some(name) = header.as_str().strip_prefix("ce-") else { continue };
-        let wrong = |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
-        let value = value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
+        let wrong =
+            |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
+        let value =
+            value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
         // Some senders put the value into quotes, which the binding allows; inside, a backslash escapes.
         let bare = unquoted(value.trim());
         let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
@@ -137,7 +146,9 @@ fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool
 }
 
 fn unquoted(text: &str) -> String {
-    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else { return text.to_owned() };
+    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
+        return text.to_owned();
+    };
     let mut plain = String::with_capacity(inner.len());
     let mut chars = inner.chars();
     while let Some(c) = chars.next() {
@@ -154,7 +165,8 @@ async fn batch(app: &Arc<App>, meta: &Meta, text: &str, request_id: &str) -> Res
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.limits.batch {
-        let detail = format!("read the batch: it has {} events, at most {} are taken", items.len(), app.limits.batch);
+        let detail =
+            format!("read the batch: it has {} events, at most {} are taken", items.len(), app.limits.batch);
         return Err(Problem::new(TOO_LARGE, detail));
     }
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
@@ -162,7 +174,9 @@ async fn batch(app: &Arc<App>, meta: &Meta, text: &str, request_id: &str) -> Res
     for (index, item) in items.iter().enumerate() {
         match structured(meta, Part { whole: text, part: item.get() }) {
             Ok((request, _)) => asked.push((index, Asked::of(&request, false), request)),
-            Err(problem) => answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id)),
+            Err(problem) => {
+                answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id))
+            }
         }
     }
     let (places, requests): (Vec<_>, Vec<_>) =
@@ -220,7 +234,9 @@ async fn in_order(
         if waits {
             return Poll::Pending;
         }
-        Poll::Ready(asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(NoVerdict::Unknown))).collect())
+        Poll::Ready(
+            asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(NoVerdict::Unknown))).collect(),
+        )
     })
     .await
 }

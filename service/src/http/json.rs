@@ -16,11 +16,18 @@ use super::problem::{INVALID, In, MALFORMED, Problem};
 /// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
 pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
     let text = str::from_utf8(bytes).map_err(|error| {
-        Problem::new(MALFORMED, format!("read the body: it is not UTF-8 from byte {} on", error.valid_up_to()))
-            .at(In::Body, "", "write it in UTF-8")
+        Problem::new(
+            MALFORMED,
+            format!("read the body: it is not UTF-8 from byte {} on", error.valid_up_to()),
+        )
+        .at(In::Body, "", "write it in UTF-8")
     })?;
     if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
-        return Err(Problem::new(MALFORMED, "read the body: it is empty").at(In::Body, "", "write a JSON object"));
+        return Err(Problem::new(MALFORMED, "read the body: it is empty").at(
+            In::Body,
+            "",
+            "write a JSON object",
+        ));
     }
     let path = RefCell::new(Vec::new());
     let mut from = serde_json::Deserializer::from_str(text);
@@ -68,7 +75,8 @@ struct Strict<'a> {
 impl Strict<'_> {
     fn below<E: serde::de::Error>(self) -> Result<Self, E> {
         let left = self.left.checked_sub(1);
-        let left = left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
+        let left =
+            left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
         Ok(Strict { left, ..self })
     }
 
@@ -177,7 +185,11 @@ impl Splice {
         let before = &self.text[..self.at];
         let here = before.matches('\n').count() + 1;
         let start = self.at - before.rfind('\n').map_or(0, |end| end + 1);
-        if line == here && column > start { (line, column.saturating_sub(self.inserted).max(start)) } else { (line, column) }
+        if line == here && column > start {
+            (line, column.saturating_sub(self.inserted).max(start))
+        } else {
+            (line, column)
+        }
     }
 
     /// Reads it.
@@ -276,7 +288,11 @@ mod tests {
             (r#"{"spec":{"total":{}}}"#, "/spec/domain", "column 20"),
             (r#"{"spec":{"domain":"D 1","total":{}}}"#, "/spec/domain", "column 23"),
             ("\n {\n\"spec\":{\"domain\":1}}", "/spec/domain", "line 3, column 19"),
-            (r#"{"spec":{"domain":"d1","total":{},"storage":[{"class":"a","capacity":-1}]}}"#, "/spec/storage/0/capacity", "column 71"),
+            (
+                r#"{"spec":{"domain":"d1","total":{},"storage":[{"class":"a","capacity":-1}]}}"#,
+                "/spec/storage/0/capacity",
+                "column 71",
+            ),
             ("{}", "/spec", "column 2"),
         ] {
             let splice = Splice::new(text, &[("name", "node-1")]).expect("an object");

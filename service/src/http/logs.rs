@@ -85,7 +85,8 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         .parse()
         .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))?;
     let payload = params.take("payload")?.map(|text| text.parse::<PayloadName>());
-    let payload = payload.transpose().map_err(|error| Problem::parameter(In::Query, "payload", error.to_string()))?;
+    let payload =
+        payload.transpose().map_err(|error| Problem::parameter(In::Query, "payload", error.to_string()))?;
     let process = params.number("process")?;
     let stream = match params.take("stream")?.as_deref() {
         None => None,
@@ -113,9 +114,14 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     });
     files.sort_by(|a, b| (&a.payload, a.index, a.stream).cmp(&(&b.payload, b.index, b.stream)));
     if files.is_empty() {
-        return Err(Problem::new(NOT_FOUND, format!("read the logs of incarnation {id}: there are none like that here")));
+        return Err(Problem::new(
+            NOT_FOUND,
+            format!("read the logs of incarnation {id}: there are none like that here"),
+        ));
     }
-    let begun = tokio::task::spawn_blocking(move || files.into_iter().map(|file| Open::begin(file, tail)).collect::<Vec<_>>());
+    let begun = tokio::task::spawn_blocking(move || {
+        files.into_iter().map(|file| Open::begin(file, tail)).collect::<Vec<_>>()
+    });
     let open = begun.await.map_err(|error| Problem::internal("open logs", &error))?;
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
@@ -154,7 +160,9 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         }
     };
     let mut response = Response::new(Body::from_stream(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     Ok(response)
 }
 
@@ -217,7 +225,8 @@ fn start(path: &std::path::Path, lines: u64) -> io::Result<u64> {
         }
     }
     // Fewer lines than asked for: all, or from the first whole line on.
-    let first = if from == 0 { 0 } else { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1) };
+    let first =
+        if from == 0 { 0 } else { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1) };
     Ok(from + first)
 }
 

@@ -63,7 +63,9 @@ impl Default for Metrics {
 }
 
 fn buckets() -> Histogram {
-    Histogram::new([0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0])
+    Histogram::new([
+        0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    ])
 }
 
 impl Metrics {
@@ -86,10 +88,18 @@ impl Metrics {
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
             to.register("http_request_seconds", "Time until an answer begins", metrics.seconds.clone());
-            to.register("verdicts", "Answers of the decider: outcomes, and codes of refusals", metrics.verdicts.clone());
+            to.register(
+                "verdicts",
+                "Answers of the decider: outcomes, and codes of refusals",
+                metrics.verdicts.clone(),
+            );
             to.register("journal_skipped", "Records of the log that do not count", metrics.skipped.clone());
             to.register("http_connections", "Open connections", metrics.connections.clone());
-            to.register("http_connections_turned_away", "Connections over the limit", metrics.turned_away.clone());
+            to.register(
+                "http_connections_turned_away",
+                "Connections over the limit",
+                metrics.turned_away.clone(),
+            );
             to.register("journal_position", "The last durable position", metrics.journal.clone());
             to.register("applied_position", "The last position in the rows", metrics.applied.clone());
             to.register("applied_lag", "Durable positions that are not in the rows", metrics.lag.clone());
@@ -115,7 +125,15 @@ impl Metrics {
 
     pub(super) fn request(&self, route: &'static str, method: &Method, status: u16, taken: Duration) {
         // A method of the sender's own making must not make a new series.
-        let known = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
+        let known = [
+            Method::GET,
+            Method::HEAD,
+            Method::POST,
+            Method::PUT,
+            Method::PATCH,
+            Method::DELETE,
+            Method::OPTIONS,
+        ];
         let words = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
         let method = known.iter().position(|known| known == method).map_or("other", |at| words[at]);
         self.requests.get_or_create(&RequestLabels { route, method, status }).inc();

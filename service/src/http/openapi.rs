@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use chancery_events::cloud::TYPE_PREFIX;
 use chancery_events::intent::Intent;
+use chancery_projector::RowKind;
 use chancery_projector::history::Entry;
 use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow, ReplicaRow,
-    SessionRow,
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
+    ReplicaRow, SessionRow,
 };
-use chancery_projector::RowKind;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -29,7 +29,8 @@ pub(super) fn text() -> &'static str {
 
 /// The description.
 pub fn openapi() -> Value {
-    let settings = SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
+    let settings = SchemaSettings::draft2020_12()
+        .with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut types = settings.into_generator();
     let mut components = Map::new();
     let bodies = bodies(&mut components);
@@ -128,16 +129,30 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
     let ok = match route.does {
         Does::List(kind) => {
             let items = json!({"type": "array", "items": row(kind, types)});
-            answer(&object(&json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": position()})), "A page.")
+            answer(
+                &object(
+                    &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": position()}),
+                ),
+                "A page.",
+            )
         }
         Does::Get(kind) => answer(&row(kind, types), "The row; its version is the ETag."),
         Does::History(_) => {
             let entry = types.subschema_for::<Entry>().to_value();
             let items = json!({"type": "array", "items": entry});
-            answer(&object(&json!({"items": items, "next_from": {"type": ["integer", "null"]}, "position": position()})), "A page; go on with `next_from` as `from`.")
+            answer(
+                &object(
+                    &json!({"items": items, "next_from": {"type": ["integer", "null"]}, "position": position()}),
+                ),
+                "A page; go on with `next_from` as `from`.",
+            )
         }
-        Does::Intent(..) | Does::Intents => answer(&types.subschema_for::<Accepted>().to_value(), "Accepted, and durable."),
-        Does::Events => json!({"description": "CloudEvents.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}}),
+        Does::Intent(..) | Does::Intents => {
+            answer(&types.subschema_for::<Accepted>().to_value(), "Accepted, and durable.")
+        }
+        Does::Events => {
+            json!({"description": "CloudEvents.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
+        }
         Does::Logs | Does::Live | Does::Ready => plain("text/plain", text()),
         Does::Metrics => plain("application/openmetrics-text", text()),
         Does::OpenApi => plain("application/json", json!({"type": "object"})),
@@ -182,9 +197,8 @@ fn parameters(route: &Route) -> Vec<Value> {
     let string = json!({"type": "string"});
     let integer = json!({"type": "integer", "minimum": 0});
     let boolean = json!({"type": "boolean"});
-    let mut all: Vec<_> = names
-        .map(|name| json!({"name": name, "in": "path", "required": true, "schema": string}))
-        .collect();
+    let mut all: Vec<_> =
+        names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": string})).collect();
     let mut add = |place: &str, name: &str, schema: &Value, about: &str| {
         all.push(json!({"name": name, "in": place, "schema": schema, "description": about}));
     };
@@ -204,11 +218,31 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "min_position", &integer, "Wait until it is in the rows.");
         }
         Does::Events => {
-            add("query", "from", &string, "The first position wanted, or `end` for what is new; from the first event if not said.");
-            add("query", "types", &string, "Only these types, comma-separated; `replica.*` takes all of a kind.");
-            add("query", "subject", &string, "Only about these subjects, comma-separated: `node/node-1`, or `node` for all of a kind.");
+            add(
+                "query",
+                "from",
+                &string,
+                "The first position wanted, or `end` for what is new; from the first event if not said.",
+            );
+            add(
+                "query",
+                "types",
+                &string,
+                "Only these types, comma-separated; `replica.*` takes all of a kind.",
+            );
+            add(
+                "query",
+                "subject",
+                &string,
+                "Only about these subjects, comma-separated: `node/node-1`, or `node` for all of a kind.",
+            );
             add("query", "kinds", &string, "Only these: `intent`, `observation`, `fact`, comma-separated.");
-            add("query", "follow", &boolean, "Go on when the journal's end is reached; if not said, over server-sent events alone.");
+            add(
+                "query",
+                "follow",
+                &boolean,
+                "Go on when the journal's end is reached; if not said, over server-sent events alone.",
+            );
             add("query", "limit", &integer, "At most so many.");
             add("header", "Last-Event-ID", &integer, "Resume behind this event; wins over `from`.");
         }
@@ -224,7 +258,12 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("header", "If-Match", &string, "The version that it is based on, in quotes.");
             add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");
             add("header", "Chancery-Source", &string, "Where it comes from; `http` if not said.");
-            add("header", "Chancery-Time", &json!({"type": "string", "format": "date-time"}), "When it was first asked.");
+            add(
+                "header",
+                "Chancery-Time",
+                &json!({"type": "string", "format": "date-time"}),
+                "When it was first asked.",
+            );
             add("header", "traceparent", &string, "W3C trace context, kept.");
         }
         Does::Live | Does::Ready | Does::Metrics | Does::OpenApi | Does::Schema => {}
@@ -254,7 +293,10 @@ fn request_body(
         }
         Does::Intents => {
             let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
-            let data: Vec<_> = Intent::TYPES.iter().map(|name| json!({"$ref": format!("#/components/schemas/{}", body_name(name))})).collect();
+            let data: Vec<_> = Intent::TYPES
+                .iter()
+                .map(|name| json!({"$ref": format!("#/components/schemas/{}", body_name(name))}))
+                .collect();
             let event = json!({
                 "type": "object",
                 "properties": {

@@ -325,7 +325,8 @@ impl Problem {
     pub fn response(&self, request_id: &str) -> Response<Body> {
         let body = serde_json::to_vec(&self.shown(request_id)).unwrap_or_default();
         let mut response = Response::new(Body::from(body));
-        *response.status_mut() = StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        *response.status_mut() =
+            StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(value) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {

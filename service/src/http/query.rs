@@ -29,7 +29,9 @@ impl Params {
 
     /// Takes out a whole number.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, Problem> {
-        let read = |text: String| text.parse().map_err(|_| Problem::parameter(In::Query, name, "write a whole number"));
+        let read = |text: String| {
+            text.parse().map_err(|_| Problem::parameter(In::Query, name, "write a whole number"))
+        };
         self.take(name)?.map(read).transpose()
     }
 
@@ -60,7 +62,11 @@ impl Params {
 /// A parameter that nobody knows.
 pub(super) fn unknown(name: &str, known: &[&str]) -> Problem {
     let name: String = name.chars().take(100).collect();
-    let known = if known.is_empty() { "there are none here".into() } else { format!("known are {}", known.join(", ")) };
+    let known = if known.is_empty() {
+        "there are none here".into()
+    } else {
+        format!("known are {}", known.join(", "))
+    };
     Problem::new(BAD_PARAMETER, format!("read the query: there is no parameter {name:?}; {known}")).at(
         In::Query,
         pointer_to(&name),

@@ -53,7 +53,8 @@ pub(super) async fn list(
 ) -> Result<Response<Body>, Problem> {
     let limit = params.number("limit")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
-    let token = token.transpose().map_err(|error| Problem::parameter(In::Query, "page_token", error.to_string()))?;
+    let token =
+        token.transpose().map_err(|error| Problem::parameter(In::Query, "page_token", error.to_string()))?;
     min_position(app, &mut params).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
@@ -66,7 +67,8 @@ pub(super) async fn list(
     let page = app.reader.list_json(kind, &query).map_err(|error| not_read(kind, error))?;
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
     let mut body = String::with_capacity(page.items.len() + 100);
-    let _ = write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
+    let _ =
+        write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
     Ok(json(body))
 }
 
@@ -76,7 +78,9 @@ fn not_read(kind: RowKind, error: QueryError) -> Problem {
             let more = ["limit", "page_token", "min_position"];
             unknown(&name, &kind.filters().into_iter().chain(more).collect::<Vec<_>>())
         }
-        QueryError::Filter(BadFilter::Value { name, reason, .. }) => Problem::parameter(In::Query, name, reason),
+        QueryError::Filter(BadFilter::Value { name, reason, .. }) => {
+            Problem::parameter(In::Query, name, reason)
+        }
         QueryError::OtherToken { .. } => Problem::parameter(In::Query, "page_token", error.to_string()),
         QueryError::Limit { .. } => Problem::parameter(In::Query, "limit", error.to_string()),
         QueryError::Store(error) => Problem::internal("read rows", &error),
@@ -119,7 +123,8 @@ pub(super) async fn get(
 /// It is not there: it never was, or it is no more.
 async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
     let subject = key.subject();
-    let never = || Problem::new(NOT_FOUND, format!("there is no {} {key:?}", subject.kind(), key = key.to_string()));
+    let never =
+        || Problem::new(NOT_FOUND, format!("there is no {} {key:?}", subject.kind(), key = key.to_string()));
     if matches!(key, RowKey::Command(..)) {
         return never();
     }
@@ -150,11 +155,15 @@ fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
     if position == Position::ZERO || position > head {
         return false;
     }
-    let Some(Ok(record)) = source.records(position).ok().and_then(|mut records| records.next()) else { return false };
+    let Some(Ok(record)) = source.records(position).ok().and_then(|mut records| records.next()) else {
+        return false;
+    };
     let lineage = record.header().lineage;
     let Some((_, line)) = record.events().find(|(at, _)| *at == position) else { return false };
     match Line::read(line).and_then(Line::event) {
-        Ok(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => *subject == Subject::Replica(created.name),
+        Ok(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => {
+            *subject == Subject::Replica(created.name)
+        }
         Ok(Event::Fact { fact, .. }) => fact.issues(lineage, position).as_ref() == Some(subject),
         _ => false,
     }
@@ -163,9 +172,11 @@ fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
 /// The position in a replica's name: base 36 behind the last dash, lowest digit first.
 fn position_of(name: &str) -> Option<Position> {
     let (_, suffix) = name.rsplit_once('-')?;
-    suffix.chars().rev().try_fold(0_u64, |sum, digit| {
-        sum.checked_mul(36)?.checked_add(u64::from(digit.to_digit(36)?))
-    }).map(Position::new)
+    suffix
+        .chars()
+        .rev()
+        .try_fold(0_u64, |sum, digit| sum.checked_mul(36)?.checked_add(u64::from(digit.to_digit(36)?)))
+        .map(Position::new)
 }
 
 /// A page of an entity's history.
@@ -191,7 +202,8 @@ pub(super) async fn history(
     if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
         return Err(missing(app, &key, call.parts.uri.path()).await);
     }
-    let items = serde_json::to_string(&page.entries).map_err(|error| Problem::internal("show a history", &error))?;
+    let items =
+        serde_json::to_string(&page.entries).map_err(|error| Problem::internal("show a history", &error))?;
     let next = page.next.map_or_else(|| "null".to_owned(), |next| next.to_string());
     let position = app.source.head().map_or(Position::ZERO, |head| head.position);
     Ok(json(format!(r#"{{"items":{items},"next_from":{next},"position":{position}}}"#)))

@@ -71,26 +71,80 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
     use Shape::{ApproveOne, Members, RejectOne};
     &[
         (Method::PUT, "/clusters/{name}", "cluster.apply.v1", Members, "Makes a cluster so."),
-        (Method::POST, "/clusters/{name}/activity", "cluster.set_activity.v1", Members, "Puts a cluster in use, or out of it."),
+        (
+            Method::POST,
+            "/clusters/{name}/activity",
+            "cluster.set_activity.v1",
+            Members,
+            "Puts a cluster in use, or out of it.",
+        ),
         (Method::DELETE, "/clusters/{name}", "cluster.delete.v1", Members, "Forgets a cluster."),
         (Method::PUT, "/capabilities/{name}", "capability.apply.v1", Members, "Makes a capability so."),
-        (Method::POST, "/capabilities/{name}/activity", "capability.set_activity.v1", Members, "Lets a capability count, or not."),
+        (
+            Method::POST,
+            "/capabilities/{name}/activity",
+            "capability.set_activity.v1",
+            Members,
+            "Lets a capability count, or not.",
+        ),
         (Method::DELETE, "/capabilities/{name}", "capability.delete.v1", Members, "Forgets a capability."),
         (Method::PUT, "/nodes/{name}", "node.apply.v1", Members, "Makes a node so."),
         (Method::POST, "/nodes/{name}/state", "node.set_state.v1", Members, "Changes a node's state."),
         (Method::DELETE, "/nodes/{name}", "node.delete.v1", Members, "Forgets a node."),
         (Method::PUT, "/plans/{name}", "plan.apply.v1", Members, "Makes a plan so: a new generation."),
-        (Method::POST, "/plans/{name}/activity", "plan.set_activity.v1", Members, "Lets a plan take deployments, or not."),
+        (
+            Method::POST,
+            "/plans/{name}/activity",
+            "plan.set_activity.v1",
+            Members,
+            "Lets a plan take deployments, or not.",
+        ),
         (Method::DELETE, "/plans/{name}", "plan.delete.v1", Members, "Forgets a plan."),
-        (Method::POST, "/plans/{plan}/deployments", "deployment.create.v1", Members, "Runs a version of a plan's payloads, so many times."),
-        (Method::POST, "/plans/{plan}/deployments/{name}/cancel", "deployment.cancel.v1", Members, "Lets a deployment go no further."),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments",
+            "deployment.create.v1",
+            Members,
+            "Runs a version of a plan's payloads, so many times.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments/{name}/cancel",
+            "deployment.cancel.v1",
+            Members,
+            "Lets a deployment go no further.",
+        ),
         (Method::POST, "/replicas/{name}/start", "replica.start.v1", Members, "Brings a replica up again."),
         (Method::POST, "/replicas/{name}/stop", "replica.stop.v1", Members, "Stops a replica, and keeps it."),
-        (Method::DELETE, "/replicas/{name}", "replica.delete.v1", Members, "Removes a replica, with all of it."),
-        (Method::POST, "/operations/{id}/approve", "operation.approve.v1", ApproveOne, "Approves an operation, exactly as it was shown."),
+        (
+            Method::DELETE,
+            "/replicas/{name}",
+            "replica.delete.v1",
+            Members,
+            "Removes a replica, with all of it.",
+        ),
+        (
+            Method::POST,
+            "/operations/{id}/approve",
+            "operation.approve.v1",
+            ApproveOne,
+            "Approves an operation, exactly as it was shown.",
+        ),
         (Method::POST, "/operations/{id}/reject", "operation.reject.v1", RejectOne, "Rejects an operation."),
-        (Method::POST, "/operations/approve", "operation.approve.v1", Members, "Approves operations, all or none."),
-        (Method::POST, "/operations/reject", "operation.reject.v1", Members, "Rejects operations, all or none."),
+        (
+            Method::POST,
+            "/operations/approve",
+            "operation.approve.v1",
+            Members,
+            "Approves operations, all or none.",
+        ),
+        (
+            Method::POST,
+            "/operations/reject",
+            "operation.reject.v1",
+            Members,
+            "Rejects operations, all or none.",
+        ),
     ]
 };
 
@@ -163,20 +217,25 @@ pub(super) fn find(method: &Method, path: &str) -> Result<Match, Problem> {
     let path = deep.as_deref().unwrap_or(path);
     let shown: String = path.chars().take(200).collect();
     let found = PATHS.at(path).map_err(|_| {
-        Problem::new(NO_SUCH_ROUTE, format!("{method} {shown}: nothing is here; /v1/openapi.json tells what is where"))
+        Problem::new(
+            NO_SUCH_ROUTE,
+            format!("{method} {shown}: nothing is here; /v1/openapi.json tells what is where"),
+        )
     })?;
     let wanted = if method == Method::HEAD { &Method::GET } else { method };
     let Some(route) = found.value.iter().find(|route| route.method == *wanted) else {
         let allow: Vec<_> = found.value.iter().map(|route| route.method.as_str()).collect();
         let allow = allow.join(", ");
-        return Err(Problem::new(METHOD_NOT_ALLOWED, format!("{method} {shown}: allowed are {allow}")).allow(allow));
+        return Err(
+            Problem::new(METHOD_NOT_ALLOWED, format!("{method} {shown}: allowed are {allow}")).allow(allow)
+        );
     };
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let params = names.map(|name| {
         let raw = found.params.get(name).unwrap_or_default();
-        let value = percent_decode_str(raw).decode_utf8().map_err(|_| {
-            Problem::parameter(In::Path, name, "percent-encode UTF-8")
-        })?;
+        let value = percent_decode_str(raw)
+            .decode_utf8()
+            .map_err(|_| Problem::parameter(In::Path, name, "percent-encode UTF-8"))?;
         Ok((name, value.into_owned()))
     });
     Ok(Match { route, params: params.collect::<Result<_, Problem>>()? })
@@ -205,7 +264,8 @@ mod tests {
     #[test]
     fn every_intent_has_a_typed_route() {
         for type_name in Intent::TYPES {
-            let is_routed = |route: &Route| matches!(route.does, Does::Intent(known, _) if known == *type_name);
+            let is_routed =
+                |route: &Route| matches!(route.does, Does::Intent(known, _) if known == *type_name);
             assert!(ROUTES.iter().any(is_routed), "{type_name}");
         }
         for route in ROUTES.iter() {
@@ -220,7 +280,11 @@ mod tests {
         for (index, route) in ROUTES.iter().enumerate() {
             let path = route.path.replace("{id}", "x").replace(['{', '}'], "");
             assert_eq!(find(&route.method, &path).expect(&path).route, route);
-            assert!(!ROUTES[..index].iter().any(|other| (&other.path, &other.method) == (&route.path, &route.method)));
+            assert!(
+                !ROUTES[..index]
+                    .iter()
+                    .any(|other| (&other.path, &other.method) == (&route.path, &route.method))
+            );
         }
     }
 
@@ -243,6 +307,9 @@ mod tests {
     fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
         assert_eq!(find(&Method::GET, "/v2").expect_err("no route").kind.status, 404);
         assert_eq!(find(&Method::PATCH, "/livez").expect_err("no method").kind.status, 405);
-        assert_eq!(find(&Method::GET, "/v1/fleets/default/nodes/%ff").expect_err("no UTF-8").kind.status, 400);
+        assert_eq!(
+            find(&Method::GET, "/v1/fleets/default/nodes/%ff").expect_err("no UTF-8").kind.status,
+            400
+        );
     }
 }

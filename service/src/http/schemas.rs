@@ -68,7 +68,8 @@ struct Compare<'a> {
 /// Keywords that say nothing of what is allowed.
 const PROSE: &[&str] = &["$schema", "$id", "$defs", "title", "description", "examples", "default"];
 /// Keywords that are looked into.
-const KNOWN: &[&str] = &["$ref", "type", "enum", "properties", "required", "items", "additionalProperties", "anyOf", "oneOf"];
+const KNOWN: &[&str] =
+    &["$ref", "type", "enum", "properties", "required", "items", "additionalProperties", "anyOf", "oneOf"];
 
 impl<'a> Compare<'a> {
     fn node(&mut self, old: &'a Value, new: &'a Value, at: &str) {
@@ -86,7 +87,9 @@ impl<'a> Compare<'a> {
         self.lists(old, new, at);
         for word in ["items", "additionalProperties"] {
             match (&old[word], &new[word]) {
-                (Value::Object(_), Value::Object(_)) => self.node(&old[word], &new[word], &format!("{at}/{word}")),
+                (Value::Object(_), Value::Object(_)) => {
+                    self.node(&old[word], &new[word], &format!("{at}/{word}"))
+                }
                 (same, other) if same == other => {}
                 // Members that were refused may be taken now, but not the other way round.
                 (Value::Bool(false), _) | (_, Value::Null | Value::Bool(true)) => {}
@@ -94,7 +97,8 @@ impl<'a> Compare<'a> {
             }
         }
         let (old, new) = (words(old), words(new));
-        for word in old.keys().chain(new.keys()).filter(|word| !PROSE.contains(word) && !KNOWN.contains(word)) {
+        for word in old.keys().chain(new.keys()).filter(|word| !PROSE.contains(word) && !KNOWN.contains(word))
+        {
             if old.get(word) != new.get(word) {
                 self.found.push(format!("{at}: {word} changed"));
             }
@@ -152,8 +156,12 @@ impl<'a> Compare<'a> {
             for (index, branch) in was.iter().enumerate() {
                 let fits = is.is_some_and(|is| {
                     is.iter().any(|other| {
-                        let mut inner =
-                            Compare { old: self.old, new: self.new, found: Vec::new(), done: self.done.clone() };
+                        let mut inner = Compare {
+                            old: self.old,
+                            new: self.new,
+                            found: Vec::new(),
+                            done: self.done.clone(),
+                        };
                         inner.node(branch, other, at);
                         inner.found.is_empty()
                     })

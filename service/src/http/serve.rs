@@ -50,7 +50,8 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
             connections.spawn(turn_away(stream, limits.connections));
             continue;
         };
-        let (io, service) = (TokioIo::new(Guarded::new(stream, limits.stall)), TowerToHyperService::new(service.clone()));
+        let (io, service) =
+            (TokioIo::new(Guarded::new(stream, limits.stall)), TowerToHyperService::new(service.clone()));
         let connection = builder.serve_connection(io, service);
         let (mut stopped, open) = (stopped.clone(), metrics.connections.clone());
         connections.spawn(async move {
@@ -139,7 +140,11 @@ impl Guarded {
 }
 
 impl AsyncRead for Guarded {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, to)
     }
 }

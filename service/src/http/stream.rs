@@ -83,7 +83,11 @@ struct Asked {
 }
 
 /// Answers a request for a stream.
-pub(super) fn events(app: &Arc<App>, mut params: Params, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+pub(super) fn events(
+    app: &Arc<App>,
+    mut params: Params,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Problem> {
     let form = form(headers)?;
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     let tail = head.max(*app.hub.tail().borrow());
@@ -125,12 +129,17 @@ pub(super) fn events(app: &Arc<App>, mut params: Params, headers: &HeaderMap) ->
 fn form(headers: &HeaderMap) -> Result<Form, Problem> {
     let mut has_any = false;
     for value in headers.get_all(header::ACCEPT) {
-        let text = value.to_str().map_err(|_| Problem::parameter(In::Header, "accept", "write it in ASCII"))?;
+        let text =
+            value.to_str().map_err(|_| Problem::parameter(In::Header, "accept", "write it in ASCII"))?;
         for range in text.split(',') {
             has_any = true;
             match range.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
                 "text/event-stream" | "text/*" => return Ok(Form::Sse),
-                "application/x-ndjson" | "application/ndjson" | "application/json" | "application/*" | "*/*" => {
+                "application/x-ndjson"
+                | "application/ndjson"
+                | "application/json"
+                | "application/*"
+                | "*/*" => {
                     return Ok(Form::Lines);
                 }
                 _ => {}
@@ -138,14 +147,19 @@ fn form(headers: &HeaderMap) -> Result<Form, Problem> {
         }
     }
     if has_any {
-        return Err(Problem::new(NOT_ACCEPTABLE, "stream events: accept text/event-stream or application/x-ndjson"));
+        return Err(Problem::new(
+            NOT_ACCEPTABLE,
+            "stream events: accept text/event-stream or application/x-ndjson",
+        ));
     }
     Ok(Form::Lines)
 }
 
 fn last_event_id(id: &HeaderValue) -> Result<Position, Problem> {
     let read = || position(id.to_str().ok()?);
-    read().ok_or_else(|| Problem::parameter(In::Header, "last-event-id", "write the id of an event: a position"))
+    read().ok_or_else(|| {
+        Problem::parameter(In::Header, "last-event-id", "write the id of an event: a position")
+    })
 }
 
 fn position(text: &str) -> Option<Position> {
@@ -157,7 +171,8 @@ fn first_wanted(from: Option<&str>, tail: Position) -> Result<Position, Problem>
         None => Ok(Position::FIRST),
         Some("end") => Ok(tail.plus(1)),
         Some(text) => {
-            let wrong = || Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
+            let wrong =
+                || Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
             Ok(position(text).ok_or_else(wrong)?.max(Position::FIRST))
         }
     }
@@ -176,7 +191,10 @@ struct Progress {
 impl Progress {
     /// Passes over an event, or says that it is to be sent.
     fn sees(&mut self, shown: &Shown, asked: &Asked) -> bool {
-        if shown.position < self.next || self.left == 0 || asked.until.is_some_and(|until| shown.position > until) {
+        if shown.position < self.next
+            || self.left == 0
+            || asked.until.is_some_and(|until| shown.position > until)
+        {
             return false;
         }
         self.next = shown.position.plus(1);
@@ -211,7 +229,10 @@ impl Progress {
         let (last, reason) = (self.last(), why.word());
         match (form, why) {
             (Form::Sse, _) => Ok(Some(
-                format!("id: {last}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n").into(),
+                format!(
+                    "id: {last}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n"
+                )
+                .into(),
             )),
             // Lines have no place for a reason: a transfer that is cut off is not mistaken for all there was.
             (Form::Lines, Closed::Slow | Closed::Failed) => Err(io::Error::other(reason)),
@@ -395,7 +416,8 @@ impl Place {
             }
             Ok::<_, chancery_journal::ReadError>((records, batches))
         });
-        let read = read.await.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+        let read =
+            read.await.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
         let (records, batches) =
             read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
         self.records = Some(records);

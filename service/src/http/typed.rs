@@ -1,9 +1,10 @@
 //! Bodies of intents by type, read so that an error tells its place.
 
 use chancery_events::intent::{
-    CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete, ClusterSetActivity,
-    DeploymentCancel, DeploymentCreate, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove,
-    OperationReject, PlanApply, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
+    CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete,
+    ClusterSetActivity, DeploymentCancel, DeploymentCreate, Intent, NodeApply, NodeDelete, NodeSetState,
+    OperationApprove, OperationReject, PlanApply, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart,
+    ReplicaStop,
 };
 use serde::de::DeserializeOwned;
 

@@ -114,7 +114,10 @@ fn type_test(text: &str) -> Result<TypeTest, String> {
     if let Some(prefix) = bare.strip_suffix('*') {
         let is_known = prefix.ends_with('.') && types().any(|known| known.starts_with(prefix));
         return is_known.then(|| TypeTest::Prefix(prefix.to_owned())).ok_or_else(|| {
-            format!("no type begins with {:?}; write the beginning up to a dot, as in replica.*", short(prefix))
+            format!(
+                "no type begins with {:?}; write the beginning up to a dot, as in replica.*",
+                short(prefix)
+            )
         });
     }
     let known = types().find(|known| *known == bare).map(TypeTest::Exact);
@@ -188,7 +191,9 @@ mod tests {
 
     #[test]
     fn the_kinds_of_subjects_are_all_known() {
-        for (kind, text) in SUBJECT_KINDS.iter().zip(["fleet", "cluster/a", "capability/a", "node/a", "plan/a"]) {
+        for (kind, text) in
+            SUBJECT_KINDS.iter().zip(["fleet", "cluster/a", "capability/a", "node/a", "plan/a"])
+        {
             assert_eq!(text.parse::<Subject>().expect("a subject").kind(), *kind);
         }
     }

@@ -71,11 +71,14 @@ pub(super) async fn typed(
     }
     let params: Vec<_> = found.params().collect();
     // Where the path says everything, a body need not say it again.
-    let text = if bytes.is_empty() && needs_no_body(type_name, shape) { "{}" } else { check(&bytes, app.limits.depth)? };
+    let text = if bytes.is_empty() && needs_no_body(type_name, shape) {
+        "{}"
+    } else {
+        check(&bytes, app.limits.depth)?
+    };
     let intent = match shape {
-        Shape::Members => {
-            typed::intent(type_name, &Splice::new(text, &params)?).map_err(|problem| in_path(problem, &params))?
-        }
+        Shape::Members => typed::intent(type_name, &Splice::new(text, &params)?)
+            .map_err(|problem| in_path(problem, &params))?,
         Shape::ApproveOne => {
             let hash = read::<ApproveOne>(text)?.hash;
             OperationApprove { operations: vec![Shown { operation: operation(&params)?, hash }] }.into()
@@ -107,7 +110,8 @@ fn needs_no_body(type_name: &str, shape: Shape) -> bool {
 
 fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
     let text = params.first().map_or("", |(_, value)| *value);
-    text.parse().map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
+    text.parse()
+        .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
 }
 
 /// What is wrong with a member that the path says is wrong with the path; said twice, with the body.
@@ -128,7 +132,8 @@ fn in_path(mut problem: Problem, params: &[(&'static str, &str)]) -> Problem {
 pub(super) async fn ask(app: &App, request: Request) -> Result<Verdict, NoVerdict> {
     // Less than the whole request may take, so that the answer can say what is not known.
     let timeout = app.limits.request.mul_f32(0.9);
-    let verdict = tokio::time::timeout(timeout, app.decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
+    let verdict =
+        tokio::time::timeout(timeout, app.decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
     app.metrics.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
             Ok(accepted) => accepted.outcome.word(),
@@ -175,8 +180,12 @@ impl Asked {
     fn changed(&self, version: Option<u64>) -> StatusCode {
         match self.type_name {
             // Work follows.
-            "deployment.create.v1" | "deployment.cancel.v1" | "operation.approve.v1" | "replica.start.v1"
-            | "replica.stop.v1" | "replica.delete.v1" => StatusCode::ACCEPTED,
+            "deployment.create.v1"
+            | "deployment.cancel.v1"
+            | "operation.approve.v1"
+            | "replica.start.v1"
+            | "replica.stop.v1"
+            | "replica.delete.v1" => StatusCode::ACCEPTED,
             applied if applied.contains(".apply.") && version == Some(1) => StatusCode::CREATED,
             _ => StatusCode::OK,
         }

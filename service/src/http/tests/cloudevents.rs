@@ -37,7 +37,10 @@ async fn a_structured_event_is_an_intent() {
             .await;
         assert_eq!(answer.status, 200, "{:?}", answer.body);
         let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
-        assert_eq!((asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()), ("e1", "someone", "/ci"));
+        assert_eq!(
+            (asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()),
+            ("e1", "someone", "/ci")
+        );
         assert_eq!((asked.expect, asked.intent.type_name()), (Some(7), "node.delete.v1"));
         assert!(asked.time.is_some());
     }
@@ -52,7 +55,10 @@ async fn a_binary_event_is_an_intent() {
     let answer = world.send(request(Method::POST, "/intents", &headers, r#"{"name":"node-1"}"#)).await;
     assert_eq!(answer.status, 200, "{:?}", answer.body);
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
-    assert_eq!((asked.actor.as_str(), asked.expect, asked.traceparent.is_some()), ("Jürgen \"J\"", Some(3), true));
+    assert_eq!(
+        (asked.actor.as_str(), asked.expect, asked.traceparent.is_some()),
+        ("Jürgen \"J\"", Some(3), true)
+    );
     let quoted = [BINARY, &[("ce-actor", r#""some \"one\"""#)]].concat();
     world.send(request(Method::POST, "/intents", &quoted, r#"{"name":"node-1"}"#)).await;
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
@@ -136,10 +142,15 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
     let answer = world.send(request(Method::POST, "/intents", &[BATCH], body.to_string())).await;
     let json = answer.json();
     assert_eq!(answer.status, 200, "{json}");
-    let statuses: Vec<_> = json.as_array().expect("answers").iter().map(|item| item["status"].as_u64()).collect();
+    let statuses: Vec<_> =
+        json.as_array().expect("answers").iter().map(|item| item["status"].as_u64()).collect();
     assert_eq!(statuses, [Some(200), Some(422), Some(200)]);
-    assert_eq!((&json[0]["subject"], &json[1]["errors"][0]["pointer"]), (&"node/node-1".into(), &"/1/data/name".into()));
-    let asked: Vec<_> = world.asked.lock().expect("no panic").iter().map(|asked| asked.id.to_string()).collect();
+    assert_eq!(
+        (&json[0]["subject"], &json[1]["errors"][0]["pointer"]),
+        (&"node/node-1".into(), &"/1/data/name".into())
+    );
+    let asked: Vec<_> =
+        world.asked.lock().expect("no panic").iter().map(|asked| asked.id.to_string()).collect();
     assert_eq!(asked, ["e1", "e3"]);
     let answer = world.send(request(Method::POST, "/intents", &[BATCH], "{}")).await;
     assert_eq!(answer.problem().0, 422);
@@ -161,9 +172,11 @@ async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
             }
         }
     });
-    let body: Vec<_> = (1..=4).map(|n| event(&format!("e{n}"), json!({"name": format!("node-{n}")}))).collect();
+    let body: Vec<_> =
+        (1..=4).map(|n| event(&format!("e{n}"), json!({"name": format!("node-{n}")}))).collect();
     let answer = world.send(request(Method::POST, "/intents", &[BATCH], json!(body).to_string())).await;
     answered.await.expect("no panic");
-    let statuses: Vec<_> = answer.json().as_array().expect("answers").iter().map(|item| item["status"].as_u64()).collect();
+    let statuses: Vec<_> =
+        answer.json().as_array().expect("answers").iter().map(|item| item["status"].as_u64()).collect();
     assert_eq!(statuses, [Some(200), Some(200), Some(503), Some(503)]);
 }

@@ -40,7 +40,8 @@ async fn ask(address: SocketAddr, text: &str) -> String {
 
 async fn read(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
-    let _ = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut all)).await.expect("in time");
+    let _ =
+        tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut all)).await.expect("in time");
     String::from_utf8_lossy(&all).into_owned()
 }
 
@@ -100,7 +101,9 @@ async fn whoever_takes_nothing_is_cut_off() {
     let world = World::with(Limits { stall: Duration::from_millis(100), ..Limits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");
-    lazy.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n").await.expect("sent");
+    lazy.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n")
+        .await
+        .expect("sent");
     let mut byte = [0];
     lazy.read_exact(&mut byte).await.expect("it began");
     assert_eq!(world.app.hub.followers(), 1);
@@ -120,12 +123,18 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
     let world = World::new();
     let server = start(&world).await;
     let mut stream = TcpStream::connect(server.address).await.expect("a connection");
-    stream.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n").await.expect("sent");
+    stream
+        .write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n")
+        .await
+        .expect("sent");
     while world.app.hub.followers() == 0 {
         tokio::task::yield_now().await;
     }
     let mut asking = TcpStream::connect(server.address).await.expect("a connection");
-    asking.write_all(b"GET /v1/fleets/default/nodes?min_position=6 HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("sent");
+    asking
+        .write_all(b"GET /v1/fleets/default/nodes?min_position=6 HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .expect("sent");
     tokio::time::sleep(Duration::from_millis(50)).await;
     server.stop.send(()).expect("it runs");
     let text = read(&mut stream).await;
@@ -146,7 +155,11 @@ impl Logs for Folder {
             stream,
             path: self.0.path().join(name),
         };
-        Ok(vec![file(0, LogStream::Out, "0.out"), file(0, LogStream::Err, "0.err"), file(1, LogStream::Out, "1.out")])
+        Ok(vec![
+            file(0, LogStream::Out, "0.out"),
+            file(0, LogStream::Err, "0.err"),
+            file(1, LogStream::Out, "1.out"),
+        ])
     }
 }
 

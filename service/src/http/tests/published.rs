@@ -55,14 +55,20 @@ fn the_schemas_of_events_are_stored_and_stay_compatible() {
             let (old, new): (Value, Value) =
                 (serde_json::from_str(&old).expect("JSON"), serde_json::from_str(text).expect("JSON"));
             let found = breaks(&old, &new);
-            assert!(found.is_empty(), "{type_name} has changed incompatibly and needs a new version: {found:#?}");
+            assert!(
+                found.is_empty(),
+                "{type_name} has changed incompatibly and needs a new version: {found:#?}"
+            );
         }
         keep(&path, text);
     }
     for entry in fs::read_dir(folder().join("events")).expect("the folder") {
         let name = entry.expect("an entry").file_name().into_string().expect("text");
         let type_name = name.strip_suffix(".json").expect("a JSON file");
-        assert!(schemas().contains_key(type_name), "{type_name} was published, and this build does not know it");
+        assert!(
+            schemas().contains_key(type_name),
+            "{type_name} was published, and this build does not know it"
+        );
     }
 }
 

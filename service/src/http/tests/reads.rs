@@ -15,10 +15,24 @@ async fn a_list_comes_in_pages() {
     assert_eq!((json["items"][0]["name"].as_str(), json["position"].as_u64()), (Some("node-1"), Some(5)));
     let token = json["next_page_token"].as_str().expect("a second page");
     let second = world.get(&format!("/nodes?limit=1&page_token={token}")).await.json();
-    assert_eq!((second["items"][0]["name"].as_str(), second["next_page_token"].is_null()), (Some("node-2"), true));
+    assert_eq!(
+        (second["items"][0]["name"].as_str(), second["next_page_token"].is_null()),
+        (Some("node-2"), true)
+    );
     let filtered = world.get("/nodes?domain=d2").await.json();
     assert_eq!(filtered["items"].as_array().map(Vec::len), Some(1));
-    for kind in ["clusters", "capabilities", "plans", "deployments", "replicas", "incarnations", "operations", "sessions", "commands", "plans/nginx/deployments"] {
+    for kind in [
+        "clusters",
+        "capabilities",
+        "plans",
+        "deployments",
+        "replicas",
+        "incarnations",
+        "operations",
+        "sessions",
+        "commands",
+        "plans/nginx/deployments",
+    ] {
         assert_eq!(world.get(&format!("/{kind}")).await.status, 200, "{kind}");
     }
 }
@@ -73,7 +87,10 @@ async fn a_history_goes_on_where_a_page_ended() {
     let next = page["next_from"].as_u64().expect("more");
     let rest = world.get(&format!("/nodes/node-1/history?from={next}")).await.json();
     assert_eq!((positions(&rest), rest["next_from"].is_null()), (vec![7, 8], true));
-    assert_eq!(world.get("/capabilities/nvidia/v100/history").await.json()["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        world.get("/capabilities/nvidia/v100/history").await.json()["items"].as_array().map(Vec::len),
+        Some(1)
+    );
     assert_eq!(world.get("/nodes/node-9/history").await.problem().0, 404);
 }
 
@@ -90,7 +107,10 @@ async fn a_read_waits_for_the_position_it_needs() {
     assert!(!waiting.is_finished());
     world.touch("node-1", 1);
     let answer = waiting.await.expect("no panic").expect("an answer");
-    assert_eq!((answer.status().as_u16(), &answer.headers()["etag"]), (200, &"\"2\"".parse().expect("a header")));
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["etag"]),
+        (200, &"\"2\"".parse().expect("a header"))
+    );
 
     let late = world.get("/nodes?min_position=7").await;
     assert_eq!(late.problem(), (503, "behind".into(), String::new()));

@@ -21,7 +21,8 @@ struct Reading {
 
 impl Reading {
     async fn open(world: &World, path: &str, headers: &[(&str, &str)]) -> Reading {
-        let response = world.router().oneshot(request(Method::GET, path, headers, "")).await.expect("an answer");
+        let response =
+            world.router().oneshot(request(Method::GET, path, headers, "")).await.expect("an answer");
         assert_eq!(response.status(), 200);
         Reading::of(response)
     }
@@ -44,7 +45,8 @@ impl Reading {
                     return Some((event, id, serde_json::from_str(&data).expect("JSON")));
                 }
             }
-            let frame = tokio::time::timeout(Duration::from_secs(5), self.body.frame()).await.expect("in time")?;
+            let frame =
+                tokio::time::timeout(Duration::from_secs(5), self.body.frame()).await.expect("in time")?;
             let bytes = frame.expect("no error").into_data().expect("data");
             self.text.push_str(str::from_utf8(&bytes).expect("text"));
         }
@@ -131,8 +133,7 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
     let (event, id, _) = reading.next().await.expect("a bookmark, with the heartbeat");
     assert_eq!((event.as_str(), id.as_str()), ("bookmark", "30"));
     // Resumed there, nothing that was wanted is missing.
-    let mut resumed =
-        Reading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
+    let mut resumed = Reading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
     world.commit(&[r#"cluster.activity_changed.v1 {"name":"local","activity":"inactive"}"#]);
     assert_eq!((resumed.ids(1).await, reading.ids(1).await), (vec![31], vec![31]));
 }
@@ -153,11 +154,20 @@ async fn filters_from_the_journal_and_from_the_ring_agree() {
         cold.hub = std::sync::Arc::default();
         for app in [world.app.clone(), cold] {
             let path = format!("/events?follow=false&{query}");
-            let response = crate::http::router(app).oneshot(request(Method::GET, &path, &[], "")).await.expect("an answer");
+            let response = crate::http::router(app)
+                .oneshot(request(Method::GET, &path, &[], ""))
+                .await
+                .expect("an answer");
             let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.expect("a body");
             let lines = str::from_utf8(&body).expect("text").lines();
             let found: Vec<u64> = lines
-                .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["id"].as_str().expect("an id").parse().expect("a position"))
+                .map(|line| {
+                    serde_json::from_str::<Value>(line).expect("JSON")["id"]
+                        .as_str()
+                        .expect("an id")
+                        .parse()
+                        .expect("a position")
+                })
                 .collect();
             assert_eq!(found, ids, "{query}");
         }
@@ -175,7 +185,10 @@ async fn lines_of_json_are_the_same_events() {
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
     assert_eq!(lines.len(), 5);
-    assert_eq!((&lines[1]["type"], &lines[1]["subject"]), (&"chancery.cluster.applied.v1".into(), &"cluster/local".into()));
+    assert_eq!(
+        (&lines[1]["type"], &lines[1]["subject"]),
+        (&"chancery.cluster.applied.v1".into(), &"cluster/local".into())
+    );
     let refused = world.send(request(Method::GET, "/events", &[("accept", "text/html")], "")).await;
     assert_eq!(refused.problem().0, 406);
 }
@@ -183,14 +196,22 @@ async fn lines_of_json_are_the_same_events() {
 #[tokio::test]
 async fn a_stream_says_why_it_ends() {
     let world = World::new();
-    for (path, reason, id) in [("/events?follow=false", "end", "5"), ("/events?limit=2", "limit", "2"), ("/events?follow=false&types=cluster.*", "end", "5")] {
+    for (path, reason, id) in [
+        ("/events?follow=false", "end", "5"),
+        ("/events?limit=2", "limit", "2"),
+        ("/events?follow=false&types=cluster.*", "end", "5"),
+    ] {
         let mut reading = Reading::open(&world, path, &[SSE]).await;
         let mut last = None;
         while let Some(event) = reading.next().await {
             last = Some(event);
         }
         let (event, at, data) = last.expect("an end");
-        assert_eq!((event.as_str(), data["reason"].as_str(), at.as_str()), ("closed", Some(reason), id), "{path}");
+        assert_eq!(
+            (event.as_str(), data["reason"].as_str(), at.as_str()),
+            ("closed", Some(reason), id),
+            "{path}"
+        );
     }
     let mut reading = Reading::open(&world, "/events", &[SSE]).await;
     reading.ids(5).await;
@@ -215,7 +236,12 @@ async fn a_slow_follower_is_cut_off_and_resumes() {
     assert!(reading.next().await.is_none());
     let mut resumed = Reading::open(&world, "/events", &[SSE, ("last-event-id", &id)]).await;
     assert_eq!(resumed.ids(2).await, [4, 5]);
-    let mut lines = world.router().oneshot(request(Method::GET, "/events", &[], "")).await.expect("an answer").into_body();
+    let mut lines = world
+        .router()
+        .oneshot(request(Method::GET, "/events", &[], ""))
+        .await
+        .expect("an answer")
+        .into_body();
     lines.frame().await.expect("an event").expect("no error");
     tokio::time::sleep(Duration::from_millis(60)).await;
     assert!(lines.frame().await.expect("an end").is_err(), "a cut is not mistaken for the end");
@@ -226,7 +252,8 @@ async fn an_idle_stream_says_that_it_is_there() {
     let world = World::new();
     let mut reading = Reading::open(&world, "/events?from=end", &[SSE]).await;
     while !reading.text.contains(": heartbeat\n\n") {
-        let frame = tokio::time::timeout(Duration::from_secs(5), reading.body.frame()).await.expect("in time");
+        let frame =
+            tokio::time::timeout(Duration::from_secs(5), reading.body.frame()).await.expect("in time");
         let bytes = frame.expect("more").expect("no error").into_data().expect("data");
         reading.text.push_str(str::from_utf8(&bytes).expect("text"));
     }

@@ -182,7 +182,10 @@ pub(super) fn request(
     headers: &[(&str, &str)],
     body: impl Into<Body>,
 ) -> Request<Body> {
-    let uri = path.strip_prefix('/').filter(|rest| rest.starts_with('/')).map_or_else(|| format!("{FLEET}{path}"), str::to_owned);
+    let uri = path
+        .strip_prefix('/')
+        .filter(|rest| rest.starts_with('/'))
+        .map_or_else(|| format!("{FLEET}{path}"), str::to_owned);
     let mut request = Request::builder().method(method).uri(uri);
     for (name, value) in headers {
         request = request.header(*name, *value);

@@ -15,7 +15,10 @@ use crate::decider::Verdict;
 use crate::http::Limits;
 
 /// A verdict at position 9.
-pub(super) fn accepted(outcome: Outcome, version: u64) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+pub(super) fn accepted(
+    outcome: Outcome,
+    version: u64,
+) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
     move |request| {
         let result = Ok(Accepted { outcome, subject: request.intent.subject(), version: Some(version) });
         Some(Verdict { position: Position::new(9), result: Arc::new(result) })
@@ -24,7 +27,8 @@ pub(super) fn accepted(outcome: Outcome, version: u64) -> impl Fn(&intent::Reque
 
 fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
     move |_| {
-        let refusal = Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
+        let refusal =
+            Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
         Some(Verdict { position: Position::new(9), result: Arc::new(Err(refusal)) })
     }
 }
@@ -40,27 +44,93 @@ async fn every_typed_route_asks_for_its_intent() {
     let plan = r#"{"spec":{"namespace":"web","service":"nginx","payloads":[]}}"#;
     let many = format!(r#"{{"operations":[{{"operation":"{id}","hash":"{hash}"}}]}}"#);
     let table: Vec<(Method, String, String, &str, u16)> = vec![
-        (Method::PUT, "/clusters/c".into(), r#"{"spec":{"runtime":"process"}}"#.into(), "cluster.apply.v1", 201),
-        (Method::POST, "/clusters/c/activity".into(), r#"{"activity":"inactive"}"#.into(), "cluster.set_activity.v1", 200),
+        (
+            Method::PUT,
+            "/clusters/c".into(),
+            r#"{"spec":{"runtime":"process"}}"#.into(),
+            "cluster.apply.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/clusters/c/activity".into(),
+            r#"{"activity":"inactive"}"#.into(),
+            "cluster.set_activity.v1",
+            200,
+        ),
         (Method::DELETE, "/clusters/c".into(), String::new(), "cluster.delete.v1", 200),
-        (Method::PUT, "/capabilities/nvidia/v100".into(), r#"{"spec":{"type":"GPU","score":1}}"#.into(), "capability.apply.v1", 201),
-        (Method::POST, "/capabilities/nvidia/v100/activity".into(), r#"{"activity":"active"}"#.into(), "capability.set_activity.v1", 200),
+        (
+            Method::PUT,
+            "/capabilities/nvidia/v100".into(),
+            r#"{"spec":{"type":"GPU","score":1}}"#.into(),
+            "capability.apply.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/capabilities/nvidia/v100/activity".into(),
+            r#"{"activity":"active"}"#.into(),
+            "capability.set_activity.v1",
+            200,
+        ),
         (Method::DELETE, "/capabilities/nvidia/v100".into(), "{}".into(), "capability.delete.v1", 200),
         (Method::PUT, "/nodes/node-1".into(), NODE.into(), "node.apply.v1", 201),
-        (Method::POST, "/nodes/node-1/state".into(), r#"{"state":"evicted"}"#.into(), "node.set_state.v1", 200),
+        (
+            Method::POST,
+            "/nodes/node-1/state".into(),
+            r#"{"state":"evicted"}"#.into(),
+            "node.set_state.v1",
+            200,
+        ),
         (Method::DELETE, "/nodes/node-1".into(), String::new(), "node.delete.v1", 200),
         (Method::PUT, "/plans/nginx".into(), plan.into(), "plan.apply.v1", 201),
-        (Method::POST, "/plans/nginx/activity".into(), r#"{"activity":"active"}"#.into(), "plan.set_activity.v1", 200),
+        (
+            Method::POST,
+            "/plans/nginx/activity".into(),
+            r#"{"activity":"active"}"#.into(),
+            "plan.set_activity.v1",
+            200,
+        ),
         (Method::DELETE, "/plans/nginx".into(), String::new(), "plan.delete.v1", 200),
-        (Method::POST, "/plans/nginx/deployments".into(), r#"{"name":"d1","spec":{"count":1}}"#.into(), "deployment.create.v1", 202),
-        (Method::POST, "/plans/nginx/deployments/d1/cancel".into(), String::new(), "deployment.cancel.v1", 202),
+        (
+            Method::POST,
+            "/plans/nginx/deployments".into(),
+            r#"{"name":"d1","spec":{"count":1}}"#.into(),
+            "deployment.create.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/cancel".into(),
+            String::new(),
+            "deployment.cancel.v1",
+            202,
+        ),
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
         (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
-        (Method::POST, format!("/operations/{id}/approve"), format!(r#"{{"hash":"{hash}"}}"#), "operation.approve.v1", 202),
-        (Method::POST, format!("/operations/{id}/reject"), r#"{"reason":"no"}"#.into(), "operation.reject.v1", 200),
+        (
+            Method::POST,
+            format!("/operations/{id}/approve"),
+            format!(r#"{{"hash":"{hash}"}}"#),
+            "operation.approve.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            format!("/operations/{id}/reject"),
+            r#"{"reason":"no"}"#.into(),
+            "operation.reject.v1",
+            200,
+        ),
         (Method::POST, "/operations/approve".into(), many, "operation.approve.v1", 202),
-        (Method::POST, "/operations/reject".into(), format!(r#"{{"operations":["{id}"]}}"#), "operation.reject.v1", 200),
+        (
+            Method::POST,
+            "/operations/reject".into(),
+            format!(r#"{{"operations":["{id}"]}}"#),
+            "operation.reject.v1",
+            200,
+        ),
     ];
     for (method, path, body, type_name, status) in table {
         let answer = if body.is_empty() {
@@ -73,7 +143,10 @@ async fn every_typed_route_asks_for_its_intent() {
         assert_eq!(asked.intent.type_name(), type_name, "{path}");
         let json = answer.json();
         assert_eq!((json["position"].as_u64(), json["verdict"].as_str()), (Some(9), Some("accepted")));
-        assert_eq!(json["subject"].as_str(), asked.intent.subject().map(|subject| subject.to_string()).as_deref());
+        assert_eq!(
+            json["subject"].as_str(),
+            asked.intent.subject().map(|subject| subject.to_string()).as_deref()
+        );
         assert_eq!(answer.header("chancery-position"), "9");
     }
 }
@@ -118,13 +191,16 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
     assert_eq!(answer.problem().0, 412);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn an_outcome_that_is_not_known_is_told_with_the_key() {
-    let world = World::new();
+    let world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
     let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
-    assert_eq!((answer.json()["id"].as_str(), answer.json()["retryable"].as_bool()), (Some("k1"), Some(true)));
+    assert_eq!(
+        (answer.json()["id"].as_str(), answer.json()["retryable"].as_bool()),
+        (Some("k1"), Some(true))
+    );
 }
 
 #[tokio::test]

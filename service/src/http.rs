@@ -17,6 +17,7 @@ pub mod limits;
 pub mod logs;
 pub mod metrics;
 mod openapi;
+mod place;
 pub mod problem;
 mod query;
 mod read;

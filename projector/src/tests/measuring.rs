@@ -1,6 +1,6 @@
 //! Temporary measurements.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use super::driver::{Driver, FLEET};
 use crate::changes::changes;
@@ -25,7 +25,7 @@ fn rate() {
         driver.apply_plan(n, "automatic");
         driver.deploy(n, "deployment-1", replicas / 20);
     }
-    let t = Instant::now();
+    let t = Cpu::now();
     driver.settle();
     println!(
         "made {} records, {} replicas running in {:?}",
@@ -51,7 +51,7 @@ fn rate() {
         let batch = env("BATCH", 10_000);
         let cache = env("CACHE", 64) as u64;
         // the fold alone
-        let t = Instant::now();
+        let t = Cpu::now();
         let mut fold = Fold::default();
         let mut touched = Touched::default();
         for r in &driver.records {
@@ -61,7 +61,7 @@ fn rate() {
         drop(fold);
         let dir = tempfile::tempdir().unwrap();
         let tuning = Tuning { batch, catch_up: batch, cache: cache << 20, ..Tuning::default() };
-        let t = Instant::now();
+        let t = Cpu::now();
         let mut projector = Projector::open(dir.path(), FLEET, driver.source(), None, tuning).unwrap();
         projector.apply(&driver.records).unwrap();
         let whole = t.elapsed();
@@ -81,7 +81,7 @@ fn rate() {
             fold.take(r, &mut touched).unwrap();
             if touched.len() >= batch || i + 1 == driver.records.len() {
                 let state = fold.state().unwrap();
-                let t = Instant::now();
+                let t = Cpu::now();
                 let c =
                     changes(&state.fleet, &mut counts, std::mem::take(&mut touched), since, &store).unwrap();
                 make += t.elapsed();
@@ -98,7 +98,7 @@ fn rate() {
             let dir = tempfile::tempdir().unwrap();
             let store = Store::open(dir.path(), tuning).unwrap();
             let copy = batches.clone();
-            let t = Instant::now();
+            let t = Cpu::now();
             for (mut c, at) in copy {
                 if rows_only {
                     c.0.retain(|(k, _)| k[0] < 0x80);
@@ -123,7 +123,7 @@ fn rate() {
 
 fn reads(projector: &Projector) {
     let reader = projector.reader();
-    let t = Instant::now();
+    let t = Cpu::now();
     let names: Vec<_> = reader
         .list::<ReplicaRow>(&Query::all().limit(1000))
         .unwrap()
@@ -132,7 +132,7 @@ fn reads(projector: &Projector) {
         .map(|r| r.name)
         .collect();
     println!("page of 1000 in {:?}", t.elapsed());
-    let t = Instant::now();
+    let t = Cpu::now();
     for i in 0..100_000 {
         reader.get_json(&crate::kind::RowKey::Replica(names[i % 1000].clone())).unwrap().unwrap();
     }
@@ -143,7 +143,7 @@ fn reads(projector: &Projector) {
         Query::all().by("node", "node-3"),
         Query::all().by("phase", "running").by("plan", "plan-2"),
     ] {
-        let t = Instant::now();
+        let t = Cpu::now();
         for _ in 0..1000 {
             reader.list_json(crate::kind::RowKind::Replicas, &q).unwrap();
         }
@@ -151,7 +151,7 @@ fn reads(projector: &Projector) {
     }
     let rows = reader.list::<ReplicaRow>(&Query::all()).unwrap().items;
     let bytes: Vec<_> = rows.iter().map(crate::store::encode).collect();
-    let t = Instant::now();
+    let t = Cpu::now();
     for _ in 0..1000 {
         let rows: Vec<ReplicaRow> = bytes.iter().map(|b| crate::store::decode(b"x", b).unwrap()).collect();
         std::hint::black_box(serde_json::to_string(&rows).unwrap());
@@ -161,4 +161,21 @@ fn reads(projector: &Projector) {
         t.elapsed() / 1000,
         bytes[0].len()
     );
+}
+
+/// This thread's time on a processor.
+fn cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+#[derive(Clone, Copy)]
+struct Cpu(Duration);
+impl Cpu {
+    fn now() -> Cpu {
+        Cpu(cpu())
+    }
+    fn elapsed(self) -> Duration {
+        cpu() - self.0
+    }
 }

@@ -6,6 +6,7 @@ mod histories;
 mod measuring;
 mod reading;
 mod starting;
+mod stir;
 
 use std::collections::BTreeMap;
 use std::path::Path;

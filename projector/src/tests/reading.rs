@@ -1,6 +1,7 @@
 //! Lists: filters against a plain look at everything, pages while rows change.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::task::Poll;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -326,10 +327,20 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     let soon = Duration::from_millis(5);
     assert!(matches!(reader.wait(head, soon), Err(NotReached::Timeout { .. })));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| reader.wait(head, Duration::from_mins(1)));
+        let waits = scope.spawn(|| reader.wait(head, Duration::from_hours(1)));
+        std::thread::sleep(10 * soon); // so that it has begun to wait, most likely
         projector.catch_up().expect("caught up");
         assert_eq!(waits.join().expect("waited").expect("reached").position, head);
     });
+    driver.apply_node(1, 7);
+    driver.seal();
+    let next = driver.records.last().expect("a record").last();
+    let mut task = std::pin::pin!(reader.watch().reached(next));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(task.as_mut().poll(&mut context).is_pending());
+    projector.catch_up().expect("caught up");
+    assert!(matches!(task.as_mut().poll(&mut context), Poll::Ready(Ok(applied)) if applied.position == next));
+    let head = next;
     drop(projector);
     assert!(reader.wait(head, soon).is_ok(), "what was reached stays reached");
     assert!(matches!(reader.wait(head.plus(1), Duration::from_mins(1)), Err(NotReached::Stopped { .. })));

@@ -279,7 +279,7 @@ fn problem(doing: &str, status: u16, body: &str) -> CliError {
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
     let mut message = format!("{doing}: {what}");
     for Pointed { pointer, detail } in &problem.errors {
-        add(&mut message, format_args!("\n  {pointer} {detail}"));
+        add(&mut message, format_args!("\n  {pointer}: {detail}"));
     }
     let advice = advice(&problem.code);
     if !advice.is_empty() {

@@ -81,7 +81,7 @@ impl From<std::io::Error> for CliError {
 /// How a command ends when the server answers with a problem of this code, or else of this status.
 pub(super) fn exit_of(code: &str, status: u16) -> Exit {
     match code {
-        "not_found" => Exit::NotFound,
+        "not_found" | "gone" => Exit::NotFound,
         "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
         | "hash_mismatch" | "not_pending" | "key_reused" => Exit::Conflict,
         "denied" | "unauthenticated" => Exit::Denied,
@@ -92,7 +92,7 @@ pub(super) fn exit_of(code: &str, status: u16) -> Exit {
         "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
         | "no_such_route" => Exit::Failure,
         _ => match status {
-            404 => Exit::NotFound,
+            404 | 410 => Exit::NotFound,
             409 | 412 => Exit::Conflict,
             401 | 403 => Exit::Denied,
             408 | 504 => Exit::Unknown,
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_code_of_a_newer_server_ends_by_its_status() {
-        let cases = [(404, 3), (409, 4), (412, 4), (403, 5), (504, 7), (503, 8), (418, 1)];
+        let cases = [(404, 3), (410, 3), (409, 4), (412, 4), (403, 5), (504, 7), (503, 8), (418, 1)];
         for (status, exit) in cases {
             assert_eq!(exit_of("brand_new", status) as u8, exit, "{status}");
         }

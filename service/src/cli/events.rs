@@ -73,7 +73,7 @@ fn pass_on(
             Output::Table => {
                 let (position, time, who) = (told.position(), told.time(), told.who());
                 let text =
-                    format!("{position:>7}  {time}  {who:<12}  {:<40}  {}", told.subject(), told.what());
+                    format!("{position:>7}  {time}  {who:<12}  {:<48}  {}", told.subject(), told.what());
                 writeln!(out, "{}", one_line(text.trim_end()))?;
             }
             _ => writeln!(out, "{line}")?,
@@ -125,7 +125,7 @@ pub(super) fn table(items: &[Value]) -> Rows {
     let mut rows = Rows::new(["POSITION", "TIME", "WHO", "WHAT", "WHY"]);
     for item in items {
         let told = Told(item);
-        rows.add([told.position().to_string(), told.time(), told.who().to_owned(), told.what(), told.why()]);
+        rows.add([told.position().to_string(), told.time(), told.who(), told.what(), told.why()]);
     }
     rows
 }

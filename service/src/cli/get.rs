@@ -32,7 +32,7 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
         let most = if get.all { u64::MAX } else { get.limit };
         let listed = list(client, get.kind, &filters, most)?;
         if listed.more {
-            eprintln!("the first {} are shown; --all shows every one", listed.items.len());
+            eprintln!("there are more than {}: --all shows every one", listed.items.len());
         }
         return show(get.kind, &listed, output, out);
     };

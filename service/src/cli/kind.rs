@@ -12,7 +12,7 @@ pub enum Kind {
     #[value(name = "clusters", aliases = ["cluster", "cl"])]
     Cluster,
     /// What nodes may have, with a score.
-    #[value(name = "capabilities", aliases = ["capability", "cap"])]
+    #[value(name = "capabilities", aliases = ["capability", "cap", "caps"])]
     Capability,
     /// Places with capacity.
     #[value(name = "nodes", aliases = ["node", "no"])]

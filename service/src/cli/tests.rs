@@ -173,7 +173,15 @@ fn what_went_wrong_decides_the_exit_code() {
         assert_eq!(error.exit, exit, "{error}");
         assert!(error.message.starts_with("delete node/node-1: "), "{error}");
         assert_eq!(error.message.contains("idempotency key"), exit == Exit::Unknown, "{error}");
-        assert_eq!(asked.try_iter().count(), tries, "{error}");
+        let asked: Vec<_> = asked.try_iter().collect();
+        assert_eq!(asked.len(), tries, "{error}");
+        if exit == Exit::Unknown {
+            let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+            assert!(
+                error.message.ends_with(event["id"].as_str().expect("a key")),
+                "the key that was sent: {error}"
+            );
+        }
     }
 }
 
@@ -248,8 +256,10 @@ fn waiting_in_vain_for_an_approval_says_so() {
     let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("it takes too long");
     assert_eq!(error.exit, Exit::Unknown, "{error}");
     let line = "chancery wait replica/web-7f3k --for deleted";
-    let (result, _) = told(line, vec![ok(&row), problem(404, "not_found", false)]);
-    assert_eq!(result.expect("gone"), "replica/web-7f3k deleted\n");
+    for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {
+        let (result, _) = told(line, vec![ok(&row), gone]);
+        assert_eq!(result.expect("gone"), "replica/web-7f3k deleted\n");
+    }
 }
 
 #[test]

@@ -42,9 +42,10 @@ impl Told<'_> {
         self.0["subject"].as_str().unwrap_or("-")
     }
 
-    /// Who asked or saw it; a fact is the decider's own.
-    pub(super) fn who(&self) -> &str {
-        self.0["actor"].as_str().unwrap_or("decider")
+    /// Who was behind it: in a history, whoever its causes lead back to; on a stream, who said it.
+    pub(super) fn who(&self) -> String {
+        let who = &self.0["who"];
+        words(if who.is_null() { &self.0["actor"] } else { who }).unwrap_or_else(|| "decider".into())
     }
 
     /// The type without what every type has: `node.moved`.
@@ -116,7 +117,7 @@ mod tests {
         });
         let told = Told(&moved);
         assert_eq!(
-            (told.position(), told.time().as_str(), told.who()),
+            (told.position(), told.time().as_str(), told.who().as_str()),
             (41, "2026-11-21T09:00:00Z", "decider")
         );
         assert_eq!(told.what(), "node.moved to=allocated cluster=local");
@@ -125,6 +126,8 @@ mod tests {
             "position": 50, "type": "operation.ended.v1", "cause": 49,
             "data": {"operation": "x", "end": {"failed": {"reason": "web/0 exited 1"}}},
         });
+        assert_eq!(Told(&ended).who(), "decider");
+        assert_eq!(Told(&json!({"who": {"actor": "ann"}})).who(), "ann");
         assert_eq!(Told(&ended).what(), "operation.ended end=failed");
         assert_eq!(Told(&ended).why(), "because of 49: web/0 exited 1");
         let approved =

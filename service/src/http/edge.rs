@@ -175,7 +175,7 @@ pub(super) async fn body_of(
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => {
             let is_large = std::error::Error::source(&error)
-                .is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+                .is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>);
             Err(if is_large {
                 too_large()
             } else {

@@ -203,11 +203,19 @@ pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, Problem> {
     read_at(text, |place| place)
 }
 
-/// Reads a part of a checked text; `sent` says where in the text a place of the part is.
+/// Reads a part of a checked text, an object; `sent` says where in the text a place of the part is.
 pub(super) fn read_at<T: DeserializeOwned>(
     text: &str,
     sent: impl Fn((usize, usize)) -> (usize, usize),
 ) -> Result<T, Problem> {
+    // Derived readers take an array for an object, member by member; nobody means that.
+    if !text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
+        return Err(Problem::new(INVALID, "read the body: it is not an object").at(
+            In::Body,
+            "",
+            "write a JSON object",
+        ));
+    }
     let mut from = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut from).map_err(|error| {
         let mut pointer = String::new();
@@ -225,7 +233,12 @@ pub(super) fn read_at<T: DeserializeOwned>(
         let named = ["unknown field `", "missing field `", "duplicate field `"];
         let rest = named.iter().find_map(|start| message.strip_prefix(start));
         if let Some((name, _)) = rest.and_then(|rest| rest.split_once('`')) {
-            name_step(&mut pointer, name);
+            let mut step = String::new();
+            name_step(&mut step, name);
+            // Of an unknown member, the path mostly knows it too.
+            if !(message.starts_with(named[0]) && pointer.ends_with(&step)) {
+                pointer.push_str(&step);
+            }
         }
         said(INVALID, &error, pointer, sent((error.line(), error.column())))
     })?;
@@ -287,7 +300,7 @@ mod tests {
             (r#"{"spec":{"domain":"d1","total":{},"zones":1}}"#, "/spec/zones", "column 41"),
             (r#"{"spec":{"total":{}}}"#, "/spec/domain", "column 20"),
             (r#"{"spec":{"domain":"D 1","total":{}}}"#, "/spec/domain", "column 23"),
-            ("\n {\n\"spec\":{\"domain\":1}}", "/spec/domain", "line 3, column 19"),
+            ("\n {\n\"spec\":{\"domain\":1}}", "/spec/domain", "line 3, column 18"),
             (
                 r#"{"spec":{"domain":"d1","total":{},"storage":[{"class":"a","capacity":-1}]}}"#,
                 "/spec/storage/0/capacity",

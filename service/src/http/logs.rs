@@ -254,6 +254,6 @@ mod tests {
         let long = "x".repeat(99) + "\n";
         std::fs::write(&path, long.repeat(20_000)).expect("a file");
         let begin = start(&path, u64::MAX).expect("a start");
-        assert!(begin > 0 && begin % 100 == 0 && 2_000_000 - begin <= TAIL, "{begin}");
+        assert!(begin > 0 && begin.is_multiple_of(100) && 2_000_000 - begin <= TAIL, "{begin}");
     }
 }

@@ -187,6 +187,12 @@ pub struct Problem {
     pub kind: &'static Kind,
     /// What is wrong this time.
     pub detail: String,
+    /// Apart, so that results that may be problems stay small.
+    more: Box<More>,
+}
+
+#[derive(Default, Debug)]
+struct More {
     errors: Vec<Fault>,
     version: Option<u64>,
     position: Option<u64>,
@@ -199,17 +205,8 @@ pub struct Problem {
 impl Problem {
     /// A problem with nothing but its reason.
     pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
-        Problem {
-            kind,
-            detail: detail.into(),
-            errors: Vec::new(),
-            version: None,
-            position: None,
-            id: None,
-            see: None,
-            allow: None,
-            retry_after: kind.retryable.then_some(Duration::from_secs(1)),
-        }
+        let retry_after = kind.retryable.then_some(Duration::from_secs(1));
+        Problem { kind, detail: detail.into(), more: Box::new(More { retry_after, ..More::default() }) }
     }
 
     /// A parameter that is not right.
@@ -241,8 +238,8 @@ impl Problem {
             code => kind_of(code),
         };
         let mut problem = Problem::new(kind, refusal.detail.clone());
-        problem.version = refusal.version;
-        problem.position = Some(position);
+        problem.more.version = refusal.version;
+        problem.more.position = Some(position);
         for (pointer, detail) in &refusal.errors {
             problem = problem.at(In::Body, pointer.clone(), detail.clone());
         }
@@ -252,14 +249,14 @@ impl Problem {
     /// Says where, and what is wrong there.
     #[must_use]
     pub fn at(mut self, part: In, pointer: impl Into<String>, detail: impl Into<String>) -> Problem {
-        self.errors.push(Fault { pointer: pointer.into(), detail: detail.into(), part });
+        self.more.errors.push(Fault { pointer: pointer.into(), detail: detail.into(), part });
         self
     }
 
     /// Puts `prefix` before the pointers into the body.
     #[must_use]
     pub fn below(mut self, prefix: &str) -> Problem {
-        for fault in self.errors.iter_mut().filter(|fault| fault.part == In::Body) {
+        for fault in self.more.errors.iter_mut().filter(|fault| fault.part == In::Body) {
             fault.pointer.insert_str(0, prefix);
         }
         self
@@ -268,39 +265,39 @@ impl Problem {
     /// Names the position.
     #[must_use]
     pub fn position(mut self, position: u64) -> Problem {
-        self.position = Some(position);
+        self.more.position = Some(position);
         self
     }
 
     /// Names the intent's id.
     #[must_use]
     pub fn id(mut self, id: &str) -> Problem {
-        self.id = Some(id.to_owned());
+        self.more.id = Some(id.to_owned());
         self
     }
 
     /// Says where to read on.
     #[must_use]
     pub fn see(mut self, path: String) -> Problem {
-        self.see = Some(path);
+        self.more.see = Some(path);
         self
     }
 
     /// Names the methods that are allowed.
     #[must_use]
     pub fn allow(mut self, methods: String) -> Problem {
-        self.allow = Some(methods);
+        self.more.allow = Some(methods);
         self
     }
 
     /// The faults.
     pub fn errors(&self) -> &[Fault] {
-        &self.errors
+        &self.more.errors
     }
 
     /// The faults, to be changed.
     pub fn errors_mut(&mut self) -> &mut Vec<Fault> {
-        &mut self.errors
+        &mut self.more.errors
     }
 
     /// As it is shown in the answer to a request.
@@ -311,13 +308,13 @@ impl Problem {
             status: self.kind.status,
             code: self.kind.code.to_owned(),
             detail: self.detail.clone(),
-            errors: self.errors.clone(),
+            errors: self.more.errors.clone(),
             retryable: self.kind.retryable,
             request_id: request_id.to_owned(),
-            version: self.version,
-            position: self.position,
-            id: self.id.clone(),
-            see: self.see.clone(),
+            version: self.more.version,
+            position: self.more.position,
+            id: self.more.id.clone(),
+            see: self.more.see.clone(),
         }
     }
 
@@ -329,13 +326,13 @@ impl Problem {
             StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(value) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+        if let Some(value) = self.more.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
             headers.insert(header::ALLOW, value);
         }
-        if let Some(after) = self.retry_after {
+        if let Some(after) = self.more.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }
-        if let Some(position) = self.position {
+        if let Some(position) = self.more.position {
             headers.insert("chancery-position", HeaderValue::from(position));
         }
         response

@@ -73,10 +73,10 @@ const KNOWN: &[&str] =
 
 impl<'a> Compare<'a> {
     fn node(&mut self, old: &'a Value, new: &'a Value, at: &str) {
-        if let (Some(old_ref), Some(new_ref)) = (old["$ref"].as_str(), new["$ref"].as_str()) {
-            if !self.done.insert((old_ref.to_owned(), new_ref.to_owned())) {
-                return;
-            }
+        if let (Some(old_ref), Some(new_ref)) = (old["$ref"].as_str(), new["$ref"].as_str())
+            && !self.done.insert((old_ref.to_owned(), new_ref.to_owned()))
+        {
+            return;
         }
         let (old, new) = (follow(self.old, old), follow(self.new, new));
         if old == new && !has_ref(old) {
@@ -88,7 +88,7 @@ impl<'a> Compare<'a> {
         for word in ["items", "additionalProperties"] {
             match (&old[word], &new[word]) {
                 (Value::Object(_), Value::Object(_)) => {
-                    self.node(&old[word], &new[word], &format!("{at}/{word}"))
+                    self.node(&old[word], &new[word], &format!("{at}/{word}"));
                 }
                 (same, other) if same == other => {}
                 // Members that were refused may be taken now, but not the other way round.
@@ -119,19 +119,11 @@ impl<'a> Compare<'a> {
     }
 
     fn properties(&mut self, old: &'a Value, new: &'a Value, at: &str) {
-        let empty = serde_json::Map::new();
-        let of = |schema: &'a Value| schema["properties"].as_object();
-        for (name, schema) in of(old).unwrap_or(&empty) {
-            match of(new).and_then(|all| all.get(name)) {
-                Some(other) => {
-                    // Lives as long as the documents do, which the borrow of `empty` would hide.
-                    let schema = &old["properties"][name];
-                    self.node(schema, other, &format!("{at}/{name}"));
-                }
-                None => {
-                    let _ = schema;
-                    self.found.push(format!("{at}/{name}: removed"));
-                }
+        for (name, schema) in old["properties"].as_object().into_iter().flatten() {
+            if let Some(other) = new["properties"].get(name) {
+                self.node(schema, other, &format!("{at}/{name}"));
+            } else {
+                self.found.push(format!("{at}/{name}: removed"));
             }
         }
         let (was, is) = (strings(&old["required"]), strings(&new["required"]));

@@ -63,12 +63,11 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
                 ended = connection.as_mut() => Some(ended),
                 _ = stop => None,
             };
-            let ended = match early {
-                Some(ended) => ended,
-                None => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
+            let ended = if let Some(ended) = early {
+                ended
+            } else {
+                connection.as_mut().graceful_shutdown();
+                connection.await
             };
             open.dec();
             if let Err(error) = ended {

@@ -12,29 +12,21 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use chancery_events::id::Position;
-use chancery_journal::{Records, Source};
-use tokio::sync::watch;
 
 use super::App;
-use super::hub::{Batch, Follower, Hub, Next, Shown, show};
+use super::hub::{Follower, Shown};
+use super::place::{Found, Place, Woken};
 use super::problem::{BEHIND, BUSY, In, NOT_ACCEPTABLE, Problem};
 use super::query::Params;
 use super::wanted::Wanted;
 
-/// Records taken from the ring at one time.
-const TAKE: usize = 64;
-/// Bytes of records read from the journal at one time,
-const READ_BYTES: usize = 1 << 20;
-/// and how many events may be passed over before a bookmark.
+/// So many events may be passed over before a bookmark.
 const PASSED: u64 = 4096;
-
-/// Between ring and journal, so often without finding anything.
-const ROUNDS: u32 = 10;
 
 /// How events are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +35,15 @@ pub(super) enum Form {
     Sse,
     /// `application/x-ndjson`
     Lines,
+}
+
+impl Form {
+    fn cut(self, shown: &Shown) -> Bytes {
+        match self {
+            Form::Sse => shown.sse.clone(),
+            Form::Lines => shown.line.clone(),
+        }
+    }
 }
 
 /// Why a stream ends.
@@ -189,6 +190,11 @@ struct Progress {
 }
 
 impl Progress {
+    fn new(asked: &Asked) -> Progress {
+        let told = Position::new(asked.next.get().saturating_sub(1));
+        Progress { next: asked.next, told, left: asked.limit.unwrap_or(u64::MAX) }
+    }
+
     /// Passes over an event, or says that it is to be sent.
     fn sees(&mut self, shown: &Shown, asked: &Asked) -> bool {
         if shown.position < self.next
@@ -245,11 +251,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
     let stream = async_stream::stream! {
         let _follower = follower;
         let mut place = Place::new(&app, asked.next);
-        let mut progress =
-            Progress { next: asked.next, told: asked.next, left: asked.limit.unwrap_or(u64::MAX) };
-        if asked.next > Position::ZERO {
-            progress.told = Position::new(asked.next.get() - 1);
-        }
+        let mut progress = Progress::new(&asked);
         if asked.form == Form::Sse {
             yield Ok(Bytes::from_static(b"retry: 1000\n\n"));
         }
@@ -261,7 +263,10 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                 Found::Batches(batches) => batches,
                 Found::Nothing if asked.until.is_some() => break Closed::End,
                 Found::Nothing => {
-                    if let Some(bookmark) = progress.bookmark(asked.form).filter(|_| place.is_new_at_tail()) {
+                    // Asked first: a bookmark counts as told once it is made.
+                    if place.is_new_at_tail()
+                        && let Some(bookmark) = progress.bookmark(asked.form)
+                    {
                         yield Ok(bookmark);
                     }
                     match place.wait(progress.next).await {
@@ -282,10 +287,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                 for shown in all {
                     if progress.sees(shown, &asked) {
                         let since = Instant::now();
-                        yield Ok(match asked.form {
-                            Form::Sse => shown.sse.clone(),
-                            Form::Lines => shown.line.clone(),
-                        });
+                        yield Ok(asked.form.cut(shown));
                         // Control comes back when the connection has room for more.
                         if since.elapsed() > app.limits.stall {
                             break 'end Closed::Slow;
@@ -296,10 +298,10 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                     break;
                 }
                 progress.next = progress.next.max(batch.last().plus(1));
-                if progress.last().get() - progress.told.get() >= PASSED {
-                    if let Some(bookmark) = progress.bookmark(asked.form) {
-                        yield Ok(bookmark);
-                    }
+                if progress.last().get() - progress.told.get() >= PASSED
+                    && let Some(bookmark) = progress.bookmark(asked.form)
+                {
+                    yield Ok(bookmark);
                 }
             }
             if place.is_closing() {
@@ -314,139 +316,4 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
         }
     };
     Body::from_stream(stream)
-}
-
-/// What a follower finds.
-enum Found {
-    Batches(Vec<Arc<Batch>>),
-    Nothing,
-    Failed,
-}
-
-/// What ends a wait.
-enum Woken {
-    New,
-    Heartbeat,
-    Closing,
-}
-
-/// Where a follower reads.
-struct Place {
-    hub: Arc<Hub>,
-    source: Arc<dyn Source>,
-    tail: watch::Receiver<Position>,
-    closing: watch::Receiver<bool>,
-    heartbeat: tokio::time::Interval,
-    /// The journal, while it is read.
-    records: Option<Records>,
-    in_ring: bool,
-    was_at_tail: bool,
-}
-
-impl Place {
-    fn new(app: &App, next: Position) -> Place {
-        let mut heartbeat = tokio::time::interval(app.limits.heartbeat);
-        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        heartbeat.reset();
-        let in_ring = matches!(app.hub.read(next, 1), Next::Batches(_));
-        Place {
-            hub: app.hub.clone(),
-            source: app.source.clone(),
-            tail: app.hub.tail(),
-            closing: app.hub.closing(),
-            heartbeat,
-            records: None,
-            in_ring,
-            was_at_tail: false,
-        }
-    }
-
-    fn is_closing(&self) -> bool {
-        *self.closing.borrow()
-    }
-
-    /// Whether this is the first time since it was behind that there is nothing more.
-    fn is_new_at_tail(&mut self) -> bool {
-        !std::mem::replace(&mut self.was_at_tail, true)
-    }
-
-    /// What there is from `next` on: in the ring, or in the journal.
-    async fn next(&mut self, next: Position, wanted: &Wanted) -> Found {
-        let mut rounds = 0;
-        loop {
-            if self.in_ring {
-                match self.hub.read(next, TAKE) {
-                    Next::Batches(batches) => return Found::Batches(batches),
-                    Next::Wait => return Found::Nothing,
-                    Next::Behind => self.in_ring = false,
-                }
-            }
-            self.was_at_tail = false;
-            match self.read_journal(next, wanted).await {
-                Ok(batches) if batches.is_empty() => {
-                    self.records = None;
-                    self.in_ring = true;
-                    // The ring may have moved on since; but what it has lost, the journal has.
-                    rounds += 1;
-                    if rounds > ROUNDS {
-                        return Found::Failed;
-                    }
-                }
-                Ok(batches) => return Found::Batches(batches),
-                Err(()) => return Found::Failed,
-            }
-        }
-    }
-
-    /// The next records of the journal, rendered as far as they may be wanted; none at its head. Files are read, so
-    /// not on the threads that serve everybody.
-    async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
-        let _turn = self.hub.readers.acquire().await.map_err(|_| ())?;
-        let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
-        let read = tokio::task::spawn_blocking(move || {
-            let mut records = match records {
-                Some(records) => records,
-                None => source.records(next)?,
-            };
-            let (mut batches, mut bytes) = (Vec::new(), 0);
-            while bytes < READ_BYTES {
-                let Some(record) = records.next().transpose()? else { break };
-                bytes += record.bytes().len();
-                batches.push(Arc::new(Batch::for_one(record, &wanted)));
-            }
-            Ok::<_, chancery_journal::ReadError>((records, batches))
-        });
-        let read =
-            read.await.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
-        let (records, batches) =
-            read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
-        self.records = Some(records);
-        Ok(batches)
-    }
-
-    /// Waits until there is something from `next` on.
-    async fn wait(&mut self, next: Position) -> Woken {
-        tokio::select! {
-            biased;
-            _ = self.closing.wait_for(|closing| *closing) => Woken::Closing,
-            _ = self.tail.wait_for(|tail| *tail >= next) => Woken::New,
-            _ = self.heartbeat.tick() => Woken::Heartbeat,
-        }
-    }
-
-    /// Lets events gather when many follow, so that each write carries more: with 1,000 followers, for 20 ms.
-    async fn pace(&mut self) {
-        let pause = Duration::from_millis((self.hub.followers() / 50).min(50) as u64);
-        if self.in_ring && !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-    }
-}
-
-impl Batch {
-    /// Rendered for one follower, who wants some of it.
-    fn for_one(record: Arc<chancery_events::record::Record>, wanted: &Wanted) -> Batch {
-        let shown = show(&record, wanted);
-        Batch::with(record, shown)
-    }
 }

@@ -26,15 +26,15 @@ const SOURCE: &str = "http";
 
 /// An intent was accepted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Accepted {
+pub(super) struct Accepted {
     /// The position of the verdict: a read with it as `min_position` sees what the intent did.
-    pub position: u64,
+    pub(super) position: u64,
     /// `accepted`, or `unchanged` if it was so already.
-    pub verdict: String,
+    pub(super) verdict: String,
     /// What it was about.
-    pub subject: Option<String>,
+    pub(super) subject: Option<String>,
     /// The subject's version now.
-    pub version: Option<u64>,
+    pub(super) version: Option<u64>,
 }
 
 /// Approves one operation.

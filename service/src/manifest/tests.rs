@@ -134,6 +134,22 @@ fn approval_is_one_word_or_one_for_each_kind() {
 }
 
 #[test]
+fn words_are_read_in_any_case() {
+    for (word, wanted) in [
+        ("gte", Comparator::Gte),
+        ("GTE", Comparator::Gte),
+        ("NOT_IN", Comparator::NotIn),
+        ("In", Comparator::In),
+    ] {
+        let spec = format!(
+            "namespace: n\nservice: s\npayloads: []\nmatchers: [{{type: GPU, comparator: {word}, names: [a]}}]"
+        );
+        let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
+        assert_eq!(plan.spec.matchers[0].comparator, wanted, "{word}");
+    }
+}
+
+#[test]
 fn values_are_the_text_that_stands_there() {
     let spec = "plan: p\ncount: 1\ncoordinates: {web: {version: 1.10, flag: on, zip: 007}}";
     let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("a deployment") };

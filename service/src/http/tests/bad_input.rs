@@ -13,7 +13,13 @@ use crate::http::routes::{Does, ROUTES, Route, Shape};
 fn path(route: &Route) -> String {
     let id = "00000000-0008-8801-8000-000000000007";
     let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
-    let name = name.replace("{id}", id).replace("{incarnation}", id).replace("{revision}", "1");
+    // The kind stands in the id.
+    let id = match &route.path {
+        path if path.contains("/operations/") => id.replace("8801", "8802"),
+        path if path.contains("/sessions/") => id.replace("8801", "8803"),
+        _ => id.to_owned(),
+    };
+    let name = name.replace("{id}", &id).replace("{incarnation}", &id).replace("{revision}", "1");
     format!("/{}", name.replace(['{', '}'], ""))
 }
 

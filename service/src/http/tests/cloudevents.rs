@@ -17,7 +17,7 @@ const BINARY: &[(&str, &str)] = &[
     ("ce-type", "chancery.node.delete.v1"),
 ];
 
-fn event(id: &str, data: serde_json::Value) -> serde_json::Value {
+fn event(id: &str, data: &serde_json::Value) -> serde_json::Value {
     json!({"specversion": "1.0", "id": id, "source": "/ci", "type": "chancery.node.delete.v1", "data": data})
 }
 
@@ -25,7 +25,7 @@ fn event(id: &str, data: serde_json::Value) -> serde_json::Value {
 async fn a_structured_event_is_an_intent() {
     let world = World::new();
     world.decide(accepted(Outcome::Changed, 2));
-    let mut body = event("e1", json!({"name": "node-1"}));
+    let mut body = event("e1", &json!({"name": "node-1"}));
     body["actor"] = "someone".into();
     body["expect"] = 7.into();
     body["time"] = "2026-11-21T09:00:00Z".into();
@@ -94,7 +94,7 @@ async fn a_header_that_cannot_be_read_is_named() {
 #[tokio::test]
 async fn what_is_wrong_with_an_event_is_told_with_its_place() {
     let world = World::new();
-    let good = event("e1", json!({"name": "node-1"}));
+    let good = event("e1", &json!({"name": "node-1"}));
     let with = |pointer: &str, value: serde_json::Value| {
         let mut changed = good.clone();
         changed[pointer] = value;
@@ -112,7 +112,7 @@ async fn what_is_wrong_with_an_event_is_told_with_its_place() {
         (with("expct", 3.into()), 422, "/expct"),
         (with("data", json!({"name": "NODE"})), 422, "/data/name"),
         (with("data", json!({"name": "node-1", "force": true})), 422, "/data/force"),
-        (with("data", json!([])), 422, "/data"),
+        (with("data", json!(["node-1"])), 422, "/data"),
         (with("subject", "node/node-2".into()), 422, "/subject"),
         (with("specversion", "0.3".into()), 422, "/specversion"),
         (without("data"), 422, "/data"),
@@ -135,9 +135,9 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
     let world = World::new();
     world.decide(accepted(Outcome::Changed, 2));
     let body = json!([
-        event("e1", json!({"name": "node-1"})),
-        event("e2", json!({"name": "NODE"})),
-        event("e3", json!({"name": "node-3"})),
+        event("e1", &json!({"name": "node-1"})),
+        event("e2", &json!({"name": "NODE"})),
+        event("e3", &json!({"name": "node-3"})),
     ]);
     let answer = world.send(request(Method::POST, "/intents", &[BATCH], body.to_string())).await;
     let json = answer.json();
@@ -173,7 +173,7 @@ async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
         }
     });
     let body: Vec<_> =
-        (1..=4).map(|n| event(&format!("e{n}"), json!({"name": format!("node-{n}")}))).collect();
+        (1..=4).map(|n| event(&format!("e{n}"), &json!({"name": format!("node-{n}")}))).collect();
     let answer = world.send(request(Method::POST, "/intents", &[BATCH], json!(body).to_string())).await;
     answered.await.expect("no panic");
     let statuses: Vec<_> =

@@ -107,15 +107,15 @@ async fn resuming_is_exclusive_and_wins_over_from() {
 async fn random_disconnects_lose_and_repeat_nothing() {
     let world = World::new();
     world.touch("node-1", 300);
-    let (mut seen, mut seed) = (Vec::new(), 11_usize);
+    let (mut seen, mut random) = (Vec::new(), 11_usize);
     while seen.len() < 305 {
-        seed = seed * 31 % 1_009;
-        if seed % 3 == 0 && seen.len() < 250 {
+        random = random * 31 % 1_009;
+        if random % 3 == 0 && seen.len() < 250 {
             world.commit(&[r#"node.moved.v1 {"name":"node-2","to":"unallocated","cluster":null}"#]);
         }
         let last = seen.last().copied().unwrap_or(0).to_string();
         let mut reading = Reading::open(&world, "/events", &[SSE, ("last-event-id", &last)]).await;
-        let count = (seed % 20 + 1).min(305 - seen.len());
+        let count = (random % 20 + 1).min(305 - seen.len());
         seen.extend(reading.ids(count).await);
     }
     assert_eq!(seen, range(1, 305));

@@ -90,7 +90,9 @@ impl World {
         let sink = Box::new(move |delivery| {
             if let Delivery::Records(records) = delivery {
                 projector.lock().expect("no panic").apply(&records).expect("rows");
-                records.into_iter().for_each(|record| published.publish(record));
+                for record in records {
+                    published.publish(record);
+                }
             }
         });
         let journal = log.open(sink).expect("a journal");
@@ -116,7 +118,7 @@ impl World {
 
     fn begin(&self) {
         self.commit(&[
-            r#"term.started.v1 {}"#,
+            "term.started.v1 {}",
             r#"cluster.applied.v1 {"name":"local","spec":{"runtime":"simulated"}}"#,
             r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","total":{"cpu":4000}}}"#,
             r#"node.applied.v1 {"name":"node-2","spec":{"domain":"d2","total":{"cpu":8000}}}"#,

@@ -35,15 +35,15 @@ fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
 
 const NODE: &str = r#"{"spec":{"domain":"d1","total":{}}}"#;
 
-#[tokio::test]
-async fn every_typed_route_asks_for_its_intent() {
-    let world = World::new();
-    world.decide(accepted(Outcome::Changed, 1));
+/// Method, path, body, type of the intent, status.
+type Row = (Method, String, String, &'static str, u16);
+
+fn table() -> Vec<Row> {
     let id = OperationId::issue(LINEAGE, Position::new(8));
     let hash = "9f86d081884c7d659a2feaa0c55ad015";
     let plan = r#"{"spec":{"namespace":"web","service":"nginx","payloads":[]}}"#;
     let many = format!(r#"{{"operations":[{{"operation":"{id}","hash":"{hash}"}}]}}"#);
-    let table: Vec<(Method, String, String, &str, u16)> = vec![
+    vec![
         (
             Method::PUT,
             "/clusters/c".into(),
@@ -131,8 +131,14 @@ async fn every_typed_route_asks_for_its_intent() {
             "operation.reject.v1",
             200,
         ),
-    ];
-    for (method, path, body, type_name, status) in table {
+    ]
+}
+
+#[tokio::test]
+async fn every_typed_route_asks_for_its_intent() {
+    let world = World::new();
+    world.decide(accepted(Outcome::Changed, 1));
+    for (method, path, body, type_name, status) in table() {
         let answer = if body.is_empty() {
             world.send(request(method, &path, &[], "")).await
         } else {
@@ -180,8 +186,8 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
     for code in Code::ALL.iter().copied() {
         world.decide(refused(code));
         let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
-        let (status, word, pointer) = answer.problem();
-        assert_eq!((status, word.as_str()), (crate::http::problem::kind_of(code).status, code.word()));
+        let (status, found, pointer) = answer.problem();
+        assert_eq!((status, found.as_str()), (crate::http::problem::kind_of(code).status, code.word()));
         assert_eq!((pointer.as_str(), answer.json()["version"].as_u64()), ("/spec/domain", Some(4)));
         assert_eq!(answer.json()["position"].as_u64(), Some(9));
     }

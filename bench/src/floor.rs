@@ -21,7 +21,12 @@ pub(crate) struct Floor {
 impl Floor {
     pub(crate) fn open() -> Result<Floor> {
         let folder = crate::folder()?;
-        let file = File::options().create(true).truncate(true).read(true).write(true).open(folder.path().join("log"))?;
+        let file = File::options()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(folder.path().join("log"))?;
         let zeros = vec![0; 1 << 20];
         for at in (0..AHEAD).step_by(zeros.len()) {
             file.write_all_at(&zeros, at as u64)?;

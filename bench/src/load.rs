@@ -20,7 +20,10 @@ where
         let running: Vec<_> = calls.into_iter().map(|call| scope.spawn(|| repeat(call, &stop))).collect();
         std::thread::sleep(ROUND);
         stop.store(true, Ordering::Relaxed);
-        running.into_iter().map(|caller| caller.join().map_err(|_| anyhow::anyhow!("a caller panicked"))?).collect()
+        running
+            .into_iter()
+            .map(|caller| caller.join().map_err(|_| anyhow::anyhow!("a caller panicked"))?)
+            .collect()
     });
     let took = began.elapsed();
     Ok(Cell::of(latencies?.concat(), took))

@@ -36,7 +36,9 @@ impl Cell {
     /// From the latencies of every call of a round.
     pub(crate) fn of(mut latencies: Vec<Duration>, took: Duration) -> Cell {
         latencies.sort_unstable();
-        let at = |share: f64| latencies.get((latencies.len() as f64 * share) as usize).copied().unwrap_or_default();
+        let at = |share: f64| {
+            latencies.get((latencies.len() as f64 * share) as usize).copied().unwrap_or_default()
+        };
         Cell { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
     }
 
@@ -47,8 +49,12 @@ impl Cell {
 
 pub(crate) fn print(rows: &[Row]) {
     let head = ["workload", "callers", "ours/s", "floor/s", "ratio", "ours p50/p99 ms", "floor p50/p99 ms"];
-    println!("{:9} {:>7} {:>10} {:>10} {:>6} {:>17} {:>17}", head[0], head[1], head[2], head[3], head[4], head[5], head[6]);
-    let times = |cell: &Cell| format!("{:.2} / {:.2}", cell.p50.as_secs_f64() * 1e3, cell.p99.as_secs_f64() * 1e3);
+    println!(
+        "{:9} {:>7} {:>10} {:>10} {:>6} {:>17} {:>17}",
+        head[0], head[1], head[2], head[3], head[4], head[5], head[6]
+    );
+    let times =
+        |cell: &Cell| format!("{:.2} / {:.2}", cell.p50.as_secs_f64() * 1e3, cell.p99.as_secs_f64() * 1e3);
     for row in rows {
         println!(
             "{:9} {:>7} {:>10.0} {:>10.0} {:>6.2} {:>17} {:>17}",

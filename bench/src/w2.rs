@@ -22,7 +22,8 @@ struct Server {
 impl Server {
     fn start() -> Result<Server> {
         let folder = crate::folder()?;
-        let program = std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
+        let program =
+            std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
         let child = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(folder.path())

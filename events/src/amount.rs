@@ -141,8 +141,14 @@ pub fn show_cpu(millis: u64) -> String {
 
 /// Shows bytes as people write them: the largest unit that comes out whole, else one decimal of the nearest.
 pub fn show_bytes(bytes: u64) -> String {
-    let units =
-        [("TiB", 1 << 40), ("TB", 1000_u64.pow(4)), ("GiB", GIB), ("GB", GB), ("MiB", 1 << 20), ("MB", 1_000_000)];
+    let units = [
+        ("TiB", 1 << 40),
+        ("TB", 1000_u64.pow(4)),
+        ("GiB", GIB),
+        ("GB", GB),
+        ("MiB", 1 << 20),
+        ("MB", 1_000_000),
+    ];
     for (name, unit) in units {
         if bytes >= unit && bytes.is_multiple_of(unit) {
             return format!("{}{name}", bytes / unit);
@@ -156,7 +162,13 @@ pub fn show_bytes(bytes: u64) -> String {
 
 impl fmt::Display for Amounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cpu {}, memory {}, disk {}", show_cpu(self.cpu), show_bytes(self.memory), show_bytes(self.disk))
+        write!(
+            f,
+            "cpu {}, memory {}, disk {}",
+            show_cpu(self.cpu),
+            show_bytes(self.memory),
+            show_bytes(self.disk)
+        )
     }
 }
 

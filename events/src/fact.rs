@@ -11,12 +11,14 @@ use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use crate::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName, StorageClass,
+    Actor, CapabilityName, ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName,
+    StorageClass,
 };
 use crate::observation::{Process, SessionEnd};
 use crate::refusal::Code;
 use crate::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec, Runtime, words,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
+    Runtime, words,
 };
 use crate::subject::Subject;
 use crate::time::Time;
@@ -618,10 +620,16 @@ impl Fact {
             Fact::PlanApplied(x) => vec![S::Plan(x.name.clone())],
             Fact::PlanActivityChanged(x) => vec![S::Plan(x.name.clone())],
             Fact::PlanDeleted(x) => vec![S::Plan(x.name.clone())],
-            Fact::DeploymentCreated(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
-            Fact::DeploymentStarted(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
+            Fact::DeploymentCreated(x) => {
+                vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())]
+            }
+            Fact::DeploymentStarted(x) => {
+                vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())]
+            }
             Fact::DeploymentEnding(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
-            Fact::DeploymentEnded(x) => vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())],
+            Fact::DeploymentEnded(x) => {
+                vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())]
+            }
             Fact::ReplicaCreated(x) => vec![
                 S::Replica(x.name.clone()),
                 S::Deployment(x.plan.clone(), x.deployment.clone()),
@@ -639,7 +647,9 @@ impl Fact {
             Fact::IncarnationReserved(x) => {
                 vec![S::Operation(x.operation), S::Replica(x.replica.clone()), S::Node(x.node.clone())]
             }
-            Fact::IncarnationCommanded(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
+            Fact::IncarnationCommanded(x) => {
+                vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())]
+            }
             Fact::CommandFailed(x) => vec![S::Incarnation(x.incarnation)],
             Fact::IncarnationEnsured(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
             Fact::IncarnationRunning(x) => {
@@ -649,7 +659,11 @@ impl Fact {
             }
             Fact::IncarnationStatus(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
             Fact::IncarnationEnded(x) => {
-                let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone()), S::Node(x.node.clone())];
+                let mut all = vec![
+                    S::Incarnation(x.incarnation),
+                    S::Replica(x.replica.clone()),
+                    S::Node(x.node.clone()),
+                ];
                 all.extend(x.displaces.map(S::Operation));
                 all
             }
@@ -663,7 +677,9 @@ impl Fact {
     pub fn issues(&self, lineage: Lineage, position: Position) -> Option<Subject> {
         match self {
             Fact::OperationOpened(_) => Some(Subject::Operation(OperationId::issue(lineage, position))),
-            Fact::IncarnationReserved(_) => Some(Subject::Incarnation(IncarnationId::issue(lineage, position))),
+            Fact::IncarnationReserved(_) => {
+                Some(Subject::Incarnation(IncarnationId::issue(lineage, position)))
+            }
             Fact::SessionOpened(_) => Some(Subject::Session(SessionId::issue(lineage, position))),
             _ => None,
         }

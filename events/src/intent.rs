@@ -36,13 +36,21 @@ pub struct Request {
 impl Request {
     /// Which repeats are the same intent: actor, source and id.
     pub fn key(&self) -> Digest {
-        Digest::of(&[self.actor.as_str().as_bytes(), self.source.as_str().as_bytes(), self.id.as_str().as_bytes()])
+        Digest::of(&[
+            self.actor.as_str().as_bytes(),
+            self.source.as_str().as_bytes(),
+            self.id.as_str().as_bytes(),
+        ])
     }
 
     /// Whether a repeat asks for the same: the typed body, with the expected version.
     pub fn digest(&self) -> Digest {
         let body = self.intent.data_json();
-        Digest::of(&[self.intent.type_name().as_bytes(), body.as_bytes(), format!("{:?}", self.expect).as_bytes()])
+        Digest::of(&[
+            self.intent.type_name().as_bytes(),
+            body.as_bytes(),
+            format!("{:?}", self.expect).as_bytes(),
+        ])
     }
 }
 

@@ -65,7 +65,9 @@ fn label(text: &str) -> Result<(), BadName> {
 
 fn word(text: &str) -> Result<(), BadName> {
     let rule = "use letters, digits, '-', '.', '_' and '/', with a letter or digit first and last";
-    check(text, 63, rule, |c, edge| c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/')))
+    check(text, 63, rule, |c, edge| {
+        c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/'))
+    })
 }
 
 fn text(text: &str) -> Result<(), BadName> {

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::amount::Amounts;
 use crate::name::{
-    CapabilityName, CapabilityType, ClusterName, DomainName, Key, Namespace, PayloadName, PortName, ServiceName,
-    StorageClass, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DomainName, Key, Namespace, PayloadName, PortName,
+    ServiceName, StorageClass, ZoneName,
 };
 
 macro_rules! words {

@@ -146,12 +146,17 @@ mod tests {
     #[test]
     fn text_and_value_are_one() {
         let id = OperationId::issue(Lineage::from_random(1), Position::new(9));
-        for text in
-            ["fleet", "node/node-1", "capability/nvidia/v100", "deployment/nginx/deployment-1", &format!("operation/{id}")]
-        {
+        for text in [
+            "fleet",
+            "node/node-1",
+            "capability/nvidia/v100",
+            "deployment/nginx/deployment-1",
+            &format!("operation/{id}"),
+        ] {
             assert_eq!(text.parse::<Subject>().expect(text).to_string(), text);
         }
-        for bad in ["", "node", "node/", "node/A", "deployment/nginx", "pod/x", &format!("incarnation/{id}")] {
+        for bad in ["", "node", "node/", "node/A", "deployment/nginx", "pod/x", &format!("incarnation/{id}")]
+        {
             assert!(bad.parse::<Subject>().is_err(), "{bad}");
         }
     }

@@ -29,7 +29,8 @@ pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result
             filled.push('$');
             rest = more;
         } else {
-            let (name, more) = after.strip_prefix('{').and_then(|inner| inner.split_once('}')).ok_or_else(bad)?;
+            let (name, more) =
+                after.strip_prefix('{').and_then(|inner| inner.split_once('}')).ok_or_else(bad)?;
             let value = value(name).ok_or_else(|| BadTemplate::Unknown { name: name.into() })?;
             filled.push_str(&value);
             rest = more;

@@ -133,7 +133,10 @@ mod tests {
     fn text_and_micros_are_one_value() {
         let time: Time = "2026-11-21T09:00:00.000001Z".parse().expect("a time");
         assert_eq!(time.to_string(), "2026-11-21T09:00:00.000001Z");
-        assert_eq!("2026-11-21T10:00:00+01:00".parse::<Time>().expect("a time") + Duration::from_micros(1), time);
+        assert_eq!(
+            "2026-11-21T10:00:00+01:00".parse::<Time>().expect("a time") + Duration::from_micros(1),
+            time
+        );
         assert!("yesterday".parse::<Time>().is_err());
     }
 }

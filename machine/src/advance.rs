@@ -86,7 +86,11 @@ fn ring(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
         }
         Alarm::Incarnation(id) => {
             let cause = fleet.incarnations().get(id)?.meta.changed.position;
-            Some(Step { subject: Subject::Incarnation(*id), cause, facts: incarnation::overdue(fleet, *id, ctx) })
+            Some(Step {
+                subject: Subject::Incarnation(*id),
+                cause,
+                facts: incarnation::overdue(fleet, *id, ctx),
+            })
         }
     })
     .find(|step| !agenda.parked.contains(&step.subject) && !step.facts.is_empty())

@@ -41,7 +41,8 @@ pub(crate) fn cluster_apply(fleet: &Fleet, ask: &ClusterApply) -> Decided {
 }
 
 pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> Decided {
-    let now = fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    let now =
+        fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
     if now.activity == ask.activity {
         return Ok(vec![]);
     }
@@ -49,8 +50,10 @@ pub(crate) fn cluster_set_activity(fleet: &Fleet, ask: &ClusterSetActivity) -> D
 }
 
 pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
-    let now = fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
-    let nodes = fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
+    let now =
+        fleet.clusters().get(&ask.name).ok_or_else(|| not_found(&Subject::Cluster(ask.name.clone())))?;
+    let nodes =
+        fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
         return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
     }
@@ -80,7 +83,8 @@ pub(crate) fn capability_set_activity(fleet: &Fleet, ask: &CapabilitySetActivity
 pub(crate) fn capability_delete(fleet: &Fleet, ask: &CapabilityDelete) -> Decided {
     let subject = || Subject::Capability(ask.name.clone());
     fleet.capabilities().get(&ask.name).ok_or_else(|| not_found(&subject()))?;
-    let mut nodes = fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
+    let mut nodes =
+        fleet.nodes().sorted().into_iter().filter(|node| node.spec.capabilities.contains(&ask.name));
     if let Some(first) = nodes.next() {
         let more = nodes.count();
         let detail = format!("capability {} is named by node {} and {more} more", ask.name, first.name);

@@ -38,7 +38,8 @@ pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
         None => Repeat::New,
         Some(known) if known.digest == request.digest() => Repeat::Known(known),
         Some(known) => {
-            let detail = format!("id {} was used for another intent, at position {}", request.id, known.verdict);
+            let detail =
+                format!("id {} was used for another intent, at position {}", request.id, known.verdict);
             Repeat::Reused(Refusal::new(Code::KeyReused, detail))
         }
     }
@@ -48,7 +49,8 @@ pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
 pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     if let Some(time) = request.time {
         if time <= fleet.keys().floor() {
-            let detail = format!("it is dated {time}; intents up to {} may have been decided", fleet.keys().floor());
+            let detail =
+                format!("it is dated {time}; intents up to {} may have been decided", fleet.keys().floor());
             return Err(Refusal::new(Code::Expired, detail));
         }
         if time > ctx.now + AHEAD {
@@ -92,13 +94,19 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
 }
 
 /// The fact that follows an intent, given what was decided. `at` it is dated if its sender did not.
-pub fn verdict(fleet: &Fleet, request: &Request, decided: &Result<Vec<Fact>, Refusal>, ctx: &Context) -> Fact {
+pub fn verdict(
+    fleet: &Fleet,
+    request: &Request,
+    decided: &Result<Vec<Fact>, Refusal>,
+    ctx: &Context,
+) -> Fact {
     let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
     let subject = request.intent.subject();
     let now = subject.as_ref().and_then(|subject| version(fleet, subject));
     match decided {
         Ok(facts) => {
-            let about = facts.iter().filter(|fact| fact.subjects().first() == subject.as_ref()).count() as u64;
+            let about =
+                facts.iter().filter(|fact| fact.subjects().first() == subject.as_ref()).count() as u64;
             let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
             let version = now.or((about > 0).then_some(0)).map(|version| version + about);
             IntentAccepted { key, digest, at, outcome, subject, version }.into()
@@ -126,7 +134,8 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
             // An executor speaks for what its cluster hosts, and for nothing else.
             let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
                 let incarnation = fleet.incarnations().get(&saw.report.incarnation);
-                session.end.is_none() && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
+                session.end.is_none()
+                    && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
             });
             if hosts { incarnation::report(fleet, &saw.report, ctx) } else { Vec::new() }
         }
@@ -171,7 +180,9 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),
         Fact::ClusterDeleted(fact) => return catalogue::cluster_deleted(fleet, fact),
         Fact::CapabilityApplied(fact) => catalogue::capability_applied(fleet, fact, at),
-        Fact::CapabilityActivityChanged(fact) => return catalogue::capability_activity_changed(fleet, fact, at),
+        Fact::CapabilityActivityChanged(fact) => {
+            return catalogue::capability_activity_changed(fleet, fact, at);
+        }
         Fact::CapabilityDeleted(fact) => return catalogue::capability_deleted(fleet, fact),
         Fact::NodeApplied(fact) => return node::applied(fleet, fact, at),
         Fact::NodeMoved(fact) => return node::moved(fleet, fact, at),
@@ -228,7 +239,8 @@ fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
         version: fact.version,
         errors: fact.errors.clone(),
     };
-    let known = Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Err(refusal)), at: fact.at };
+    let known =
+        Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Err(refusal)), at: fact.at };
     fleet.keys.remember(fact.key, known, at.time);
 }
 

@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use chancery_events::fact::{
-    DeploymentCreated, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted, Fact, OperationEnd,
-    OperationOpened, ReplicaCreated,
+    DeploymentCreated, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted, Fact,
+    OperationEnd, OperationOpened, ReplicaCreated,
 };
 use chancery_events::intent::{DeploymentCancel, DeploymentCreate};
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
@@ -61,8 +61,12 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate) -> Result<Vec<Fact>,
         let end = DeploymentEnd::Superseded { by: name.clone() };
         DeploymentEnded { plan: plan.clone(), name: next, end }.into()
     });
-    let created =
-        DeploymentCreated { plan: plan.clone(), name: name.clone(), generation: owner.generation, spec: ask.spec.clone() };
+    let created = DeploymentCreated {
+        plan: plan.clone(),
+        name: name.clone(),
+        generation: owner.generation,
+        spec: ask.spec.clone(),
+    };
     Ok(superseded.into_iter().chain([created.into()]).collect())
 }
 
@@ -83,7 +87,10 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
                 given.or_else(|| executor.then(String::new))
             });
             if let Err(error) = filled {
-                faults.add(format!("/spec/coordinates/{}", payload.name), format!("{error} in {}", &place[1..]));
+                faults.add(
+                    format!("/spec/coordinates/{}", payload.name),
+                    format!("{error} in {}", &place[1..]),
+                );
             }
         }
     }
@@ -91,7 +98,12 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
 }
 
 /// A deployment whose replicas are, or will be, of another version than the one asked for.
-fn other_version(fleet: &Fleet, plan: &Plan, generation: u32, spec: &DeploymentSpec) -> Option<DeploymentName> {
+fn other_version(
+    fleet: &Fleet,
+    plan: &Plan,
+    generation: u32,
+    spec: &DeploymentSpec,
+) -> Option<DeploymentName> {
     if spec.count == 0 {
         return None;
     }
@@ -99,7 +111,10 @@ fn other_version(fleet: &Fleet, plan: &Plan, generation: u32, spec: &DeploymentS
     let present = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
     let stays = |name: &&DeploymentName| {
         // What the current deployment is about to delete need not be right.
-        let current = plan.current.as_ref().and_then(|current| fleet.deployments().get(&(plan.name.clone(), current.clone())));
+        let current = plan
+            .current
+            .as_ref()
+            .and_then(|current| fleet.deployments().get(&(plan.name.clone(), current.clone())));
         current.is_none_or(|current| current.spec.count > 0 || current.name == **name)
     };
     let wanted = (&plan.spec_of(generation).payloads, &spec.coordinates);
@@ -113,14 +128,19 @@ fn other_version(fleet: &Fleet, plan: &Plan, generation: u32, spec: &DeploymentS
 pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>, Refusal> {
     let key = (ask.plan.clone(), ask.name.clone());
     let (plan, name) = key.clone();
-    let now =
-        fleet.deployments().get(&key).ok_or_else(|| not_found(&Subject::Deployment(plan.clone(), name.clone())))?;
+    let now = fleet
+        .deployments()
+        .get(&key)
+        .ok_or_else(|| not_found(&Subject::Deployment(plan.clone(), name.clone())))?;
     match &now.state {
-        DeploymentState::Pending => Ok(vec![DeploymentEnded { plan, name, end: DeploymentEnd::Cancelled }.into()]),
-        DeploymentState::InProgress => Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()]),
-        DeploymentState::Ending(DeploymentEnd::Cancelled) | DeploymentState::Ended(DeploymentEnd::Cancelled) => {
-            Ok(vec![])
+        DeploymentState::Pending => {
+            Ok(vec![DeploymentEnded { plan, name, end: DeploymentEnd::Cancelled }.into()])
         }
+        DeploymentState::InProgress => {
+            Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()])
+        }
+        DeploymentState::Ending(DeploymentEnd::Cancelled)
+        | DeploymentState::Ended(DeploymentEnd::Cancelled) => Ok(vec![]),
         DeploymentState::Ending(end) | DeploymentState::Ended(end) => {
             Err(bad_transition(&format!("deployment {name}"), end_word(end), "cancelled"))
         }
@@ -164,8 +184,17 @@ pub(crate) fn step(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Vec<Fact> {
         }
         DeploymentState::InProgress => {
             let surplus = index.present > current.spec.count;
-            if let Some(victim) = index.victim().filter(|_| surplus).and_then(|name| fleet.replicas().get(name)) {
-                operation::open_end(fleet, victim, OperationKind::Delete, Some(&current.name), ctx, &mut draft);
+            if let Some(victim) =
+                index.victim().filter(|_| surplus).and_then(|name| fleet.replicas().get(name))
+            {
+                operation::open_end(
+                    fleet,
+                    victim,
+                    OperationKind::Delete,
+                    Some(&current.name),
+                    ctx,
+                    &mut draft,
+                );
             } else if index.present < current.spec.count {
                 create_one(plan, current, &mut draft);
             } else if let Some(idle) = index.idle.first() {
@@ -186,7 +215,9 @@ fn start(fleet: &Fleet, plan: &Plan, next: &Deployment, draft: &mut Draft) {
     let (owner, name) = (plan.name.clone(), next.name.clone());
     match other_version(fleet, plan, next.generation, &next.spec) {
         Some(other) => {
-            let cause = format!("replicas of deployment {other} run another version, and replacing them is not possible yet");
+            let cause = format!(
+                "replicas of deployment {other} run another version, and replacing them is not possible yet"
+            );
             draft.push(DeploymentEnded { plan: owner, name, end: DeploymentEnd::Failed { cause } });
         }
         None => draft.push(DeploymentStarted { plan: owner, name }),
@@ -229,7 +260,13 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Re
     Ok(())
 }
 
-fn set(fleet: &mut Fleet, plan: &PlanName, name: &DeploymentName, state: DeploymentState, at: At) -> Result<(), Contradiction> {
+fn set(
+    fleet: &mut Fleet,
+    plan: &PlanName,
+    name: &DeploymentName,
+    state: DeploymentState,
+    at: At,
+) -> Result<(), Contradiction> {
     fleet.change::<Deployment>(&(plan.clone(), name.clone()), |deployment| {
         deployment.state = state;
         deployment.meta.bump(at);

@@ -253,7 +253,11 @@ impl Fleet {
     }
 
     /// Changes an entity that is there.
-    pub(crate) fn change<E: Entity>(&mut self, key: &E::Key, how: impl FnOnce(&mut E)) -> Result<(), Contradiction> {
+    pub(crate) fn change<E: Entity>(
+        &mut self,
+        key: &E::Key,
+        how: impl FnOnce(&mut E),
+    ) -> Result<(), Contradiction> {
         let mut entity = E::table(self).shared(key).ok_or_else(|| absent::<E>(key))?;
         how(Arc::make_mut(&mut entity));
         self.set::<E>(key.clone(), Some(entity));

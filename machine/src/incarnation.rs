@@ -27,7 +27,7 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Version};
 use crate::state::{
-    Active, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Replica,
+    Active, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
 };
 
 /// Incarnations of a replica that are over are kept so many.
@@ -105,7 +105,10 @@ fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Oper
     (up && operation.incarnation == Some(incarnation.id)).then_some(operation)
 }
 
-fn running_operation<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<(&'a Operation, OperationKind)> {
+fn running_operation<'a>(
+    fleet: &'a Fleet,
+    incarnation: &Incarnation,
+) -> Option<(&'a Operation, OperationKind)> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let (id, kind) = replica.operation?;
     let operation = fleet.operations().get(&id)?;
@@ -143,7 +146,11 @@ fn end_by_proof(
         }
         OperationKind::Stop | OperationKind::Delete => {
             let (id, replica) = (operation.id, incarnation.replica.clone());
-            draft.push(OperationEnded { operation: id, replica: replica.clone(), end: OperationEnd::Succeeded });
+            draft.push(OperationEnded {
+                operation: id,
+                replica: replica.clone(),
+                end: OperationEnd::Succeeded,
+            });
             if kind == OperationKind::Delete {
                 draft.push(ReplicaDeleted { name: replica });
             }
@@ -179,7 +186,14 @@ fn failed(
         not_before: wait.map(|wait| ctx.now + wait),
     });
     if wait.is_none() {
-        unwind(fleet, incarnation, error.into(), IncarnationEnd::Unwound { reason: error.into() }, ctx, draft);
+        unwind(
+            fleet,
+            incarnation,
+            error.into(),
+            IncarnationEnd::Unwound { reason: error.into() },
+            ctx,
+            draft,
+        );
     }
 }
 
@@ -269,6 +283,11 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         replica.incarnations.push(id);
         replica.meta.touch(at);
     })?;
+    let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
+    if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
+        // Nothing waits any more: the reasons are history.
+        fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
+    }
     fleet.put(Incarnation {
         id,
         replica: fact.replica.clone(),

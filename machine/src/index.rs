@@ -12,8 +12,8 @@ use chancery_events::time::Time;
 
 use crate::places::Places;
 use crate::state::{
-    Capability, Cluster, Deployment, DeploymentState, Incarnation, IncarnationState, Node, Operation, OperationState,
-    Plan, Replica, Session,
+    Capability, Cluster, Deployment, DeploymentState, Incarnation, IncarnationState, Node, Operation,
+    OperationState, Plan, Replica, Session,
 };
 
 /// What has a deadline.
@@ -213,7 +213,10 @@ impl Index {
             DeploymentState::Pending => Stage::Pending,
             DeploymentState::InProgress => Stage::InProgress,
             DeploymentState::Ending(
-                DeploymentEnd::Failed { .. } | DeploymentEnd::Cancelled | DeploymentEnd::Completed | DeploymentEnd::Superseded { .. },
+                DeploymentEnd::Failed { .. }
+                | DeploymentEnd::Cancelled
+                | DeploymentEnd::Completed
+                | DeploymentEnd::Superseded { .. },
             ) => Stage::Ending,
             DeploymentState::Ended(_) => Stage::Over,
         });
@@ -225,6 +228,11 @@ impl Index {
     }
 
     pub(crate) fn replica(&mut self, old: Option<&Replica>, new: Option<&Replica>) {
+        // What is indexed of it: most facts about a replica change none of that.
+        let marks = |r: &Replica| (r.active.clone(), r.is_going(), r.is_idle(), r.deployment.clone());
+        if old.is_some() && old.map(marks) == new.map(marks) {
+            return;
+        }
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
             let newest = (Reverse(replica.meta.created.position), replica.name.clone());
             let health = replica.active.as_ref().is_some_and(|active| active.healthy);
@@ -293,6 +301,14 @@ impl Index {
             && !new.is_live()
         {
             self.grown = self.grown.max(new.meta.changed.position);
+        }
+        // The rest of what is indexed never changes.
+        let marks = |i: &Incarnation| {
+            let reserved = i.state == IncarnationState::Reserved;
+            (i.is_live(), reserved, i.deadline, i.command.map(|command| command.not_before))
+        };
+        if old.is_some() && old.map(marks) == new.map(marks) {
+            return;
         }
         for (incarnation, up) in old.map(|i| (i, false)).into_iter().chain(new.map(|i| (i, true))) {
             let id = incarnation.id;

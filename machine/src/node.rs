@@ -48,7 +48,8 @@ pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal
             }
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
             Some((state, _)) => {
-                let detail = format!("node {} is {state} and cannot be allocated to {cluster} from there", ask.name);
+                let detail =
+                    format!("node {} is {state} and cannot be allocated to {cluster} from there", ask.name);
                 return Err(Refusal::new(Code::BadTransition, detail).at("/cluster", "differs"));
             }
         }
@@ -75,7 +76,11 @@ fn check(fleet: &Fleet, spec: &NodeSpec) -> Result<(), Refusal> {
     for (i, capability) in spec.capabilities.iter().enumerate() {
         let pointer = format!("/spec/capabilities/{i}");
         faults.check(named.insert(capability), &pointer, "is named twice");
-        faults.check(fleet.capabilities().get(capability).is_some(), &pointer, format!("there is no capability {capability}"));
+        faults.check(
+            fleet.capabilities().get(capability).is_some(),
+            &pointer,
+            format!("there is no capability {capability}"),
+        );
     }
     faults.done()
 }
@@ -105,7 +110,8 @@ fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
     match fleet.clusters().get(cluster) {
         None => Err(not_found(&Subject::Cluster(cluster.clone())).at("/cluster", "does not exist")),
         Some(found) if found.activity == Activity::Inactive => {
-            Err(Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive")).at("/cluster", "is inactive"))
+            Err(Refusal::new(Code::Inactive, format!("cluster {cluster} is inactive"))
+                .at("/cluster", "is inactive"))
         }
         Some(_) => Ok(()),
     }
@@ -130,7 +136,9 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
         (Evicted, Sanitizing) => &[Sanitizing],
         (Sanitizing, Unallocated) => &[Unallocated],
         (Unallocated | Allocating | Allocated | Evicted | Sanitizing, Expunged) => &[Expunged],
-        (Unallocated | Allocating | Allocated | Evicted | Sanitizing | Expunged, _) => return Err(impossible()),
+        (Unallocated | Allocating | Allocated | Evicted | Sanitizing | Expunged, _) => {
+            return Err(impossible());
+        }
     };
     if let (Unallocated, Some(cluster)) = (now.state, &ask.cluster) {
         check_cluster(fleet, cluster)?;
@@ -138,7 +146,8 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
     if ask.state == Evicted {
         check_empty(fleet, now)?;
     }
-    let moved = |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
+    let moved =
+        |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
     Ok(steps.iter().map(moved).collect())
 }
 
@@ -148,7 +157,10 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
         None => Ok(()),
         Some(first) => {
             let count = held.incarnations.len();
-            let replica = fleet.incarnations().get(first).map_or(String::new(), |i| format!(", among them {}", i.replica));
+            let replica = fleet
+                .incarnations()
+                .get(first)
+                .map_or(String::new(), |i| format!(", among them {}", i.replica));
             Err(Refusal::new(Code::InUse, format!("node {} holds {count} incarnations{replica}", node.name)))
         }
     }

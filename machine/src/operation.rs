@@ -28,7 +28,9 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta, Stamp};
 use crate::refuse::{Faults, not_found};
 use crate::scheduler::{self, Place};
-use crate::state::{Deployment, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Will};
+use crate::state::{
+    Deployment, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Will,
+};
 use crate::{deployment, incarnation};
 
 /// Operations in one approval or rejection, at most.
@@ -49,9 +51,10 @@ fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
     let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
     let empty = spec.payloads.iter().find(|payload| payload.run.is_none());
     match (cluster.spec.runtime, empty) {
-        (Runtime::Process, Some(payload)) => {
-            Some(format!("payload {} says nothing to run, and cluster {} runs processes", payload.name, cluster.name))
-        }
+        (Runtime::Process, Some(payload)) => Some(format!(
+            "payload {} says nothing to run, and cluster {} runs processes",
+            payload.name, cluster.name
+        )),
         (Runtime::Process | Runtime::Simulated, _) => None,
     }
 }
@@ -73,7 +76,9 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
     }
     faults.done()?;
     let mut draft = Draft::new(ctx);
-    let by = Approver::Actor(ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?);
+    let by = Approver::Actor(
+        ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?,
+    );
     for (i, shown) in ask.operations.iter().enumerate() {
         let id = shown.operation;
         let pointer = format!("/operations/{i}");
@@ -274,7 +279,10 @@ fn run(fleet: &Fleet, operation: &Operation, hash: Digest, by: Approver, ctx: &C
 }
 
 /// Approves and begins a stop or delete: it takes the place of what runs on the replica.
-#[expect(clippy::too_many_arguments, reason = "each is a different thing, and a struct would only rename them")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is a different thing, and a struct would only rename them"
+)]
 fn down(
     fleet: &Fleet,
     replica: &Replica,
@@ -304,7 +312,11 @@ fn down(
         deadline: active.map(|incarnation| incarnation::stop_deadline(fleet, incarnation, ctx.now)),
     });
     if active.is_none() {
-        draft.push(OperationEnded { operation: id, replica: replica.name.clone(), end: OperationEnd::Succeeded });
+        draft.push(OperationEnded {
+            operation: id,
+            replica: replica.name.clone(),
+            end: OperationEnd::Succeeded,
+        });
         if kind == OperationKind::Delete {
             draft.push(ReplicaDeleted { name: replica.name.clone() });
         }
@@ -326,7 +338,10 @@ pub(crate) fn prepare(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Option<Vec<F
     Some(draft.done())
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a different thing, and a struct would only rename them")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is a different thing, and a struct would only rename them"
+)]
 fn reserve(
     fleet: &Fleet,
     plan: &Plan,
@@ -368,7 +383,8 @@ fn reserve(
 
 /// The hash of everything that a create or start will do.
 fn up_hash(operation: &Operation, deployment: &Deployment, spec: &PlanSpec, place: &Place) -> Digest {
-    let json = |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
+    let json =
+        |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
     Digest::of(&[
         operation.kind.word().as_bytes(),
         operation.replica.as_str().as_bytes(),

@@ -78,14 +78,19 @@ impl Places {
     }
 
     /// Whether the node's storage has room for the volumes, by class.
-    pub fn has_storage(&self, node: &NodeName, volumes: &BTreeMap<StorageClass, u64>) -> Option<StorageClass> {
+    pub fn has_storage(
+        &self,
+        node: &NodeName,
+        volumes: &BTreeMap<StorageClass, u64>,
+    ) -> Option<StorageClass> {
         let empty = BTreeMap::new();
         let capacity = self.storage.get(node).unwrap_or(&empty);
         let held = self.held.get(node).map_or(&empty, |held| &held.volumes);
         volumes
             .iter()
             .find(|(class, needed)| {
-                let free = capacity.get(*class).map(|c| c.saturating_sub(held.get(*class).copied().unwrap_or(0)));
+                let free =
+                    capacity.get(*class).map(|c| c.saturating_sub(held.get(*class).copied().unwrap_or(0)));
                 free.is_none_or(|free| free < **needed)
             })
             .map(|(class, _)| class.clone())

@@ -60,7 +60,8 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         faults.check(types.insert(&matcher.kind), format!("{at}/type"), "has a matcher already");
         faults.check(!matcher.names.is_empty(), format!("{at}/names"), "must name at least one");
     }
-    let timeouts = [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
+    let timeouts =
+        [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
     for (name, millis) in timeouts {
         let right = (1..=LONGEST).contains(&millis);
         faults.check(right, format!("/spec/timeouts/{name}"), "must be from 1 ms to a year");
@@ -173,7 +174,11 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(
     Ok(())
 }
 
-pub(crate) fn activity_changed(fleet: &mut Fleet, fact: &PlanActivityChanged, at: At) -> Result<(), Contradiction> {
+pub(crate) fn activity_changed(
+    fleet: &mut Fleet,
+    fact: &PlanActivityChanged,
+    at: At,
+) -> Result<(), Contradiction> {
     fleet.change::<Plan>(&fact.name, |plan| {
         plan.activity = fact.activity;
         plan.meta.bump(at);

@@ -11,7 +11,9 @@
 //! What people see is its *phase*, computed by one function, [`phase`]. `stopped` and `failed` are shown only when
 //! a start would be accepted.
 
-use chancery_events::fact::{Fact, IncarnationEnd, OperationEnd, OperationOpened, ReplicaCreated, ReplicaDeleted};
+use chancery_events::fact::{
+    Fact, IncarnationEnd, OperationEnd, OperationEnded, OperationOpened, ReplicaCreated, ReplicaDeleted,
+};
 use chancery_events::intent::{ReplicaDelete, ReplicaStart, ReplicaStop};
 use chancery_events::name::ReplicaName;
 use chancery_events::refusal::{Code, Refusal};
@@ -78,8 +80,12 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
         return Phase::Pending;
     }
     match (replica.will, &replica.last) {
-        (Will::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => Phase::Failed,
-        (Will::Running, Some(IncarnationEnd::Destroyed)) | (Will::Stopped | Will::Proposed, _) => Phase::Stopped,
+        (Will::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
+            Phase::Failed
+        }
+        (Will::Running, Some(IncarnationEnd::Destroyed)) | (Will::Stopped | Will::Proposed, _) => {
+            Phase::Stopped
+        }
         (Will::Deleted, _) => Phase::Deleting,
     }
 }
@@ -101,7 +107,8 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
         return Err(bad_transition(&what, "being deleted", "running"));
     }
     let stop = open(fleet, replica, OperationKind::Stop);
-    let coming = open(fleet, replica, OperationKind::Create).or_else(|| open(fleet, replica, OperationKind::Start));
+    let coming =
+        open(fleet, replica, OperationKind::Create).or_else(|| open(fleet, replica, OperationKind::Start));
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
     match stop {
@@ -109,8 +116,11 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
             return Err(bad_transition(&what, "stopping", "running"));
         }
         Some(stop) => {
-            let reason = format!("{} asked for a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
-            operation::end(fleet, stop, OperationEnd::Cancelled { reason }, &mut draft);
+            let reason =
+                format!("{} asked for a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
+            // Only the stop: the replica stays, whatever became of its create.
+            let (operation, replica) = (stop.id, stop.replica.clone());
+            draft.push(OperationEnded { operation, replica, end: OperationEnd::Cancelled { reason } });
         }
         None => {}
     }

@@ -47,10 +47,15 @@ fn best(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Option<Place> {
     let volumes = spec.volumes();
     let index = fleet.index().plan_index(plan);
     let places = &fleet.index().places;
-    let classes: Vec<_> =
-        places.classes().iter().filter(|(key, _)| class_unfit(fleet, spec, key).is_none()).map(|(_, c)| c).collect();
+    let classes: Vec<_> = places
+        .classes()
+        .iter()
+        .filter(|(key, _)| class_unfit(fleet, spec, key).is_none())
+        .map(|(_, c)| c)
+        .collect();
     let load = |domain: &DomainName| index.and_then(|i| i.domains.get(domain)).copied().unwrap_or(0);
-    let domains: BTreeSet<_> = classes.iter().flat_map(|c| c.keys()).map(|domain| (load(domain), domain)).collect();
+    let domains: BTreeSet<_> =
+        classes.iter().flat_map(|c| c.keys()).map(|domain| (load(domain), domain)).collect();
     let shared = |node: &NodeName| {
         spec.sharing == Sharing::Allowed || index.is_none_or(|index| !index.hosts.contains_key(node))
     };
@@ -81,7 +86,8 @@ pub fn explain(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Vec<Unfit> {
     let mut reasons: BTreeMap<String, Unfit> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
         let Some(reason) = unfit(fleet, plan, spec, node) else { continue };
-        let entry = reasons.entry(reason.clone()).or_insert_with(|| Unfit { reason, count: 0, nodes: Vec::new() });
+        let entry =
+            reasons.entry(reason.clone()).or_insert_with(|| Unfit { reason, count: 0, nodes: Vec::new() });
         entry.count += 1;
         if entry.nodes.len() < NAMED {
             entry.nodes.push(node.name.clone());
@@ -116,7 +122,11 @@ pub fn unfit(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec, node: &Node) -> Op
         return Some(format!("too little storage of class {class}"));
     }
     let (needs, free) = (spec.amounts(), places.free(node));
-    let short = [("cpu", needs.cpu, free.cpu), ("memory", needs.memory, free.memory), ("disk", needs.disk, free.disk)];
+    let short = [
+        ("cpu", needs.cpu, free.cpu),
+        ("memory", needs.memory, free.memory),
+        ("disk", needs.disk, free.disk),
+    ];
     short.into_iter().find(|(_, needed, free)| needed > free).map(|(what, ..)| format!("too little {what}"))
 }
 
@@ -156,8 +166,11 @@ fn mismatch(fleet: &Fleet, matcher: &Matcher, has: &BTreeSet<CapabilityName>) ->
         Comparator::NotIn => !matcher.names.iter().any(held),
         Comparator::Eq => matcher.names.iter().all(held),
         Comparator::Gte | Comparator::Lte => {
-            let bounds: Option<Vec<u32>> =
-                matcher.names.iter().map(|name| known(name).map(|capability| capability.spec.score)).collect();
+            let bounds: Option<Vec<u32>> = matcher
+                .names
+                .iter()
+                .map(|name| known(name).map(|capability| capability.spec.score))
+                .collect();
             match bounds {
                 None => false,
                 Some(bounds) if matcher.comparator == Comparator::Gte => {
@@ -170,7 +183,8 @@ fn mismatch(fleet: &Fleet, matcher: &Matcher, has: &BTreeSet<CapabilityName>) ->
     if holds {
         return None;
     }
-    let unknown: Vec<_> = matcher.names.iter().filter(|name| known(name).is_none()).map(ToString::to_string).collect();
+    let unknown: Vec<_> =
+        matcher.names.iter().filter(|name| known(name).is_none()).map(ToString::to_string).collect();
     let names = matcher.names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let mut reason = format!("no capability {} {} {names}", matcher.kind, matcher.comparator);
     if !unknown.is_empty() {

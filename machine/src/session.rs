@@ -69,7 +69,8 @@ pub(crate) fn hello(fleet: &Fleet, saw: &SessionHello) -> Vec<Fact> {
 
 pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
     let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
-    let closed = |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
+    let closed =
+        |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
     open.map(closed).into_iter().collect()
 }
 

@@ -10,11 +10,13 @@ use chancery_events::amount::Amounts;
 use chancery_events::fact::{Approver, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit};
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, DomainName, ExecutorName, NodeName, PlanName, ReplicaName, StorageClass,
+    CapabilityName, ClusterName, DeploymentName, DomainName, ExecutorName, NodeName, PlanName, ReplicaName,
+    StorageClass,
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec, Runtime,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
+    Runtime,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};

@@ -62,19 +62,22 @@ impl World {
 
     pub(crate) fn add_node(&mut self, node: &str, domain: &str) {
         let total = serde_json::json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-        let body = serde_json::json!({"name": node, "cluster": "local", "spec": {"domain": domain, "total": total}});
+        let body =
+            serde_json::json!({"name": node, "cluster": "local", "spec": {"domain": domain, "total": total}});
         self.must("node.apply", &body);
     }
 
     pub(crate) fn open_session(&mut self) -> SessionId {
-        let hello = SessionHello { cluster: name("local"), executor: name("ex-1"), runtime: Runtime::Process };
+        let hello =
+            SessionHello { cluster: name("local"), executor: name("ex-1"), runtime: Runtime::Process };
         self.see(&hello.into());
         self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
     }
 
     /// A plan `web` of one small payload.
     pub(crate) fn plan(&mut self, approval: &str) {
-        let approval = serde_json::json!({"create": approval, "start": approval, "stop": approval, "delete": approval});
+        let approval =
+            serde_json::json!({"create": approval, "start": approval, "stop": approval, "delete": approval});
         let payload = serde_json::json!({
             "name": "app", "resources": {"cpu": 1000, "memory": 1 << 30}, "run": {"argv": ["app"]},
         });
@@ -113,7 +116,15 @@ impl World {
     pub(crate) fn request(&mut self, intent: Intent) -> Request {
         self.ids += 1;
         let id = name(&format!("id-{}", self.ids));
-        Request { id, source: name("test"), actor: name("ann"), time: None, expect: None, traceparent: None, intent }
+        Request {
+            id,
+            source: name("test"),
+            actor: name("ann"),
+            time: None,
+            expect: None,
+            traceparent: None,
+            intent,
+        }
     }
 
     pub(crate) fn ask_request(&mut self, request: &Request) -> Result<Vec<Fact>, Refusal> {
@@ -176,7 +187,8 @@ impl World {
     }
 
     pub(crate) fn reject(&mut self, operation: OperationId) -> Result<Vec<Fact>, Refusal> {
-        let request = self.request(OperationReject { operations: vec![operation], reason: "no".into() }.into());
+        let request =
+            self.request(OperationReject { operations: vec![operation], reason: "no".into() }.into());
         let facts = self.ask_request(&request);
         self.run();
         facts
@@ -247,7 +259,9 @@ impl World {
         match &found.state {
             crate::state::DeploymentState::Pending => "pending".into(),
             crate::state::DeploymentState::InProgress => "in progress".into(),
-            crate::state::DeploymentState::Ending(end) => format!("ending, {}", crate::deployment::end_word(end)),
+            crate::state::DeploymentState::Ending(end) => {
+                format!("ending, {}", crate::deployment::end_word(end))
+            }
             crate::state::DeploymentState::Ended(end) => crate::deployment::end_word(end).into(),
         }
     }

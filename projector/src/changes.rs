@@ -38,7 +38,7 @@ pub(crate) trait Rows {
 }
 
 /// What is to be written, or removed. No key stands there twice.
-#[derive(Clone, Default, Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
 #[derive(Default)]

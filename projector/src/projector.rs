@@ -19,7 +19,6 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::snapshots::{SnapshotError, Snapshots};
 use chancery_journal::{Cursor, ReadError, Source};
-use chancery_machine::fleet::Fleet;
 
 use crate::changes::{Changes, changes};
 use crate::counts::Counts;
@@ -288,19 +287,4 @@ impl Visitor for Filling<'_> {
         }
         Ok(())
     }
-}
-
-/// The rows that a state has, counted from the state: what a rebuild writes.
-pub fn rows_of(fleet: &Fleet) -> usize {
-    struct Number(usize);
-    impl Visitor for Number {
-        type Error = std::convert::Infallible;
-        fn row<R: Row>(&mut self, _: &R) -> Result<(), Self::Error> {
-            self.0 += 1;
-            Ok(())
-        }
-    }
-    let mut number = Number(0);
-    let Ok(()) = every(fleet, &Counts::of(fleet), &mut number);
-    number.0
 }

@@ -10,4 +10,4 @@ mod tests;
 
 pub use chancery_machine::keys::Accepted;
 pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
-pub use run::{Ended, Start, start};
+pub use run::{Ended, Publish, Start, start};

@@ -22,7 +22,8 @@ const DEPLOYMENTS: [&str; 3] = [
     include_str!("../../examples/deployment-2.yaml"),
     include_str!("../../examples/deployment-3.yaml"),
 ];
-const NOTHING: &str = "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: demo-end}\nspec: {plan: web, count: 0}\n";
+const NOTHING: &str =
+    "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: demo-end}\nspec: {plan: web, count: 0}\n";
 
 /// How to run it.
 #[derive(Clone, Debug)]
@@ -54,10 +55,12 @@ pub fn run(options: &Options) -> Result<()> {
         }
         None => (temporary()?, true),
     };
-    let mut demo = Demo { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
+    let mut demo =
+        Demo { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
     let mut told = demo.play();
     if told.is_ok() && options.end == End::Keep {
-        return demo.keep();
+        demo.keep();
+        return Ok(());
     }
     let ended = demo.end();
     if told.is_ok() {
@@ -233,7 +236,8 @@ impl Demo {
     }
 
     fn get(&self, path: &str) -> Result<String> {
-        let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().into();
+        let agent: ureq::Agent =
+            ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().into();
         Ok(agent.get(format!("{}{path}", self.url)).call()?.body_mut().read_to_string()?)
     }
 
@@ -259,7 +263,8 @@ impl Demo {
     /// Asks the replica's process who it is.
     fn visit(&self, replica: &Value) -> Result<()> {
         self.check_interrupted()?;
-        let address = replica["processes"][0]["addresses"][0]["address"].as_str().context("the replica's address")?;
+        let address =
+            replica["processes"][0]["addresses"][0]["address"].as_str().context("the replica's address")?;
         println!("  $ curl http://{address}/");
         let mut answer = String::new();
         ureq::get(format!("http://{address}/")).call()?.body_mut().as_reader().read_to_string(&mut answer)?;
@@ -274,7 +279,7 @@ impl Demo {
             if let Some(found) = ready(self)? {
                 return Ok(found);
             }
-            ensure!(began.elapsed() < Duration::from_secs(60), "waited a minute for {what}");
+            ensure!(began.elapsed() < Duration::from_mins(1), "waited a minute for {what}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -284,7 +289,7 @@ impl Demo {
         Ok(())
     }
 
-    fn keep(mut self) -> Result<()> {
+    fn keep(mut self) {
         let pid = self.server.take().map_or(0, |server| server.id());
         println!("\nLeft running, as process {pid}. To go on:");
         println!("  export CHANCERY_SERVER={}", self.url);
@@ -293,7 +298,6 @@ impl Demo {
         println!("To end it, payloads first:");
         println!("  chancery apply -f - <<< '{}'", NOTHING.trim().replace('\n', "\\n").replace("\\n", " "));
         println!("  chancery approve --plan web --all; kill {pid}");
-        Ok(())
     }
 
     /// Ends everything that was started: the payloads by the way they came, then the server.
@@ -314,7 +318,10 @@ impl Demo {
             })?;
         }
         let Some(mut server) = self.server.take() else { return Ok(()) };
-        let pid = i32::try_from(server.id()).ok().and_then(rustix::process::Pid::from_raw).context("a process id")?;
+        let pid = i32::try_from(server.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .context("a process id")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("stop the server")?;
         server.wait().context("wait for the server")?;
         Ok(())
@@ -329,8 +336,22 @@ impl Demo {
             .spawn()?;
         child.stdin.take().context("its input")?.write_all(manifest.as_bytes())?;
         let output = child.wait_with_output()?;
-        ensure!(output.status.success(), "end the replicas: {}", String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(
+            output.status.success(),
+            "end the replicas: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
         Ok(())
+    }
+}
+
+impl Drop for Demo {
+    /// However the demonstration ends, its server does not outlive it; [`Demo::keep`] has let go of it before.
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
     }
 }
 
@@ -351,7 +372,9 @@ fn print_indented(output: &[u8]) {
 fn pids(replicas: &[Value]) -> Vec<(String, u64)> {
     let mut all: Vec<_> = replicas
         .iter()
-        .map(|r| (r["name"].as_str().unwrap_or("?").to_owned(), r["processes"][0]["pid"].as_u64().unwrap_or(0)))
+        .map(|r| {
+            (r["name"].as_str().unwrap_or("?").to_owned(), r["processes"][0]["pid"].as_u64().unwrap_or(0))
+        })
         .collect();
     all.sort();
     all

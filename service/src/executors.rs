@@ -111,7 +111,12 @@ impl Host {
         }
     }
 
-    async fn processes(&self, cluster: &ClusterName, root: &Path, let_go: watch::Receiver<bool>) -> Result<(), Stop> {
+    async fn processes(
+        &self,
+        cluster: &ClusterName,
+        root: &Path,
+        let_go: watch::Receiver<bool>,
+    ) -> Result<(), Stop> {
         let program = KeeperProgram {
             program: std::env::current_exe().map_err(Stop::Storage)?,
             keeper_args: vec!["keeper".into()],
@@ -123,7 +128,12 @@ impl Host {
         self.execute(cluster, Runtime::Process, root, Arc::new(processes), let_go).await
     }
 
-    async fn simulated(&self, cluster: &ClusterName, root: &Path, let_go: watch::Receiver<bool>) -> Result<(), Stop> {
+    async fn simulated(
+        &self,
+        cluster: &ClusterName,
+        root: &Path,
+        let_go: watch::Receiver<bool>,
+    ) -> Result<(), Stop> {
         let simulated = Simulated::new(World::shared(Faults::default()));
         self.execute(cluster, Runtime::Simulated, root, Arc::new(simulated), let_go).await
     }
@@ -138,9 +148,15 @@ impl Host {
     ) -> Result<(), Stop> {
         // The same name in every life, so that a session is resumed and not fought over.
         let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
-        let executor = executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
-        let config =
-            chancery_executor::Config { executor, cluster: cluster.clone(), runtime, root: root.to_owned(), at_once: AT_ONCE };
+        let executor =
+            executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
+        let config = chancery_executor::Config {
+            executor,
+            cluster: cluster.clone(),
+            runtime,
+            root: root.to_owned(),
+            at_once: AT_ONCE,
+        };
         let shutdown = async move {
             // The sender is never used: it is dropped.
             let _ = let_go.changed().await;

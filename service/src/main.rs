@@ -22,7 +22,7 @@ fn main() -> ExitCode {
             None => return refuse("keeper: name the incarnation's folder"),
         },
         Some("exec-when-told") => return chancery_executor::process::trampoline_main(),
-        Some("demo-payload") => return serve_payload(args.collect()),
+        Some("demo-payload") => return serve_payload(&args.collect::<Vec<_>>()),
         Some(_) | None => {}
     }
     let cli = cli::parse();
@@ -76,8 +76,10 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
 
 fn serve(config: Config) -> Result<ExitCode> {
     log(&config)?;
-    std::fs::create_dir_all(&config.data_dir).with_context(|| format!("make {}", config.data_dir.display()))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    std::fs::create_dir_all(&config.data_dir)
+        .with_context(|| format!("make {}", config.data_dir.display()))?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(server::run(config))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -103,7 +105,7 @@ fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
 }
 
 /// `--port N`, and nothing else.
-fn serve_payload(args: Vec<OsString>) -> ExitCode {
+fn serve_payload(args: &[OsString]) -> ExitCode {
     let args: Vec<_> = args.iter().filter_map(|arg| arg.to_str()).collect();
     let [flag, port] = args[..] else { return refuse("demo-payload: write --port NUMBER") };
     let Some(port) = port.parse().ok().filter(|_| flag == "--port") else {

@@ -32,5 +32,9 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         std::process::id()
     );
     println!("{}", request.trim_end());
-    write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
 }

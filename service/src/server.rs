@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
 use crate::decider::core::Settings;
-use crate::decider::{Decider, Ended, Start};
+use crate::decider::{Decider, Ended, Publish, Start};
 use crate::executors::{self, Host};
 use crate::http::{App, Hub, Limits, LogFile, LogStream, Logs, Metrics};
 
@@ -38,14 +38,16 @@ const BATCHES: usize = 64;
 
 /// Runs a server until it is asked to stop.
 pub async fn run(config: Config) -> Result<()> {
-    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let listener =
+        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = std::pin::pin!(stop_signal()?);
     let parts = {
         let config = config.clone();
         tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
     };
-    let Parts { journal, source, decider, mut ended, hub, clusters, projector, mut unfolded, reader, root } = parts;
+    let Parts { journal, source, decider, mut ended, hub, clusters, projector, mut unfolded, reader, root } =
+        parts;
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::new(root.clone(), decider.clone(), reader.clone());
@@ -78,13 +80,12 @@ pub async fn run(config: Config) -> Result<()> {
     let _ = stopping.send(true);
     http.await.context("join the API")?.context("serve the API")?;
     executors.await.context("join the executors")?;
-    let why = match early {
-        Some(ended) => ended,
-        None => {
-            // The decider may have ended by itself meanwhile, and says why.
-            let _ = decider.tell(crate::decider::Input::Drain).await;
-            ended.await
-        }
+    let why = if let Some(ended) = early {
+        ended
+    } else {
+        // The decider may have ended by itself meanwhile, and says why.
+        let _ = decider.tell(crate::decider::Input::Drain).await;
+        ended.await
     };
     drop(decider);
     tokio::task::spawn_blocking(move || -> Result<()> {
@@ -115,7 +116,8 @@ fn stop_signal() -> Result<impl Future<Output = ()>> {
 /// For programs that started the server on a free port. It appears whole or not at all.
 fn write_address(data: &Path, address: &str) -> Result<()> {
     let (path, temporary) = (data.join("address"), data.join("address.tmp"));
-    std::fs::write(&temporary, format!("{address}\n")).with_context(|| format!("write {}", temporary.display()))?;
+    std::fs::write(&temporary, format!("{address}\n"))
+        .with_context(|| format!("write {}", temporary.display()))?;
     std::fs::rename(&temporary, &path).with_context(|| format!("write {}", path.display()))
 }
 
@@ -213,8 +215,14 @@ impl Parts {
             lease: config.lease,
         };
         let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
-        let start =
-            Start { settings, fleet: state, journal: Arc::clone(&journal) as Arc<dyn Journal>, deliveries, publish, queue };
+        let start = Start {
+            settings,
+            fleet: state,
+            journal: Arc::clone(&journal) as Arc<dyn Journal>,
+            deliveries,
+            publish,
+            queue,
+        };
         let (decider, ended) = crate::decider::start(start);
         let every = config.snapshot_events;
         let fold = Fold { projector, source: Arc::clone(&source), snapshots, fleet: fleet.into(), every };
@@ -239,7 +247,7 @@ fn publisher(
     hub: Arc<Hub>,
     clusters: watch::Sender<Position>,
     projector: SyncSender<Vec<Arc<Record>>>,
-) -> Box<dyn FnMut(&[Arc<Record>]) + Send> {
+) -> Publish {
     Box::new(move |records| {
         for record in records {
             hub.publish(Arc::clone(record));
@@ -249,8 +257,9 @@ fn publisher(
             Ok(()) | Err(TrySendError::Full(_)) => {}
             Err(TrySendError::Disconnected(_)) => tracing::error!("the projector has stopped"),
         }
-        let about_clusters =
-            |record: &Arc<Record>| record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."));
+        let about_clusters = |record: &Arc<Record>| {
+            record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
+        };
         if let Some(last) = records.iter().rev().find(|record| about_clusters(record)) {
             clusters.send_replace(last.last());
         }
@@ -308,7 +317,9 @@ impl Fold {
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
         let write = move || match state.write(fleet, &snapshots) {
             Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
-            Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written"),
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");
+            }
         };
         std::thread::Builder::new().name("snapshot".into()).spawn(write).ok()
     }

@@ -77,16 +77,30 @@ impl Verified {
 
     fn outcome(&self) -> String {
         let place = |found: &Finding| {
-            format!("{} at byte {}, position {}: {}", found.file.display(), found.offset, found.position, found.reason)
+            format!(
+                "{} at byte {}, position {}: {}",
+                found.file.display(),
+                found.offset,
+                found.position,
+                found.reason
+            )
         };
         match &self.report.outcome {
             Outcome::Sound => "  sound     the chain holds: every record is as it was written\n".into(),
-            Outcome::Torn(_) if self.report.is_open => "  sound     the chain holds as far as it is synced\n".into(),
+            Outcome::Torn(_) if self.report.is_open => {
+                "  sound     the chain holds as far as it is synced\n".into()
+            }
             Outcome::Torn(found) => {
-                format!("  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n", place(found))
+                format!(
+                    "  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n",
+                    place(found)
+                )
             }
             Outcome::Damaged(found) => {
-                format!("  DAMAGED   {}\n            restore the journal from a copy; it will not open\n", place(found))
+                format!(
+                    "  DAMAGED   {}\n            restore the journal from a copy; it will not open\n",
+                    place(found)
+                )
             }
         }
     }

@@ -106,8 +106,11 @@ impl Client {
             if shown.is_empty() {
                 return;
             }
-            let answer =
-                self.intent(&uuid::Uuid::new_v4().to_string(), "operation.approve", &json!({"operations": shown}));
+            let answer = self.intent(
+                &uuid::Uuid::new_v4().to_string(),
+                "operation.approve",
+                &json!({"operations": shown}),
+            );
             // One of them may have ended in between: look again.
             assert!(matches!(answer.status, 200..300 | 404 | 409), "{}", answer.text);
         }
@@ -125,7 +128,8 @@ impl Client {
 fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
     match result {
         Ok(mut response) => {
-            let header = |key| response.headers().get(key).and_then(|v| v.to_str().ok()).unwrap_or("").to_owned();
+            let header =
+                |key| response.headers().get(key).and_then(|v| v.to_str().ok()).unwrap_or("").to_owned();
             let (status, content_type) = (response.status().as_u16(), header("content-type"));
             let text = response.body_mut().read_to_string().unwrap_or_default();
             Answer { status, content_type, text }

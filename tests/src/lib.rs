@@ -18,7 +18,7 @@ pub fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = ready() {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "still waiting after a minute: {what}");
+        assert!(began.elapsed() < Duration::from_mins(1), "still waiting after a minute: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -45,5 +45,10 @@ fn payload(root: &Path, pid: u32) -> Option<Payload> {
         return None;
     }
     let process = format!("{}-{}", get("CHANCERY_PAYLOAD")?, get("CHANCERY_PROCESS")?);
-    Some(Payload { replica: get("CHANCERY_REPLICA")?, incarnation: get("CHANCERY_INCARNATION")?, process, pid })
+    Some(Payload {
+        replica: get("CHANCERY_REPLICA")?,
+        incarnation: get("CHANCERY_INCARNATION")?,
+        process,
+        pid,
+    })
 }

@@ -51,13 +51,12 @@ impl Server {
             .spawn()
             .expect("the program starts");
         self.child = Some(child);
-        self.address = until("the server writes its address", || {
+        let found = until("the server writes its address", || {
             let exited = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
             assert!(exited.is_none(), "the server ended: {exited:?}\n{}", self.log());
             std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n'))
-        })
-        .trim()
-        .to_owned();
+        });
+        found.trim().clone_into(&mut self.address);
         let client = self.client();
         until("the server is ready", || (client.get("/readyz").status == 200).then_some(()));
     }

@@ -64,12 +64,12 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
     let others = {
         let (client, stop) = (client.clone(), Arc::clone(&stop));
         std::thread::spawn(move || {
-            let mut served = 0;
+            let mut count = 0;
             while !stop.load(Ordering::Relaxed) {
-                client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": served}}));
-                served += 1;
+                client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": count}}));
+                count += 1;
             }
-            served
+            count
         })
     };
     let json = [("content-type", "application/json")];
@@ -83,8 +83,14 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
                 if answer.status / 100 != 2 {
                     is_problem(&answer, &format!("{method} {path} with {what}"));
                 }
-                let bodiless = path.ends_with("/start") || path.ends_with("/stop") || path.ends_with("/cancel");
-                assert!(bodiless || answer.status / 100 == 4, "{method} {path} with {what}: {} {}", answer.status, answer.text);
+                let bodiless =
+                    path.ends_with("/start") || path.ends_with("/stop") || path.ends_with("/cancel");
+                assert!(
+                    bodiless || answer.status / 100 == 4,
+                    "{method} {path} with {what}: {} {}",
+                    answer.status,
+                    answer.text
+                );
             }
         }
         let wrong = client.send("PATCH", path, &json, b"{}");
@@ -92,18 +98,37 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
         assert_eq!(wrong.status, 405, "PATCH {path}");
         if writes {
             let answer = client.send(method, path, &[("content-type", "text/html")], b"{}");
-            assert!(answer.status == 415 || answer.status == 404, "{method} {path} as HTML: {}", answer.status);
+            assert!(
+                answer.status == 415 || answer.status == 404,
+                "{method} {path} as HTML: {}",
+                answer.status
+            );
         }
     }
-    for path in ["/", "/v2", "/v1/fleets/default/pods", "/v1/fleets/other/nodes", "/v1/fleets/default/nodes/%ff%fe", "/v1/fleets/default/operations/x"] {
+    for path in [
+        "/",
+        "/v2",
+        "/v1/fleets/default/pods",
+        "/v1/fleets/other/nodes",
+        "/v1/fleets/default/nodes/%ff%fe",
+        "/v1/fleets/default/operations/x",
+    ] {
         is_problem(&client.get(path), path);
     }
-    for query in ["limit=0", "limit=x", "limit=100000", "page_token=!!", "min_position=x", "colour=red", "state=nosuch"] {
+    for query in [
+        "limit=0",
+        "limit=x",
+        "limit=100000",
+        "page_token=!!",
+        "min_position=x",
+        "colour=red",
+        "state=nosuch",
+    ] {
         is_problem(&client.get(&format!("/v1/fleets/default/nodes?{query}")), query);
     }
     stop.store(true, Ordering::Relaxed);
-    let served = others.join().expect("every intent of the other client was accepted");
-    assert!(served > routes.len(), "the other client was served {served} times");
+    let answered = others.join().expect("every intent of the other client was accepted");
+    assert!(answered > routes.len(), "the other client was answered {answered} times");
     assert_eq!(client.get("/livez").status, 200);
 }
 
@@ -112,12 +137,21 @@ fn a_wrong_field_is_named_with_its_place() {
     let server = Server::start();
     let client = server.client();
     let cases: [(&str, Value, &str); 3] = [
-        ("/v1/fleets/default/nodes/n", json!({"spec": {"domain": "d", "total": {"cpu": "four", "memory": 1}}}), "/spec/total/cpu"),
-        ("/v1/fleets/default/nodes/n", json!({"spec": {"domain": "d", "total": {"cpu": 1, "memory": 1}, "labls": {}}}), "/spec/labls"),
+        (
+            "/v1/fleets/default/nodes/n",
+            json!({"spec": {"domain": "d", "total": {"cpu": "four", "memory": 1}}}),
+            "/spec/total/cpu",
+        ),
+        (
+            "/v1/fleets/default/nodes/n",
+            json!({"spec": {"domain": "d", "total": {"cpu": 1, "memory": 1}, "labls": {}}}),
+            "/spec/labls",
+        ),
         ("/v1/fleets/default/capabilities/c", json!({"spec": {"type": "T", "score": -1}}), "/spec/score"),
     ];
     for (path, body, pointer) in cases {
-        let answer = client.send("PUT", path, &[("content-type", "application/json")], body.to_string().as_bytes());
+        let answer =
+            client.send("PUT", path, &[("content-type", "application/json")], body.to_string().as_bytes());
         assert!((400..500).contains(&answer.status), "{}", answer.text);
         assert_eq!(answer.json()["errors"][0]["pointer"], pointer, "{}", answer.text);
     }

@@ -27,9 +27,25 @@ fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
     let absent = client.get("/v1/fleets/default/nodes/nowhere");
     let cases = [
         (absent, 404, "not_found"),
-        (post("a", "deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 9}})), 409, "already_exists"),
-        (post("b", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"})), 409, "bad_transition"),
-        (post("c", "node.apply", &json!({"name": "x", "spec": {"domain": "d", "total": {"cpu": 0, "memory": 1}}})), 422, "invalid"),
+        (
+            post("a", "deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 9}})),
+            409,
+            "already_exists",
+        ),
+        (
+            post("b", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"})),
+            409,
+            "bad_transition",
+        ),
+        (
+            post(
+                "c",
+                "node.apply",
+                &json!({"name": "x", "spec": {"domain": "d", "total": {"cpu": 0, "memory": 1}}}),
+            ),
+            422,
+            "invalid",
+        ),
         (post("d", "node.set_state", &json!({"name": "x", "state": "evicted"})), 404, "not_found"),
     ];
     for (answer, status, code) in cases {
@@ -40,9 +56,13 @@ fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
     let body = json!({"state": "evicted"}).to_string();
     let stale = client.send("POST", "/v1/fleets/default/nodes/node-1/state", &headers, body.as_bytes());
     assert_eq!(stale.status, 412, "{}", stale.text);
-    assert_eq!(stale.json()["version"], client.read("nodes/node-1")["version"], "it says the current version");
-    let state = client.intent("e", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"}));
-    let detail = state.json()["detail"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(
+        stale.json()["version"],
+        client.read("nodes/node-1")["version"],
+        "it says the current version"
+    );
+    let refused = client.intent("e", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"}));
+    let detail = refused.json()["detail"].as_str().unwrap_or_default().to_owned();
     assert!(detail.contains("allocated") && detail.contains("sanitizing"), "both states are named: {detail}");
 }
 
@@ -57,10 +77,19 @@ fn a_repeat_with_its_key_gets_the_first_answer_also_across_a_kill() {
     let client = server.client();
     let second = client.intent("one-key", "deployment.create", &body);
     assert_eq!((first.status, first.json()), (second.status, second.json()));
-    let other = client.intent("one-key", "deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 2}}));
+    let other = client.intent(
+        "one-key",
+        "deployment.create",
+        &json!({"plan": "web", "name": "d1", "spec": {"count": 2}}),
+    );
     assert_eq!((other.status, other.json()["code"].as_str()), (422, Some("key_reused")));
     let created = client.get("/v1/fleets/default/events?types=deployment.created.v1&follow=false");
-    assert_eq!(created.text.matches("deployment.created.v1\"").count(), 2, "once as a type, once as a schema: {}", created.text);
+    assert_eq!(
+        created.text.matches("deployment.created.v1\"").count(),
+        2,
+        "once as a type, once as a schema: {}",
+        created.text
+    );
 }
 
 #[test]
@@ -94,12 +123,25 @@ fn lists_are_filtered_paged_in_a_stable_order_and_refuse_unknown_filters() {
     assert_eq!(client.items("capabilities?type=A&limit=100").len(), 30);
     let unknown = client.get("/v1/fleets/default/capabilities?colour=red");
     assert_eq!(unknown.status, 400);
-    assert!(unknown.text.contains("colour") && unknown.text.contains("activity"), "it names the known ones: {}", unknown.text);
+    assert!(
+        unknown.text.contains("colour") && unknown.text.contains("activity"),
+        "it names the known ones: {}",
+        unknown.text
+    );
     let (mut seen, mut token) = (Vec::new(), String::new());
     for page in 0.. {
         let body = client.read(&format!("capabilities?limit=7{token}"));
-        seen.extend(body["items"].as_array().expect("items").iter().map(|c| c["name"].as_str().expect("a name").to_owned()));
-        client.must("capability.apply", &json!({"name": format!("a-{page}"), "spec": {"type": "A", "score": 1}}));
+        seen.extend(
+            body["items"]
+                .as_array()
+                .expect("items")
+                .iter()
+                .map(|c| c["name"].as_str().expect("a name").to_owned()),
+        );
+        client.must(
+            "capability.apply",
+            &json!({"name": format!("a-{page}"), "spec": {"type": "A", "score": 1}}),
+        );
         match body["next_page_token"].as_str() {
             Some(next) => token = format!("&page_token={next}"),
             None => break,
@@ -116,7 +158,8 @@ fn what_was_written_can_be_read_at_its_position() {
     let server = Server::start();
     let client = server.client();
     for score in 1..=200 {
-        let position = client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": score}}));
+        let position =
+            client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": score}}));
         assert_eq!(client.read(&format!("capabilities/c?min_position={position}"))["score"], score);
     }
 }
@@ -127,18 +170,28 @@ fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
     let client = server.client();
     manual(&client);
     deploy(&client, "d1", 1);
-    until("the create waits", || (!client.items("operations?state=pending_approval").is_empty()).then_some(()));
+    until("the create waits", || {
+        (!client.items("operations?state=pending_approval").is_empty()).then_some(())
+    });
     client.approve_all();
     let replica = client.wait_for("web", "running", 1)[0]["name"].as_str().expect("a name").to_owned();
     client.must("replica.stop", &json!({"name": replica}));
     client.approve_all();
     client.wait_for("web", "stopped", 1);
     let history = client.items(&format!("replicas/{replica}/history"));
-    let facts: Vec<_> = history.iter().filter(|e| e["kind"] == "fact").filter_map(|e| e["type"].as_str()).collect();
+    let facts: Vec<_> =
+        history.iter().filter(|e| e["kind"] == "fact").filter_map(|e| e["type"].as_str()).collect();
     let expected = [
-        "replica.created.v1", "operation.opened.v1", "incarnation.reserved.v1", "operation.approved.v1",
-        "incarnation.ensured.v1", "incarnation.running.v1", "operation.opened.v1", "operation.approved.v1",
-        "incarnation.ended.v1", "operation.ended.v1",
+        "replica.created.v1",
+        "operation.opened.v1",
+        "incarnation.reserved.v1",
+        "operation.approved.v1",
+        "incarnation.ensured.v1",
+        "incarnation.running.v1",
+        "operation.opened.v1",
+        "operation.approved.v1",
+        "incarnation.ended.v1",
+        "operation.ended.v1",
     ];
     let mut rest = facts.iter();
     for step in expected.iter().filter(|step| **step != "incarnation.ensured.v1") {
@@ -164,17 +217,25 @@ fn twenty_replicas_come_up_once_each_though_the_server_is_killed_while_they_do()
     }
     let client = server.client();
     client.wait_for("web", "running", 20);
-    until("the deployment completes", || (client.read("plans/web/deployments/d20")["state"] == "completed").then_some(()));
+    until("the deployment completes", || {
+        (client.read("plans/web/deployments/d20")["state"] == "completed").then_some(())
+    });
     let alive = payloads(server.data());
     let replicas: BTreeSet<_> = alive.iter().map(|payload| &payload.replica).collect();
     assert_eq!((alive.len(), replicas.len()), (20, 20), "exactly twenty, each once");
     // Every command had one outcome: each operation ended once, each incarnation runs or ended once.
     let events = client.get("/v1/fleets/default/events?follow=false").text;
     let of = |type_name: &str| {
-        events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).filter(|e| e["type"] == type_name).collect::<Vec<_>>()
+        events
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|e| e["type"] == type_name)
+            .collect::<Vec<_>>()
     };
-    let approved: BTreeSet<_> = of("chancery.operation.approved.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
-    let came_up: Vec<_> = of("chancery.incarnation.running.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
+    let approved: BTreeSet<_> =
+        of("chancery.operation.approved.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
+    let came_up: Vec<_> =
+        of("chancery.incarnation.running.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
     assert_eq!((approved.len(), came_up.len()), (20, 20));
     assert_eq!(approved, came_up.into_iter().collect());
     assert!(client.items("commands").is_empty(), "no command waits for an outcome");
@@ -186,9 +247,13 @@ fn read_models_that_are_lost_are_made_again_byte_for_byte() {
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "d1", 3);
     server.client().wait_for("web", "running", 3);
-    until("all is settled", || (server.client().read("plans/web/deployments/d1")["state"] == "completed").then_some(()));
-    let kinds = ["clusters", "nodes", "plans", "deployments", "replicas", "incarnations", "operations", "sessions"];
-    let dump = |client: &Client| kinds.map(|kind| client.read(&format!("{kind}?limit=1000"))["items"].to_string());
+    until("all is settled", || {
+        (server.client().read("plans/web/deployments/d1")["state"] == "completed").then_some(())
+    });
+    let kinds =
+        ["clusters", "nodes", "plans", "deployments", "replicas", "incarnations", "operations", "sessions"];
+    let dump =
+        |client: &Client| kinds.map(|kind| client.read(&format!("{kind}?limit=1000"))["items"].to_string());
     let before = dump(&server.client());
     server.kill();
     std::fs::remove_dir_all(server.data().join("fleets/default/rows")).expect("the rows can be removed");
@@ -208,18 +273,25 @@ fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
     set_up(&client, &sleeper());
     deploy(&client, "d1", 2);
     let replicas = client.wait_for("web", "running", 2);
-    let free = |client: &Client| client.items("nodes").iter().map(|n| n["remaining"]["cpu"].as_u64().unwrap_or(0)).sum::<u64>();
+    let free = |client: &Client| {
+        client.items("nodes").iter().map(|n| n["remaining"]["cpu"].as_u64().unwrap_or(0)).sum::<u64>()
+    };
     assert_eq!(free(&client), 32_000 - 200);
     for replica in &replicas {
         client.must("replica.delete", &json!({"name": replica["name"]}));
-        let again = client.intent(&format!("again-{}", replica["name"]), "replica.delete", &json!({"name": replica["name"]}));
+        let again = client.intent(
+            &format!("again-{}", replica["name"]),
+            "replica.delete",
+            &json!({"name": replica["name"]}),
+        );
         assert!(matches!(again.status, 200 | 202 | 404), "{}", again.text);
     }
     until("no process is left", || payloads(server.data()).is_empty().then_some(()));
     until("no place is held", || (free(&client) == 32_000).then_some(()));
     until("no folder is left", || {
         let nodes = std::fs::read_dir(server.data().join("executors/local/nodes")).ok()?;
-        let left = nodes.flatten().flat_map(|node| std::fs::read_dir(node.path()).into_iter().flatten()).count();
+        let left =
+            nodes.flatten().flat_map(|node| std::fs::read_dir(node.path()).into_iter().flatten()).count();
         (left == 0).then_some(())
     });
 }
@@ -241,7 +313,8 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_its_place
 }
 
 #[test]
-fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approval_that_says_what_is_missing() {
+fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approval_that_says_what_is_missing()
+{
     let server = Server::start();
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["apply", "-f", "examples/nginx/plan.yaml"]);
@@ -263,7 +336,11 @@ fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approv
     assert!(operation["node"].is_string(), "{operation}");
     let refused = server.run(&["approve", "--plan", plan, "--all"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(1) && said.contains("volumes"), "{:?}: {said}", refused.status.code());
+    assert!(
+        refused.status.code() == Some(1) && said.contains("volumes"),
+        "{:?}: {said}",
+        refused.status.code()
+    );
 }
 
 #[test]
@@ -286,7 +363,12 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
         let events = client.get(&format!("/v1/fleets/default/events?types={type_name}&follow=false")).text;
         events.lines().count()
     };
-    assert_eq!((count("incarnation.reserved.v1"), count("plan.waiting.v1")), (500, 0), "one placement each, none in vain");
-    let nodes: BTreeSet<_> = client.items("replicas?limit=1000").iter().map(|r| r["node"].to_string()).collect();
+    assert_eq!(
+        (count("incarnation.reserved.v1"), count("plan.waiting.v1")),
+        (500, 0),
+        "one placement each, none in vain"
+    );
+    let nodes: BTreeSet<_> =
+        client.items("replicas?limit=1000").iter().map(|r| r["node"].to_string()).collect();
     assert_eq!(nodes.len(), 500);
 }

@@ -3,24 +3,28 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// A row a crate: the crates of the workspace that it may import, and, where it says so, the only others.
-const ROOMS: &[(&str, &[&str], Option<&[&str]>)] = &[
+/// A crate, the crates of the workspace that it may import, and, where it says so, the only others.
+type Room = (&'static str, &'static [&'static str], Option<&'static [&'static str]>);
+
+const ROOMS: &[Room] = &[
     (
         "chancery-events",
         &[],
         Some(&["chrono", "data-encoding", "schemars", "serde", "serde_json", "sha2", "thiserror", "uuid"]),
     ),
-    (
-        "chancery-machine",
-        &["chancery-events"],
-        Some(&["rustc-hash", "serde", "serde_json", "thiserror"]),
-    ),
+    ("chancery-machine", &["chancery-events"], Some(&["rustc-hash", "serde", "serde_json", "thiserror"])),
     ("chancery-journal", &["chancery-events"], None),
     ("chancery-projector", &["chancery-events", "chancery-machine", "chancery-journal"], None),
     ("chancery-executor", &["chancery-events"], None),
     (
         "chancery",
-        &["chancery-events", "chancery-machine", "chancery-journal", "chancery-projector", "chancery-executor"],
+        &[
+            "chancery-events",
+            "chancery-machine",
+            "chancery-journal",
+            "chancery-projector",
+            "chancery-executor",
+        ],
         None,
     ),
     ("chancery-tests", &["chancery-events", "chancery-journal"], None),
@@ -36,7 +40,8 @@ fn each_crate_imports_only_what_its_room_allows() {
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo's JSON");
     let packages = metadata["packages"].as_array().expect("packages");
     for (room, may, only) in ROOMS {
-        let package = packages.iter().find(|p| p["name"] == *room).unwrap_or_else(|| panic!("no crate {room}"));
+        let package =
+            packages.iter().find(|p| p["name"] == *room).unwrap_or_else(|| panic!("no crate {room}"));
         let imports: BTreeSet<&str> = package["dependencies"]
             .as_array()
             .expect("dependencies")

@@ -16,7 +16,8 @@ pub(crate) fn set_up(client: &Client, payload: &Value) {
         let spec = json!({"domain": format!("domain-{}", i % 2), "total": total});
         client.must("node.apply", &json!({"name": format!("node-{i}"), "cluster": "local", "spec": spec}));
     }
-    let automatic = json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let automatic =
+        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
     let spec = json!({
         "namespace": "tests", "service": "web", "payloads": [payload], "approval": automatic, "sharing": "allowed",
     });
@@ -33,7 +34,12 @@ pub(crate) fn deploy(client: &Client, name: &str, count: u32) -> u64 {
 
 /// Every event of the journal.
 fn events(client: &Client) -> Vec<Value> {
-    let answer = client.send("GET", "/v1/fleets/default/events?from=0&follow=false", &[("accept", "application/x-ndjson")], b"");
+    let answer = client.send(
+        "GET",
+        "/v1/fleets/default/events?from=0&follow=false",
+        &[("accept", "application/x-ndjson")],
+        b"",
+    );
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.text.lines().map(|line| serde_json::from_str(line).expect("an event a line")).collect()
 }
@@ -50,8 +56,13 @@ fn post_until(stop: &AtomicBool, url: &Mutex<String>, number: usize) -> Told {
         let key = format!("client-{number}-{i}");
         let client = Client::new(&url.lock().expect("a url").clone());
         let name = format!("cap-{number}-{}", i % 50);
-        let answer = client.intent(&key, "capability.apply", &json!({"name": name, "spec": {"type": "T", "score": i}}));
-        let position = (answer.status / 100 == 2).then(|| answer.json()["position"].as_u64().expect("a position"));
+        let answer = client.intent(
+            &key,
+            "capability.apply",
+            &json!({"name": name, "spec": {"type": "T", "score": i}}),
+        );
+        let position =
+            (answer.status / 100 == 2).then(|| answer.json()["position"].as_u64().expect("a position"));
         told.insert(key, position);
         if position.is_none() {
             std::thread::sleep(Duration::from_millis(5));
@@ -94,7 +105,10 @@ fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process
         if event["kind"] == "intent" {
             *intents.entry(event["intentid"].as_str().expect("an intent carries its id")).or_default() += 1;
         }
-        if matches!(event["type"].as_str(), Some("chancery.intent.accepted.v1" | "chancery.intent.refused.v1")) {
+        if matches!(
+            event["type"].as_str(),
+            Some("chancery.intent.accepted.v1" | "chancery.intent.refused.v1")
+        ) {
             verdicts.insert(event["id"].as_str().expect("a position").to_owned());
         }
     }
@@ -112,7 +126,10 @@ fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process
         }
     }
     assert!(acknowledged > 200, "only {acknowledged} intents were acknowledged, {unknown} were not");
-    println!("{ROUNDS} kills, {} events: {acknowledged} acknowledged, 0 lost, 0 decided twice; {unknown} unanswered", all.len());
+    println!(
+        "{ROUNDS} kills, {} events: {acknowledged} acknowledged, 0 lost, 0 decided twice; {unknown} unanswered",
+        all.len()
+    );
 
     deploy(&client, "last", 5);
     client.wait_for("web", "running", 5);

@@ -124,7 +124,8 @@ fn the_walk_through_of_the_readme_prints_what_it_says() {
         }
         let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
         let (said, seen) = (reduced(&output), reduced(&found));
-        let plain = |lines: &[(String, Vec<String>)]| lines.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
+        let plain =
+            |lines: &[(String, Vec<String>)]| lines.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
         assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
         let taken = |lines: Vec<(String, Vec<String>)>| lines.into_iter().flat_map(|(_, taken)| taken);
         names.extend(taken(said).zip(taken(seen)));

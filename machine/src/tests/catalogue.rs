@@ -44,7 +44,11 @@ fn what_does_not_exist_cannot_be_changed() {
         ("replica.delete", json!({"name": "c"})),
     ];
     for (type_name, body) in cases {
-        assert_eq!(World::new().ask(type_name, &body).expect_err(type_name).code, Code::NotFound, "{type_name}");
+        assert_eq!(
+            World::new().ask(type_name, &body).expect_err(type_name).code,
+            Code::NotFound,
+            "{type_name}"
+        );
     }
 }
 
@@ -53,11 +57,18 @@ fn what_is_in_use_cannot_be_forgotten() {
     let mut world = World::with_nodes(1);
     world.must("capability.apply", &json!({"name": "gpu-1", "spec": {"type": "GPU", "score": 10}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-    world.must("node.apply", &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "capabilities": ["gpu-1"]}}));
+    world.must(
+        "node.apply",
+        &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "capabilities": ["gpu-1"]}}),
+    );
     world.plan("manual");
     world.deploy("d1", 1);
-    let cases =
-        [("cluster.delete", "local"), ("capability.delete", "gpu-1"), ("node.delete", "node-1"), ("plan.delete", "web")];
+    let cases = [
+        ("cluster.delete", "local"),
+        ("capability.delete", "gpu-1"),
+        ("node.delete", "node-1"),
+        ("plan.delete", "web"),
+    ];
     for (type_name, what) in cases {
         assert_eq!(world.ask(type_name, &json!({"name": what})).expect_err(what).code, Code::InUse, "{what}");
     }
@@ -77,15 +88,35 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
     let port = json!({"name": "http", "protocol": "TCP", "port": 80});
     let cases = [
         (edit("/payloads", json!([])), "/spec/payloads"),
-        (edit("/payloads", json!([{"name": "a", "resources": small}, {"name": "a", "resources": small}])), "/spec/payloads/1/name"),
+        (
+            edit("/payloads", json!([{"name": "a", "resources": small}, {"name": "a", "resources": small}])),
+            "/spec/payloads/1/name",
+        ),
         (payload(json!({"name": "a", "resources": small, "processes": 0})), "/spec/payloads/0/processes"),
         (payload(json!({"name": "a", "resources": {"cpu": u64::MAX}})), "/spec/payloads/0/resources"),
-        (payload(json!({"name": "a", "resources": small, "ports": [port, port]})), "/spec/payloads/0/ports/1/name"),
+        (
+            payload(json!({"name": "a", "resources": small, "ports": [port, port]})),
+            "/spec/payloads/0/ports/1/name",
+        ),
         (payload(json!({"name": "a", "resources": small, "run": {"argv": []}})), "/spec/payloads/0/run/argv"),
-        (payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "${port.http}"]}})), "/spec/payloads/0/run/argv/1"),
-        (payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "$x"]}})), "/spec/payloads/0/run/argv/1"),
-        (payload(json!({"name": "a", "resources": small, "ready": {"tcp": {"port": "http"}}})), "/spec/payloads/0/ready"),
-        (payload(json!({"name": "a", "resources": small, "volumes": [{"class": "s", "capacity": 1, "mount": "data"}]})), "/spec/payloads/0/volumes/0/mount"),
+        (
+            payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "${port.http}"]}})),
+            "/spec/payloads/0/run/argv/1",
+        ),
+        (
+            payload(json!({"name": "a", "resources": small, "run": {"argv": ["a", "$x"]}})),
+            "/spec/payloads/0/run/argv/1",
+        ),
+        (
+            payload(json!({"name": "a", "resources": small, "ready": {"tcp": {"port": "http"}}})),
+            "/spec/payloads/0/ready",
+        ),
+        (
+            payload(
+                json!({"name": "a", "resources": small, "volumes": [{"class": "s", "capacity": 1, "mount": "data"}]}),
+            ),
+            "/spec/payloads/0/volumes/0/mount",
+        ),
     ];
     for (body, pointer) in cases {
         let refusal = World::new().ask("plan.apply", &body).expect_err(pointer);

@@ -36,7 +36,10 @@ fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() 
     let mut world = World::with_nodes(1);
     world.plan("manual");
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
-    world.must("plan.apply", &json!({"name": "other", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}));
+    world.must(
+        "plan.apply",
+        &json!({"name": "other", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}),
+    );
     for plan in ["web", "other"] {
         let body = json!({"plan": plan, "name": "d1", "spec": {"count": 1}});
         assert_eq!(world.must("deployment.create", &body).len(), 1);
@@ -51,8 +54,14 @@ fn coordinates_must_name_payloads_and_fill_every_placeholder() {
     let mut world = World::new();
     let run = json!({"argv": ["app", "${version}"], "env": {"P": "${replica}"}});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
-    world.must("plan.apply", &json!({"name": "web", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}));
-    for (coordinates, pointer) in [(json!({}), "/spec/coordinates/app"), (json!({"app": {"version": "1"}, "x": {}}), "/spec/coordinates/x")] {
+    world.must(
+        "plan.apply",
+        &json!({"name": "web", "spec": {"namespace": "ns", "service": "o", "payloads": [payload]}}),
+    );
+    for (coordinates, pointer) in [
+        (json!({}), "/spec/coordinates/app"),
+        (json!({"app": {"version": "1"}, "x": {}}), "/spec/coordinates/x"),
+    ] {
         let body = json!({"plan": "web", "name": "d", "spec": {"count": 1, "coordinates": coordinates}});
         let refusal = world.ask("deployment.create", &body).expect_err(pointer);
         assert!(refusal.code == Code::Invalid && refusal.errors.contains_key(pointer), "{refusal:?}");
@@ -72,7 +81,11 @@ fn a_newer_deployment_supersedes_one_that_waits_and_queues_behind_one_that_runs(
     world.obey();
     world.approve_all();
     world.obey();
-    assert_eq!((world.deployment("d3").as_str(), world.phases().len()), ("completed", 2), "the last count, never the sum");
+    assert_eq!(
+        (world.deployment("d3").as_str(), world.phases().len()),
+        ("completed", 2),
+        "the last count, never the sum"
+    );
 }
 
 #[test]
@@ -110,7 +123,10 @@ fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
     world.report(id, crashed());
     let told = format!("{:?}", world.log);
     assert!(told.contains("it ended before it was ready: app-0 exited with 3"), "{told}");
-    assert_eq!((world.deployment("d1").as_str(), world.phases(), world.free_cpu()), ("failed", vec!["failed"], 4000));
+    assert_eq!(
+        (world.deployment("d1").as_str(), world.phases(), world.free_cpu()),
+        ("failed", vec!["failed"], 4000)
+    );
 }
 
 #[test]
@@ -120,14 +136,21 @@ fn scale_down_takes_the_unhealthy_then_the_fullest_domain_then_the_newest() {
     world.running("d1", 3);
     let on = |world: &World, node: &str| {
         let replicas = world.fleet.replicas().sorted();
-        replicas.into_iter().find(|r| r.active.as_ref().is_some_and(|a| a.node.as_str() == node)).map(|r| r.name.clone())
+        replicas
+            .into_iter()
+            .find(|r| r.active.as_ref().is_some_and(|a| a.node.as_str() == node))
+            .map(|r| r.name.clone())
     };
     let lone = on(&world, "node-2").expect("placed");
-    let incarnation = world.fleet.replicas().get(&lone).and_then(|r| r.active.clone()).expect("active").incarnation;
+    let incarnation =
+        world.fleet.replicas().get(&lone).and_then(|r| r.active.clone()).expect("active").incarnation;
     world.report(incarnation, crashed());
     world.deploy("d2", 2);
     world.obey();
-    assert!(world.fleet.replicas().get(&lone).is_none(), "the dead one goes, though its domain is the emptiest");
+    assert!(
+        world.fleet.replicas().get(&lone).is_none(),
+        "the dead one goes, though its domain is the emptiest"
+    );
 
     let mut world = World::with_nodes(3);
     world.plan("automatic");
@@ -148,7 +171,10 @@ fn scale_to_zero_frees_everything() {
     assert_eq!(world.kinds(), [Delete, Delete, Delete]);
     world.approve_all();
     world.obey();
-    assert_eq!((world.phases().len(), world.free_cpu(), world.deployment("d2").as_str()), (0, 12_000, "completed"));
+    assert_eq!(
+        (world.phases().len(), world.free_cpu(), world.deployment("d2").as_str()),
+        (0, 12_000, "completed")
+    );
     assert!(world.fleet.incarnations().is_empty() && world.fleet.operations().is_empty());
 }
 
@@ -177,7 +203,8 @@ fn another_version_of_what_runs_is_refused_until_nothing_runs() {
     let mut world = World::with_nodes(2);
     world.plan("automatic");
     world.running("d1", 1);
-    let other = json!({"plan": "web", "name": "d2", "spec": {"count": 1, "coordinates": {"app": {"version": "2"}}}});
+    let other =
+        json!({"plan": "web", "name": "d2", "spec": {"count": 1, "coordinates": {"app": {"version": "2"}}}});
     let refusal = world.ask("deployment.create", &other).expect_err("what runs is of another version");
     assert!(refusal.code == Code::Unsupported && refusal.detail.contains("d1"), "{refusal:?}");
     world.deploy("d0", 0);
@@ -196,6 +223,9 @@ fn only_so_many_deployments_that_are_over_are_kept() {
         world.deploy(&format!("d{i}"), 1);
     }
     let kept = &world.fleet.plans().get("web").expect("the plan").deployments;
-    assert!(kept.len() <= 22 && kept.iter().any(|d| d.as_str() == "keep"), "what a replica refers to stays: {kept:?}");
+    assert!(
+        kept.len() <= 22 && kept.iter().any(|d| d.as_str() == "keep"),
+        "what a replica refers to stays: {kept:?}"
+    );
     assert_eq!(world.fleet.deployments().len(), kept.len());
 }

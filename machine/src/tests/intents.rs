@@ -30,7 +30,8 @@ fn an_expected_version_that_is_not_the_subject_s_is_refused_with_the_version() {
 #[test]
 fn an_expected_version_of_zero_means_that_it_must_not_exist() {
     let mut world = World::new();
-    let mut request = world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
+    let mut request =
+        world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
     request.expect = Some(0);
     world.ask_request(&request).expect("it does not exist");
     request.expect = Some(0);
@@ -70,7 +71,8 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
 fn an_intent_from_the_future_is_refused() {
     let mut world = World::new();
     for (ahead, holds) in [(4 * 60, true), (6 * 60, false)] {
-        let mut request = world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
+        let mut request =
+            world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
         request.time = Some(world.now + Duration::from_secs(ahead));
         match world.ask_request(&request) {
             Ok(_) => assert!(holds),

@@ -53,7 +53,10 @@ fn every_transition_is_allowed_refused_or_the_same() {
                 Ok(facts) => char::from_digit(facts.len() as u32, 10).expect("few"),
                 Err(refusal) => {
                     assert_eq!(refusal.code, Code::BadTransition);
-                    assert!(refusal.detail.contains(from.word()) && refusal.detail.contains(to.word()), "{refusal:?}");
+                    assert!(
+                        refusal.detail.contains(from.word()) && refusal.detail.contains(to.word()),
+                        "{refusal:?}"
+                    );
                     '-'
                 }
             };
@@ -68,8 +71,16 @@ fn every_transition_is_allowed_refused_or_the_same() {
 fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
     let cases = [
         (json!({"name": "n", "state": "allocated"}), Code::Invalid, "no cluster named"),
-        (json!({"name": "n", "state": "evicted", "cluster": "local"}), Code::Invalid, "a cluster where none belongs"),
-        (json!({"name": "n", "state": "allocated", "cluster": "nowhere"}), Code::NotFound, "an unknown cluster"),
+        (
+            json!({"name": "n", "state": "evicted", "cluster": "local"}),
+            Code::Invalid,
+            "a cluster where none belongs",
+        ),
+        (
+            json!({"name": "n", "state": "allocated", "cluster": "nowhere"}),
+            Code::NotFound,
+            "an unknown cluster",
+        ),
         (json!({"name": "x", "state": "expunged"}), Code::NotFound, "an unknown node"),
     ];
     for (body, code, why) in cases {
@@ -107,7 +118,10 @@ fn bad_specs_say_where() {
     let cases = [
         (json!({"domain": "d", "total": {"cpu": 0, "memory": 1}}), "/spec/total/cpu"),
         (json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "reserved": {"cpu": 2}}), "/spec/reserved"),
-        (json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "capabilities": ["x"]}), "/spec/capabilities/0"),
+        (
+            json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "capabilities": ["x"]}),
+            "/spec/capabilities/0",
+        ),
         (
             json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "storage": [{"class": "s", "capacity": 1}, {"class": "s", "capacity": 1}]}),
             "/spec/storage/1/class",
@@ -115,7 +129,10 @@ fn bad_specs_say_where() {
     ];
     for (spec, pointer) in cases {
         let refusal = World::new().ask("node.apply", &json!({"name": "n", "spec": spec})).expect_err(pointer);
-        assert_eq!((refusal.code, refusal.errors.keys().next().map(String::as_str)), (Code::Invalid, Some(pointer)));
+        assert_eq!(
+            (refusal.code, refusal.errors.keys().next().map(String::as_str)),
+            (Code::Invalid, Some(pointer))
+        );
     }
 }
 

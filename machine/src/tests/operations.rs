@@ -26,12 +26,16 @@ fn an_approver_sees_the_node_and_approves_exactly_what_was_shown() {
     assert_eq!(operation.node.as_ref().map(ToString::to_string).as_deref(), Some("node-1"));
     assert_eq!(world.free_cpu(), 3000, "the place is held while it waits");
     let wrong = OperationApprove {
-        operations: vec![Shown { operation: operation.id, hash: chancery_events::digest::Digest::of(&[b"else"]) }],
+        operations: vec![Shown {
+            operation: operation.id,
+            hash: chancery_events::digest::Digest::of(&[b"else"]),
+        }],
     };
     let request = world.request(wrong.into());
     assert_eq!(world.ask_request(&request).expect_err("another hash").code, Code::HashMismatch);
     world.approve(operation.id).expect("approved");
-    let approved = world.fleet.operations().get(&operation.id).expect("kept").approved.clone().expect("approved").0;
+    let approved =
+        world.fleet.operations().get(&operation.id).expect("kept").approved.clone().expect("approved").0;
     assert_eq!(approved, Approver::Actor("ann".parse().expect("a name")));
     assert_eq!(world.approve(operation.id).expect_err("twice").code, Code::NotPending);
 }
@@ -44,7 +48,8 @@ fn two_hundred_are_approved_in_one_intent_or_none() {
     }
     world.plan("manual");
     world.deploy("d1", 200);
-    let shown: Vec<_> = world.pending().iter().map(|o| Shown { operation: o.id, hash: o.hash.expect("a hash") }).collect();
+    let shown: Vec<_> =
+        world.pending().iter().map(|o| Shown { operation: o.id, hash: o.hash.expect("a hash") }).collect();
     assert_eq!(shown.len(), 200);
     let mut bad = shown.clone();
     bad[199].hash = chancery_events::digest::Digest::of(&[]);
@@ -64,7 +69,10 @@ fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_rep
     world.deploy("d1", 1);
     let id = world.pending()[0].id;
     world.reject(id).expect("rejected");
-    assert_eq!((world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()), (4000, 0, "failed"));
+    assert_eq!(
+        (world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()),
+        (4000, 0, "failed")
+    );
     assert_eq!(world.reject(id).expect_err("gone").code, Code::NotFound);
 }
 
@@ -76,7 +84,10 @@ fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
     world.wait(24 * 3600 - 1);
     assert_eq!(world.pending().len(), 1);
     world.wait(1);
-    assert_eq!((world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()), (4000, 0, "failed"));
+    assert_eq!(
+        (world.free_cpu(), world.phases().len(), world.deployment("d1").as_str()),
+        (4000, 0, "failed")
+    );
     assert!(format!("{:?}", world.log).contains("nobody approved it in time"));
 }
 
@@ -84,7 +95,8 @@ fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
 fn automatic_approval_names_its_rule_and_other_kinds_wait() {
     let mut world = World::with_nodes(2);
     world.plan("manual");
-    let mut spec = serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
+    let mut spec =
+        serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
     spec["approval"]["create"] = json!("automatic");
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     world.deploy("d1", 1);
@@ -102,7 +114,11 @@ fn a_stop_frees_the_place_and_stays_over_deployments() {
     let replica = world.replica();
     world.must("replica.stop", &json!({"name": replica}));
     assert_eq!(world.kinds(), [Stop]);
-    assert_eq!(world.fleet.replicas().get(&replica).expect("kept").will, Will::Running, "not before it is approved");
+    assert_eq!(
+        world.fleet.replicas().get(&replica).expect("kept").will,
+        Will::Running,
+        "not before it is approved"
+    );
     world.approve_all();
     assert_eq!(world.phases(), ["running", "stopping"]);
     world.obey();
@@ -177,6 +193,21 @@ fn a_stop_supersedes_a_start_that_waits_and_one_that_runs_once_it_is_approved() 
 }
 
 #[test]
+fn a_start_takes_back_a_stop_that_waits_also_of_a_replica_that_never_came_up() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    world.deploy("d1", 1);
+    let replica = world.replica();
+    world.must("replica.stop", &json!({"name": replica}));
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    assert_eq!(world.kinds(), [Start]);
+    world.approve_all();
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
 fn a_delete_supersedes_everything_and_leaves_nothing() {
     let mut world = world(1);
     let replica = world.replica();
@@ -226,7 +257,10 @@ fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
     let replica = world.replica();
     world.must("replica.delete", &json!({"name": replica}));
     world.run();
-    assert_eq!((world.phases().len(), world.free_cpu(), world.deployment("d1").as_str()), (0, 4000, "cancelled"));
+    assert_eq!(
+        (world.phases().len(), world.free_cpu(), world.deployment("d1").as_str()),
+        (0, 4000, "cancelled")
+    );
 }
 
 #[test]
@@ -235,7 +269,10 @@ fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     world.must("node.apply", &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "storage": [{"class": "s", "capacity": 9}]}}));
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["a"]}, "volumes": [{"class": "s", "capacity": 1, "mount": "/d"}]});
-    world.must("plan.apply", &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}));
+    world.must(
+        "plan.apply",
+        &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}),
+    );
     world.deploy("d1", 1);
     let id = world.pending()[0].id;
     let refusal = world.approve(id).expect_err("volumes");
@@ -266,11 +303,15 @@ fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
 #[test]
 fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_holds_nothing() {
     let mut world = World::with_nodes(1);
-    let automatic = json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let automatic =
+        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
     let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": automatic});
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     world.deploy("d1", 1);
-    assert_eq!((world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()), ("failed", 0, 4000));
+    assert_eq!(
+        (world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()),
+        ("failed", 0, 4000)
+    );
     assert!(format!("{:?}", world.log).contains("says nothing to run"));
 }

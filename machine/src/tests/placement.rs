@@ -11,7 +11,10 @@ fn world() -> World {
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
     for i in 1..=4u64 {
-        world.must("capability.apply", &json!({"name": format!("gpu-{}", i * 10), "spec": {"type": "GPU", "score": i * 10}}));
+        world.must(
+            "capability.apply",
+            &json!({"name": format!("gpu-{}", i * 10), "spec": {"type": "GPU", "score": i * 10}}),
+        );
     }
     world.must("capability.apply", &json!({"name": "xeon", "spec": {"type": "CPU", "score": 1}}));
     for i in 1..=4u64 {
@@ -42,8 +45,14 @@ fn plan(extra: &Value) -> Value {
 }
 
 fn placed(world: &World) -> Vec<String> {
-    let mut nodes: Vec<_> =
-        world.fleet.incarnations().sorted().into_iter().filter(|i| i.is_live()).map(|i| i.node.to_string()).collect();
+    let mut nodes: Vec<_> = world
+        .fleet
+        .incarnations()
+        .sorted()
+        .into_iter()
+        .filter(|i| i.is_live())
+        .map(|i| i.node.to_string())
+        .collect();
     nodes.sort();
     nodes
 }
@@ -80,10 +89,16 @@ fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others(
         assert_eq!(placed(&world), expected, "{extra}");
         let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
         if nodes.len() < 4 {
-            let found = unfit.iter().find(|unfit| unfit.reason == reason).unwrap_or_else(|| panic!("{reason} in {unfit:?}"));
+            let found = unfit
+                .iter()
+                .find(|unfit| unfit.reason == reason)
+                .unwrap_or_else(|| panic!("{reason} in {unfit:?}"));
             assert_eq!(found.count as usize, 4 - nodes.len(), "{reason}");
         }
-        let taken = unfit.iter().find(|unfit| unfit.reason.starts_with("a replica of the plan")).map_or(0, |u| u.count);
+        let taken = unfit
+            .iter()
+            .find(|unfit| unfit.reason.starts_with("a replica of the plan"))
+            .map_or(0, |u| u.count);
         assert_eq!(taken as usize, if nodes.len() < 4 { nodes.len() } else { 0 }, "{extra}");
     }
 }
@@ -92,7 +107,10 @@ fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others(
 fn an_inactive_capability_does_not_match() {
     let mut world = world();
     world.must("capability.set_activity", &json!({"name": "gpu-40", "activity": "inactive"}));
-    world.must("plan.apply", &plan(&json!({"matchers": [{"type": "GPU", "comparator": "gte", "names": ["gpu-30"]}]})));
+    world.must(
+        "plan.apply",
+        &plan(&json!({"matchers": [{"type": "GPU", "comparator": "gte", "names": ["gpu-30"]}]})),
+    );
     world.deploy("d", 2);
     assert_eq!(placed(&world), ["node-3"]);
 }
@@ -114,7 +132,8 @@ fn replicas_are_spread_over_domains_and_then_put_where_the_least_is_left() {
     }
     world.plan("manual");
     world.deploy("d", 6);
-    let mut domains: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.active.clone().expect("placed").domain).collect();
+    let mut domains: Vec<_> =
+        world.fleet.replicas().sorted().iter().map(|r| r.active.clone().expect("placed").domain).collect();
     domains.sort();
     assert_eq!(domains.iter().map(ToString::to_string).collect::<Vec<_>>(), ["a", "a", "b", "b", "c", "c"]);
 
@@ -160,7 +179,8 @@ fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         world.deploy(&format!("d{i}"), (seed >> 33) as u32 % 6);
         world.obey();
-        let held: u64 = world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).map(|i| i.amounts.cpu).sum();
+        let held: u64 =
+            world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).map(|i| i.amounts.cpu).sum();
         assert_eq!(world.free_cpu(), 20_000 - held);
     }
     let _: chancery_events::name::PlanName = name("web");

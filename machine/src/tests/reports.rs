@@ -2,8 +2,8 @@
 
 use chancery_events::fact::{Effect, Fact};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReported, ObjectReported, Process, ProcessStatus, Report, Saw, SessionEnd, SessionHello,
-    SessionOver,
+    Exit, Hope, IncarnationReported, ObjectReported, Process, ProcessStatus, Report, Saw, SessionEnd,
+    SessionHello, SessionOver,
 };
 use chancery_events::spec::Runtime;
 use serde_json::json;
@@ -81,7 +81,8 @@ fn every_state_answers_every_report() {
         ("unwound", ["unwound"; 7]),
     ];
     for (from, row) in table {
-        let reports = [ensured(), ready(), not_ready(), ended(Exit::Clean), crashed(), Saw::Gone, failed(Hope::Never)];
+        let reports =
+            [ensured(), ready(), not_ready(), ended(Exit::Clean), crashed(), Saw::Gone, failed(Hope::Never)];
         for (saw, expected) in reports.into_iter().zip(row) {
             let mut world = at(from);
             let id = world.fleet.incarnations().sorted().last().expect("one").id;
@@ -187,7 +188,10 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
     let id = world.commanded()[0];
     world.wait(15);
     let incarnation = world.fleet.incarnations().get(&id).expect("kept");
-    assert_eq!((incarnation.asked, incarnation.revision, incarnation.deadline), (Some(Effect::Kill), 3, None));
+    assert_eq!(
+        (incarnation.asked, incarnation.revision, incarnation.deadline),
+        (Some(Effect::Kill), 3, None)
+    );
     world.wait(1_000_000);
     assert_eq!(state(&world), "stopping", "no deadline proves an end");
     world.report(id, ended(Exit::Clean));
@@ -217,7 +221,8 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let live = world.commanded()[0];
     let judged = |world: &mut World, incarnation| {
-        let saw = ObjectReported { session, incarnation, revision: 2, seen: chancery_events::id::Position::ZERO };
+        let saw =
+            ObjectReported { session, incarnation, revision: 2, seen: chancery_events::id::Position::ZERO };
         world.see(&saw.into()).first().map_or(String::new(), |fact| format!("{fact:?}"))
     };
     let foreign = chancery_events::id::Lineage::from_random(99);

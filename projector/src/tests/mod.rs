@@ -3,7 +3,6 @@
 mod driver;
 mod folding;
 mod histories;
-mod measuring;
 mod reading;
 mod starting;
 mod stir;

@@ -53,7 +53,12 @@ mod tests {
             // journal's last, wall and steady at the start, then readings: wall, steady, journal time
             ("in step", 0, 100, vec![(110, 10, 110)]),
             ("the wall clock went back: half speed", 0, 100, vec![(50, 10, 105), (51, 20, 110)]),
-            ("ahead, until the wall clock has come up", 100, 90, vec![(100, 10, 105), (110, 20, 110), (120, 30, 120)]),
+            (
+                "ahead, until the wall clock has come up",
+                100,
+                90,
+                vec![(100, 10, 105), (110, 20, 110), (120, 30, 120)],
+            ),
             ("the wall clock leapt: double speed", 0, 100, vec![(500, 10, 120), (510, 20, 140)]),
         ];
         for (case, last, start, readings) in cases {

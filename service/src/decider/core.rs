@@ -121,7 +121,7 @@ impl Core {
         };
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
-        core.commit_events(vec![Event::Fact { cause, fact }]).expect("a term's start always holds");
+        core.commit_events(&[Event::Fact { cause, fact }]).expect("a term's start always holds");
         core
     }
 
@@ -181,13 +181,13 @@ impl Core {
     }
 
     /// Folds the events and takes their lines, or neither.
-    fn commit_events(&mut self, events: Vec<Event>) -> Result<(), String> {
+    fn commit_events(&mut self, events: &[Event]) -> Result<(), String> {
         let mark = self.draft.mark();
         self.fleet.note();
         let first = self.next();
         let mut over = Vec::new();
         let folded = catch_unwind(AssertUnwindSafe(|| {
-            for (position, event) in (first.get()..).map(Position::new).zip(&events) {
+            for (position, event) in (first.get()..).map(Position::new).zip(events) {
                 match event {
                     Event::Fact { fact, .. } => {
                         // Its replica may go in the same commit, and all that is known of it.
@@ -203,8 +203,10 @@ impl Core {
         }));
         let failure = match folded {
             Ok(Ok(())) => {
-                self.follow(&events);
-                over.into_iter().for_each(|(cluster, incarnation)| self.forget(&cluster, incarnation));
+                self.follow(events);
+                for (cluster, incarnation) in over {
+                    self.forget(&cluster, incarnation);
+                }
                 return Ok(());
             }
             Ok(Err(failure)) => {
@@ -232,9 +234,9 @@ impl Core {
     }
 
     /// Decides an intent. The answer comes as an effect, when it is durable.
-    pub fn intent(&mut self, ticket: Ticket, request: Request, now: Time) {
+    pub fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
         self.set_time(now);
-        let reused = match repeat(self.fleet.keys(), &request) {
+        let reused = match repeat(self.fleet.keys(), request) {
             Repeat::Known(known) => {
                 let verdict = Verdict { position: known.verdict, result: Arc::clone(&known.reply) };
                 self.hold(Held::Answer(ticket, verdict));
@@ -248,12 +250,12 @@ impl Core {
         context.actor = Some(request.actor.clone());
         let decided = match reused {
             Some(refusal) => Err(refusal),
-            None => catch_unwind(AssertUnwindSafe(|| decide(&self.fleet, &request, &context)))
+            None => catch_unwind(AssertUnwindSafe(|| decide(&self.fleet, request, &context)))
                 .unwrap_or_else(|panic| Err(internal(&told(&*panic)))),
         };
-        let decided = self.record(&request, position, decided, &context).or_else(|failure| {
+        let decided = self.record(request, position, decided, &context).or_else(|failure| {
             tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
-            self.record(&request, position, Err(internal(&failure)), &context)
+            self.record(request, position, Err(internal(&failure)), &context)
         });
         match decided {
             Ok(verdict) => self.hold(Held::Answer(ticket, verdict)),
@@ -289,7 +291,7 @@ impl Core {
         events.push(Event::Intent(request.clone()));
         events.push(Event::Fact { cause: position, fact: said });
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
-        self.commit_events(events)?;
+        self.commit_events(&events)?;
         Ok(Verdict { position: position.plus(1), result: Arc::new(result) })
     }
 
@@ -309,7 +311,7 @@ impl Core {
         let type_name = observation.type_name();
         let mut events = vec![Event::Observation { by: by.clone(), observation }];
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
-        if let Err(failure) = self.commit_events(events) {
+        if let Err(failure) = self.commit_events(&events) {
             tracing::error!(%position, observation = type_name, failure, "an observation could not be folded");
         }
     }
@@ -338,8 +340,8 @@ impl Core {
 
     fn take_step(&mut self, step: Step) {
         let Step { subject, cause, facts } = step;
-        let events = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
-        if let Err(failure) = self.commit_events(events) {
+        let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
+        if let Err(failure) = self.commit_events(&events) {
             self.park(subject, cause, failure);
         }
     }
@@ -349,7 +351,7 @@ impl Core {
         tracing::error!(%subject, detail, "work on an entity failed; it is left alone");
         self.agenda.park(subject.clone());
         let fact = EntityParked { subject, detail }.into();
-        if let Err(failure) = self.commit_events(vec![Event::Fact { cause, fact }]) {
+        if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
             tracing::error!(failure, "an entity could not be parked by a fact");
         }
     }
@@ -435,5 +437,6 @@ fn internal(failure: &str) -> Refusal {
 
 fn told(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a word".into())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a word".into())
 }

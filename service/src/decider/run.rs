@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Inputs taken before due work gets its turn.
 const BATCH: usize = 512;
 
+/// Gives durable records to everybody who follows the journal.
+pub type Publish = Box<dyn FnMut(&[Arc<Record>]) + Send>;
+
 /// What the decider begins with.
 pub struct Start {
     /// Who decides, for whom, and how.
@@ -38,7 +41,7 @@ pub struct Start {
     /// What the journal tells.
     pub deliveries: mpsc::UnboundedReceiver<Delivery>,
     /// Called with all records that are durable, in order, before anyone is told of their effects.
-    pub publish: Box<dyn FnMut(&[Arc<Record>]) + Send>,
+    pub publish: Publish,
     /// Inputs that wait, at most.
     pub queue: usize,
 }
@@ -79,7 +82,7 @@ struct Loop {
     source: Arc<dyn Source>,
     inputs: mpsc::Receiver<Input>,
     deliveries: mpsc::UnboundedReceiver<Delivery>,
-    publish: Box<dyn FnMut(&[Arc<Record>]) + Send>,
+    publish: Publish,
     clock: Clock,
     began: Instant,
     tickets: u64,
@@ -133,7 +136,11 @@ impl Loop {
                 Ok(more) => more,
                 Err(ended) => return ended,
             };
-            if self.drain == Some(Drain::Asked) && !more && self.core.in_flight() == 0 && self.waiting.is_empty() {
+            if self.drain == Some(Drain::Asked)
+                && !more
+                && self.core.in_flight() == 0
+                && self.waiting.is_empty()
+            {
                 return Ended::Drained;
             }
             let open = self.drain.is_none() && !self.core.is_full() && self.waiting.is_empty();
@@ -194,7 +201,9 @@ impl Loop {
             Ok(()) => Ok(None),
             Err(AppendError::Busy(record)) => Ok(Some(*record)),
             Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
-            Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),
+            Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
+                Err(Ended::Stopped(error.to_string()))
+            }
         }
     }
 
@@ -204,13 +213,19 @@ impl Loop {
                 let own = self.core.delivered(&records);
                 (self.publish)(&records);
                 self.effects();
-                if own { Ok(()) } else { Err(Ended::Overtaken("a record of another writer stands in the journal".into())) }
+                if own {
+                    Ok(())
+                } else {
+                    Err(Ended::Overtaken("a record of another writer stands in the journal".into()))
+                }
             }
             Some(Delivery::Skipped(skipped)) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 Ok(())
             }
-            Some(Delivery::Indefinite(error)) => Err(Ended::Overtaken(format!("an append has no outcome: {error}"))),
+            Some(Delivery::Indefinite(error)) => {
+                Err(Ended::Overtaken(format!("an append has no outcome: {error}")))
+            }
             Some(Delivery::Stopped(error)) => Err(Ended::Stopped(error.to_string())),
             None => Err(Ended::Stopped("the journal is gone".into())),
         }
@@ -223,7 +238,7 @@ impl Loop {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 self.askers.insert(ticket, answer);
-                self.core.intent(ticket, *request, now);
+                self.core.intent(ticket, &request, now);
             }
             Input::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);

@@ -12,7 +12,9 @@ use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_events::observation::{
     IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello, SessionOver,
 };
-use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider};
+use chancery_events::protocol::{
+    Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider,
+};
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
@@ -56,7 +58,8 @@ impl Sessions {
         for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
             sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
         }
-        sessions.retries = fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();
+        sessions.retries =
+            fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();
         sessions
     }
 
@@ -144,8 +147,9 @@ impl Core {
                 self.hello(connection, hello, seen, recorded);
             }
             ToDecider::Level { attach, reports, part: _ } => {
-                if let Some(id) = self.speaker(connection, attach) {
-                    reports.into_iter().for_each(|report| self.report(id, report));
+                let Some(id) = self.speaker(connection, attach) else { return };
+                for report in reports {
+                    self.report(id, report);
                 }
             }
             ToDecider::Report { attach, sequence, report } => {
@@ -214,7 +218,8 @@ impl Core {
             Ok(None) => {
                 let by = hello.executor.clone();
                 self.observation(&by, Observation::SessionHello(hello.clone()));
-                let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session) else {
+                let Some(id) = self.fleet.clusters().get(&hello.cluster).and_then(|cluster| cluster.session)
+                else {
                     let what = What::Refused("the session could not be opened".into(), Again::Later);
                     return self.refuse_connection(connection, what);
                 };
@@ -237,7 +242,11 @@ impl Core {
             return Some((format!("it has worked for another journal, {lineage}"), Again::Never));
         }
         if lineage == lineages.current && head.position > self.durable().position {
-            let reason = format!("it has seen position {}, and this decider ends at {}", head.position, self.durable().position);
+            let reason = format!(
+                "it has seen position {}, and this decider ends at {}",
+                head.position,
+                self.durable().position
+            );
             return Some((reason, Again::NewerElsewhere));
         }
         // A head is the end of a record: if none ends there, or another one does, the histories differ.
@@ -327,10 +336,15 @@ impl Core {
                 self.say(session, What::Forget(id));
             }
             Some(_) => {
-                self.observation(&by, Observation::IncarnationReported(IncarnationReported { session, report }));
+                self.observation(
+                    &by,
+                    Observation::IncarnationReported(IncarnationReported { session, report }),
+                );
             }
             // Its story is over, and so is it: what is kept of it may go.
-            None if self.is_past(id) && matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. }) => {
+            None if self.is_past(id)
+                && matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. }) =>
+            {
                 self.say(session, What::Forget(id));
             }
             None => {
@@ -408,8 +422,11 @@ impl Core {
         }
         let lease = self.lease();
         let silent = |live: &Live| now.since(live.heard) > lease;
-        let lost: Vec<_> = self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
-        lost.into_iter().for_each(|id| self.end_session(id, SessionEnd::Lost));
+        let lost: Vec<_> =
+            self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
+        for id in lost {
+            self.end_session(id, SessionEnd::Lost);
+        }
     }
 
     fn end_session(&mut self, session: SessionId, end: SessionEnd) {

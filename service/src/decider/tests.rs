@@ -72,15 +72,24 @@ impl Rig {
 
     fn request(&mut self, type_name: &str, data: &serde_json::Value) -> Request {
         self.tickets += 1;
-        let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("known").expect("good");
+        let intent =
+            Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("known").expect("good");
         let id: IntentId = name(&format!("id-{}", self.tickets));
-        Request { id, source: name("test"), actor: name("ann"), time: None, expect: None, traceparent: None, intent }
+        Request {
+            id,
+            source: name("test"),
+            actor: name("ann"),
+            time: None,
+            expect: None,
+            traceparent: None,
+            intent,
+        }
     }
 
     fn ask(&mut self, request: &Request) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        self.core.intent(ticket, request.clone(), self.now);
+        self.core.intent(ticket, request, self.now);
         ticket
     }
 
@@ -92,13 +101,18 @@ impl Rig {
     fn cluster(&mut self) {
         self.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-        self.must("node.apply", &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}));
+        self.must(
+            "node.apply",
+            &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}),
+        );
         self.settle();
     }
 
     fn plan_and_deployment(&mut self) {
-        let auto = json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
-        let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
+        let auto =
+            json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+        let payload =
+            json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
         let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto});
         self.must("plan.apply", &json!({"name": "web", "spec": spec}));
         self.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
@@ -110,15 +124,21 @@ impl Rig {
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
         self.core.connected(Connection(connection), Attach::from_random(connection));
-        let hello =
-            ToDecider::Hello { executor: name(executor), cluster: name("local"), runtime: Runtime::Process, seen };
+        let hello = ToDecider::Hello {
+            executor: name(executor),
+            cluster: name("local"),
+            runtime: Runtime::Process,
+            seen,
+        };
         self.say(connection, hello);
     }
 
     /// Types of facts in the journal so far, without those of the given record on.
     fn types(&self, from: usize) -> Vec<&'static str> {
         let records = &self.journal[from..];
-        let events = records.iter().flat_map(|r| r.events().map(|(_, line)| Event::read(line).expect("readable")).collect::<Vec<_>>());
+        let events = records.iter().flat_map(|r| {
+            r.events().map(|(_, line)| Event::read(line).expect("readable")).collect::<Vec<_>>()
+        });
         events.map(|event| event.type_name()).collect()
     }
 }
@@ -129,7 +149,9 @@ fn sent(effects: &[Effect]) -> Vec<&FromDecider> {
 
 fn answers(effects: &[Effect]) -> Vec<(Ticket, u64, Option<Code>)> {
     let answer = |e: &Effect| match e {
-        Effect::Answer(ticket, v) => Some((*ticket, v.position.get(), v.result.as_ref().as_ref().err().map(|r| r.code))),
+        Effect::Answer(ticket, v) => {
+            Some((*ticket, v.position.get(), v.result.as_ref().as_ref().err().map(|r| r.code)))
+        }
         Effect::Send(..) | Effect::Close(_) => None,
     };
     effects.iter().filter_map(answer).collect()
@@ -214,7 +236,13 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     assert_eq!((envelope.session, envelope.head, command.revision), (session, rig.core.durable(), 1));
     let (incarnation, process) = (
         command.incarnation,
-        Process { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status: ProcessStatus::Online },
+        Process {
+            payload: name("app"),
+            index: 0,
+            pid: Some(9),
+            addresses: vec![],
+            status: ProcessStatus::Online,
+        },
     );
     let report = |revision, saw| Report { incarnation, revision, saw };
     let ready = Saw::Ready { processes: vec![process] };
@@ -224,11 +252,22 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     }
     assert!(rig.core.effects().is_empty(), "nor is the acknowledgement let go early");
     let effects = rig.settle();
-    assert!(sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })), "{effects:?}");
-    assert_eq!(rig.types(before), ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"], "once, though said twice");
+    assert!(
+        sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })),
+        "{effects:?}"
+    );
+    assert_eq!(
+        rig.types(before),
+        ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
+        "once, though said twice"
+    );
     rig.say(1, ToDecider::Report { attach, sequence: 2, report: report(1, Saw::Gone) });
     let effects = rig.settle();
-    assert!(sent(&effects).iter().any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation)));
+    assert!(
+        sent(&effects)
+            .iter()
+            .any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation))
+    );
 }
 
 #[test]
@@ -244,11 +283,16 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
     let effects = rig.settle();
     assert_eq!(rig.types(before), Vec::<&str>::new(), "the same session: nothing to record");
     assert!(effects.iter().any(|e| matches!(e, Effect::Close(Connection(1)))));
-    let welcome = sent(&effects).into_iter().find_map(|m| if let FromDecider::Welcome { commands, .. } = m { Some(commands.len()) } else { None });
+    let welcome = sent(&effects).into_iter().find_map(|m| {
+        if let FromDecider::Welcome { commands, .. } = m { Some(commands.len()) } else { None }
+    });
     assert_eq!(welcome, Some(1));
     rig.hello(3, "other", None);
     let effects = rig.settle();
-    assert!(matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Later, .. }]), "the scope is held");
+    assert!(
+        matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Later, .. }]),
+        "the scope is held"
+    );
     let attach = Attach::from_random(1);
     rig.say(1, ToDecider::Heartbeat { attach, beat: 1 });
     let effects = rig.settle();
@@ -273,8 +317,11 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     }
     rig.core.connected(Connection(20), Attach::from_random(20));
     let seen = Some((lineage, head));
-    let hello = ToDecider::Hello { executor: name("ex"), cluster: name("local"), runtime: Runtime::Process, seen };
-    for (recorded, expected) in [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)] {
+    let hello =
+        ToDecider::Hello { executor: name("ex"), cluster: name("local"), runtime: Runtime::Process, seen };
+    for (recorded, expected) in
+        [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
+    {
         rig.core.said(Connection(20), hello.clone(), rig.now, &|_| recorded);
         let effects = rig.settle();
         let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
@@ -295,18 +342,39 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     let incarnation = command.incarnation;
     rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
     rig.settle();
-    rig.say(1, ToDecider::Report { attach, sequence: 1, report: Report { incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } } });
+    rig.say(
+        1,
+        ToDecider::Report {
+            attach,
+            sequence: 1,
+            report: Report { incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } },
+        },
+    );
     rig.settle();
-    rig.say(1, ToDecider::Report { attach, sequence: 2, report: Report { incarnation, revision: 2, saw: Saw::Gone } });
+    rig.say(
+        1,
+        ToDecider::Report {
+            attach,
+            sequence: 2,
+            report: Report { incarnation, revision: 2, saw: Saw::Gone },
+        },
+    );
     let effects = rig.settle();
     assert!(rig.core.fleet().replicas().is_empty());
-    let forgets = |effects: &[Effect]| sent(effects).iter().any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation));
+    let forgets = |effects: &[Effect]| {
+        sent(effects)
+            .iter()
+            .any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation))
+    };
     assert!(forgets(&effects), "{effects:?}");
     let before = rig.journal.len();
     let report = Report { incarnation, revision: 2, saw: Saw::Gone };
     rig.say(1, ToDecider::Level { attach, reports: vec![report], part: Part::Last });
     let effects = rig.settle();
-    assert!(forgets(&effects) && rig.types(before).is_empty(), "what is over is forgotten, not judged again: {effects:?}");
+    assert!(
+        forgets(&effects) && rig.types(before).is_empty(),
+        "what is over is forgotten, not judged again: {effects:?}"
+    );
 }
 
 #[test]
@@ -317,7 +385,7 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     rig.settle();
     let attach = Attach::from_random(1);
     for beat in 0..10 {
-        rig.now = rig.now + (LEASE - Duration::from_secs(1));
+        rig.now = rig.now + Duration::from_secs(LEASE.as_secs() - 1);
         rig.say(1, ToDecider::Heartbeat { attach, beat });
         rig.settle();
     }
@@ -342,14 +410,24 @@ fn deadlines_wait_a_lease_after_a_takeover() {
     let head = rig.core.durable();
     let lineage = fleet.lineages().current;
     let (position, hash, term) = (head.position, head.hash, head.term);
-    let end =
-        chancery_journal::Cursor { position, hash, term, writer: Writer::from_random(1), lineage, time: rig.now };
-    let later = rig.now + Duration::from_secs(3600);
+    let end = chancery_journal::Cursor {
+        position,
+        hash,
+        term,
+        writer: Writer::from_random(1),
+        lineage,
+        time: rig.now,
+    };
+    let later = rig.now + Duration::from_hours(1);
     rig.core = Core::take_over(settings(2), fleet, Some(&end), later);
     rig.now = later;
     let before = rig.journal.len();
     rig.settle();
-    assert_eq!(rig.types(before), ["term.started.v1"], "the start is overdue, and its executor has a lease to say otherwise");
+    assert_eq!(
+        rig.types(before),
+        ["term.started.v1"],
+        "the start is overdue, and its executor has a lease to say otherwise"
+    );
     assert_eq!(rig.core.next_due(), Some(later + LEASE));
     rig.now = later + LEASE;
     rig.settle();
@@ -365,7 +443,10 @@ fn commits_stay_within_their_bounds() {
             rig.journal.extend(rig.core.seal().map(Arc::new));
         }
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-        rig.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": {"domain": "d", "total": total}}));
+        rig.must(
+            "node.apply",
+            &json!({"name": format!("n{i}"), "cluster": "local", "spec": {"domain": "d", "total": total}}),
+        );
     }
     rig.plan_and_deployment();
     rig.settle();

@@ -200,3 +200,14 @@ pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_a_problem_of_its_own_request() {
+        let problem = caught(async { panic!("on purpose") }).await.expect_err("a problem");
+        assert_eq!((problem.kind.status, problem.detail.contains("purpose")), (500, false));
+    }
+}

@@ -234,3 +234,33 @@ async fn in_order(
     })
     .await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_behind_one_that_found_the_decider_busy_is_asked() {
+        let asked = Cell::new(0);
+        let ask = |verdict: Option<NoVerdict>| {
+            let asked = &asked;
+            async move {
+                asked.set(asked.get() + 1);
+                match verdict {
+                    Some(why) => Err(why),
+                    None => {
+                        tokio::task::yield_now().await;
+                        Err(NoVerdict::Unknown)
+                    }
+                }
+            }
+        };
+        let all = [None, Some(NoVerdict::Busy), None, None];
+        let verdicts = in_order(all.into_iter().map(ask)).await;
+        let words: Vec<_> = verdicts.into_iter().map(Result::unwrap_err).collect();
+        assert_eq!(words, [NoVerdict::Unknown, NoVerdict::Busy, NoVerdict::Busy, NoVerdict::Busy]);
+        assert_eq!(asked.get(), 2);
+    }
+}

@@ -79,6 +79,7 @@ async fn a_header_that_cannot_be_read_is_named() {
         ("chancery-actor", b"\xff", "/chancery-actor"),
         ("if-match", b"*", "/if-match"),
         ("if-match", b"W/\"3\"", "/if-match"),
+        ("if-match", b"\"+3\"", "/if-match"),
         ("chancery-time", b"soon", "/chancery-time"),
         ("idempotency-key", b"other", "/idempotency-key"),
         ("idempotency-key", b"", "/idempotency-key"),

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Request, Response, header};
+use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
 use super::problem::{
@@ -36,11 +37,13 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let found = checked(&app.limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
+    let (parts, body) = request.into_parts();
+    // Whatever the answer is: a sender that is cut off while it writes does not read it.
+    let body = whole(&app.limits, body).await;
     let (route, does, result) = match found {
         Err(problem) => ("none", None, Err(problem)),
         Ok(found) => {
             let route = found.route;
-            let (parts, body) = request.into_parts();
             let call = Call { id: id.clone(), found, parts };
             let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body)))
                 .await
@@ -70,6 +73,9 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     response
 }
 
+/// So many times the largest body is taken in before a sender is cut off.
+const DISCARDED: usize = 8;
+
 /// Refuses what is too large before it is looked at.
 fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
     let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
@@ -91,7 +97,11 @@ fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn dispatch(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Body>, Problem> {
+async fn dispatch(
+    app: &Arc<App>,
+    call: Call,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
     let fleet = call.found.param("fleet");
     if let Some(other) = fleet.filter(|fleet| *fleet != app.fleet.as_str()) {
         let shown: String = other.chars().take(100).collect();
@@ -156,34 +166,29 @@ fn said(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "a panic".into())
 }
 
-/// Reads a body whole.
-pub(super) async fn body_of(
-    limits: &Limits,
-    parts: &Parts,
-    body: Body,
-) -> Result<axum::body::Bytes, Problem> {
-    let too_large = || {
-        let detail = format!("read the body: it has more than {} bytes", limits.body);
-        Problem::new(TOO_LARGE, detail)
-    };
-    let length =
-        parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: u64| length > limits.body as u64) {
-        return Err(too_large());
-    }
-    match tokio::time::timeout(limits.body_read, axum::body::to_bytes(body, limits.body)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => {
-            let is_large = std::error::Error::source(&error)
-                .is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>);
-            Err(if is_large {
-                too_large()
-            } else {
-                Problem::new(MALFORMED, format!("read the body: {error}"))
-            })
+/// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
+async fn whole(limits: &Limits, body: Body) -> Result<Bytes, Problem> {
+    let read = async {
+        let (mut body, mut kept, mut taken) = (body, Vec::new(), 0);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| Problem::new(MALFORMED, format!("read the body: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            taken += data.len();
+            if taken > limits.body * DISCARDED {
+                break;
+            }
+            if taken <= limits.body {
+                kept.extend_from_slice(&data);
+            }
         }
-        Err(_) => Err(Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time")),
-    }
+        if taken > limits.body {
+            let detail = format!("read the body: it has more than {} bytes", limits.body);
+            return Err(Problem::new(TOO_LARGE, detail));
+        }
+        Ok(kept.into())
+    };
+    let late = |_| Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
+    tokio::time::timeout(limits.body_read, read).await.map_err(late)?
 }
 
 fn text(body: &'static str) -> Response<Body> {

@@ -11,7 +11,7 @@ use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Response};
 use chancery_events::cloud::{Attributes, BadAttribute};
 use chancery_events::intent::Request;
@@ -19,7 +19,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
 use super::App;
-use super::edge::{Call, body_of, json};
+use super::edge::{Call, json};
 use super::headers::{Media, Meta, media, unsupported};
 use super::json::check;
 use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
@@ -30,12 +30,16 @@ use crate::decider::{NoVerdict, Verdict};
 const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
 
 /// Takes one or many.
-pub(super) async fn take(app: &Arc<App>, call: Call, body: Body) -> Result<Response<Body>, Problem> {
+pub(super) async fn take(
+    app: &Arc<App>,
+    call: Call,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
     let Call { id, parts, .. } = call;
     let headers = &parts.headers;
     let meta = Meta::read(headers)?;
     let Some(media) = media(headers, TAKEN)? else { return Err(unsupported("", TAKEN)) };
-    let bytes = body_of(&app.limits, &parts, body).await?;
+    let bytes = body?;
     let text = check(&bytes, app.limits.depth)?;
     if media == Media::Batch {
         return batch(app, &meta, text, &id).await;

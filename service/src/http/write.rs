@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode};
 use chancery_events::digest::Digest;
 use chancery_events::fact::Outcome;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::App;
-use super::edge::{Call, body_of, json};
+use super::edge::{Call, json};
 use super::headers::{Media, Meta, media, unsupported};
 use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
@@ -58,14 +58,14 @@ pub(super) struct RejectOne {
 pub(super) async fn typed(
     app: &Arc<App>,
     call: Call,
-    body: Body,
+    body: Result<Bytes, Problem>,
     type_name: &'static str,
     shape: Shape,
 ) -> Result<Response<Body>, Problem> {
     let Call { found, parts, .. } = call;
     let meta = Meta::read(&parts.headers)?;
     let media = media(&parts.headers, &[Media::Json])?;
-    let bytes = body_of(&app.limits, &parts, body).await?;
+    let bytes = body?;
     if media.is_none() && !bytes.is_empty() {
         return Err(unsupported("", &[Media::Json]));
     }

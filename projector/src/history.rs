@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::event::{BadEvent, Event, EventKind, Line};
-use chancery_events::fact::{Approver, Fact};
+use chancery_events::fact::{Approver, Fact, OperationApproved};
 use chancery_events::id::Position;
 use chancery_events::name::{Actor, ExecutorName};
 use chancery_events::record::Record;
@@ -40,6 +40,23 @@ pub enum Who {
     Decider,
 }
 
+/// The event at the beginning of a chain of causes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Because {
+    /// Its position.
+    pub position: Position,
+    /// Its type, with version.
+    #[serde(rename = "type")]
+    pub type_name: String,
+}
+
+/// Where a chain of causes begins, and who was behind that.
+#[derive(Clone)]
+struct Root {
+    who: Who,
+    because: Because,
+}
+
 /// One event of an entity's history.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Entry {
@@ -59,6 +76,8 @@ pub struct Entry {
     pub who: Who,
     /// Of a fact: the position of what led to it.
     pub cause: Option<Position>,
+    /// Of a fact: what its causes lead back to.
+    pub because: Option<Because>,
     /// What it says, as it is stored.
     #[schemars(with = "serde_json::Value")]
     pub data: Box<RawValue>,
@@ -139,7 +158,7 @@ impl History {
         record: &Record,
         position: Position,
         bytes: &[u8],
-        known: &mut BTreeMap<Position, Who>,
+        known: &mut BTreeMap<Position, Root>,
     ) -> Result<Option<Entry>, HistoryError> {
         let bad = |source| HistoryError::Event { position, source };
         let line = Line::read(bytes).map_err(bad)?;
@@ -149,64 +168,49 @@ impl History {
         if !is_about(&event, subject, record, position) {
             return Ok(None);
         }
-        let who = self.who(&event, record, known, DEPTH)?;
-        Ok(Some(Entry { position, time: record.header().time, kind, type_name, who, cause, data }))
+        let Root { who, because } = self.root(&event, position, record, known, DEPTH)?;
+        let because = Some(because).filter(|because| because.position != position);
+        Ok(Some(Entry { position, time: record.header().time, kind, type_name, who, cause, because, data }))
     }
 
     /// Follows causes back to an intent, an observation or a rule.
-    fn who(
+    fn root(
         &self,
         event: &Event,
+        position: Position,
         record: &Record,
-        known: &mut BTreeMap<Position, Who>,
+        known: &mut BTreeMap<Position, Root>,
         depth: usize,
-    ) -> Result<Who, HistoryError> {
+    ) -> Result<Root, HistoryError> {
+        let itself =
+            |who| Root { who, because: Because { position, type_name: event.type_name().to_owned() } };
         let cause = match event {
-            Event::Intent(request) => return Ok(Who::Actor(request.actor.clone())),
-            Event::Observation { by, .. } => return Ok(Who::Executor(by.clone())),
-            Event::Fact { fact: Fact::OperationApproved(approved), .. } => {
-                return Ok(match &approved.by {
-                    Approver::Actor(actor) => Who::Actor(actor.clone()),
-                    Approver::Rule(rule) => Who::Rule(rule.clone()),
-                });
+            Event::Intent(request) => return Ok(itself(Who::Actor(request.actor.clone()))),
+            Event::Observation { by, .. } => return Ok(itself(Who::Executor(by.clone()))),
+            Event::Fact {
+                fact: Fact::OperationApproved(OperationApproved { by: Approver::Rule(rule), .. }),
+                ..
+            } => {
+                return Ok(itself(Who::Rule(rule.clone())));
             }
             Event::Fact { cause, .. } => *cause,
         };
-        if let Some(who) = known.get(&cause) {
-            return Ok(who.clone());
+        if let Some(root) = known.get(&cause) {
+            return Ok(root.clone());
         }
-        if cause == Position::ZERO || depth == 0 {
-            return Ok(Who::Decider);
+        // A fact that is its own cause, as a takeover is, has nobody behind it.
+        if cause == Position::ZERO || cause >= position || depth == 0 {
+            return Ok(itself(Who::Decider));
         }
-        let who = if record.first() <= cause && cause <= record.last() {
-            self.who_at(record, cause, known, depth)?
-        } else {
-            match self.source.records(cause)?.next().transpose()? {
-                Some(earlier) => self.who_at(&earlier, cause, known, depth)?,
-                None => Who::Decider,
-            }
-        };
-        // One page names few causes; what follows from them is asked for again and again.
-        known.insert(cause, who.clone());
-        Ok(who)
-    }
-
-    fn who_at(
-        &self,
-        record: &Record,
-        position: Position,
-        known: &mut BTreeMap<Position, Who>,
-        depth: usize,
-    ) -> Result<Who, HistoryError> {
-        let Some((_, line)) = record.events().find(|(at, _)| *at == position) else {
-            return Ok(Who::Decider);
-        };
-        let event = Event::read(line).map_err(|source| HistoryError::Event { position, source })?;
-        match &event {
-            // A fact that is its own cause, as a takeover is.
-            Event::Fact { cause, .. } if *cause >= position => Ok(Who::Decider),
-            event => self.who(event, record, known, depth - 1),
-        }
+        let earlier =
+            if record.first() <= cause { None } else { self.source.records(cause)?.next().transpose()? };
+        let holder = earlier.as_deref().unwrap_or(record);
+        let found = holder.events().find(|(at, _)| *at == cause);
+        let Some((_, line)) = found else { return Ok(itself(Who::Decider)) };
+        let before = Event::read(line).map_err(|source| HistoryError::Event { position: cause, source })?;
+        let root = self.root(&before, cause, holder, known, depth - 1)?;
+        known.insert(cause, root.clone());
+        Ok(root)
     }
 }
 

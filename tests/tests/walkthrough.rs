@@ -22,7 +22,7 @@ fn variable() -> Regex {
         r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
         r"|(?P<replica>\bweb-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
-        r"|(?P<position>^ *\d+ |because of \d+)",
+        r"|(?P<position>^ *\d+ |because of \d+| at \d+)",
         r"|(?P<address>127\.0\.0\.1:\d+)",
         r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",

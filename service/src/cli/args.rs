@@ -286,7 +286,7 @@ pub enum Local {
     Serve(Server),
     /// A tour on real processes: what happened, and why
     Demo(Demo),
-    /// Check a journal: every record, the chain, the fold
+    /// Check a journal offline: every frame, every record, the whole chain
     Verify {
         /// Its folder, unless it is that of the configuration
         dir: Option<PathBuf>,

@@ -50,9 +50,7 @@ impl Told<'_> {
 
     /// The type without what every type has: `node.moved`.
     pub(super) fn type_name(&self) -> &str {
-        let text = self.0["type"].as_str().unwrap_or("?");
-        let text = text.strip_prefix("chancery.").unwrap_or(text);
-        text.rsplit_once(".v").map_or(text, |(name, _)| name)
+        short(self.0["type"].as_str().unwrap_or("?"))
     }
 
     /// `node.moved to=allocated cluster=local`.
@@ -71,12 +69,25 @@ impl Told<'_> {
 
     /// `41 no node has 4 cores free`: the position of the cause, and the reason if one is given.
     pub(super) fn why(&self) -> String {
-        let cause = &self.0["cause"];
-        let cause = if cause.is_null() { &self.0["causationid"] } else { cause };
-        let cause = words(cause).map(|position| format!("because of {position}"));
+        let because = &self.0["because"];
+        let cause = if let (Some(type_name), Some(position)) =
+            (because["type"].as_str(), because["position"].as_u64())
+        {
+            Some(format!("{} at {position}", short(type_name)))
+        } else {
+            let cause = &self.0["cause"];
+            let cause = if cause.is_null() { &self.0["causationid"] } else { cause };
+            words(cause).map(|position| format!("because of {position}"))
+        };
         let reasons = WHY.iter().filter_map(|field| reason(&self.0["data"], field));
         cause.into_iter().chain(reasons).collect::<Vec<_>>().join(": ")
     }
+}
+
+/// A type without what every type has.
+fn short(type_name: &str) -> &str {
+    let text = type_name.strip_prefix("chancery.").unwrap_or(type_name);
+    text.rsplit_once(".v").map_or(text, |(name, _)| name)
 }
 
 /// A reason, wherever in the data it stands: at the top or within how something ended.
@@ -127,6 +138,8 @@ mod tests {
             "data": {"operation": "x", "end": {"failed": {"reason": "web/0 exited 1"}}},
         });
         assert_eq!(Told(&ended).who(), "decider");
+        let rooted = json!({"cause": 4, "because": {"position": 2, "type": "deployment.create.v1"}});
+        assert_eq!(Told(&rooted).why(), "deployment.create at 2");
         assert_eq!(Told(&json!({"who": {"actor": "ann"}})).who(), "ann");
         assert_eq!(Told(&ended).what(), "operation.ended end=failed");
         assert_eq!(Told(&ended).why(), "because of 49: web/0 exited 1");

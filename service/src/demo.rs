@@ -15,6 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
+/// Whoever reads may have gone; what was started is ended all the same.
+macro_rules! say {
+    ($($text:tt)*) => {
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    };
+}
+
 const NODES: &str = include_str!("../../examples/nodes.yaml");
 const PLAN: &str = include_str!("../../examples/web-plan.yaml");
 const DEPLOYMENTS: [&str; 3] = [
@@ -48,26 +55,36 @@ pub fn run(options: &Options) -> Result<()> {
     let interrupted = watch_signals()?;
     let (data, temporary) = match &options.data {
         Some(data) => {
-            let used = data.read_dir().is_ok_and(|mut entries| entries.next().is_some());
-            ensure!(!used, "{} is not empty: the demonstration wants a folder of its own", data.display());
             std::fs::create_dir_all(data).with_context(|| format!("make {}", data.display()))?;
-            (data.clone(), false)
+            // Two at once see the folder empty; only one makes the file.
+            let used = data.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+            let first = std::fs::File::create_new(data.join("server.log")).is_ok();
+            ensure!(
+                !used && first,
+                "{} is not empty: the demonstration wants a folder of its own",
+                data.display()
+            );
+            (std::path::absolute(data)?, false)
         }
         None => (temporary()?, true),
     };
     let mut demo =
         Demo { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
     let mut told = demo.play();
+    if demo.interrupted.load(Ordering::Relaxed) {
+        told = Err(anyhow::anyhow!("interrupted"));
+    }
     if told.is_ok() && options.end == End::Keep {
-        demo.keep();
+        demo.keep(temporary);
         return Ok(());
     }
-    let ended = demo.end();
-    if told.is_ok() {
-        told = ended;
-    } else if let Err(error) = ended {
-        eprintln!("chancery demo: could not end everything under {}: {error:#}", demo.data.display());
-        return told;
+    if let Err(error) = demo.end() {
+        eprintln!(
+            "chancery demo: could not end everything: {error:#}\nTo end what is left: chancery serve --data-dir {}, and \
+             deploy a count of 0",
+            demo.data.display()
+        );
+        return told.and(Err(error));
     }
     if temporary {
         std::fs::remove_dir_all(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
@@ -82,7 +99,7 @@ fn temporary() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Ctrl-C and SIGTERM are noticed between steps and while waiting.
+/// Ctrl-C, SIGTERM and a closed terminal are noticed between steps and while waiting.
 fn watch_signals() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -90,15 +107,24 @@ fn watch_signals() -> Result<Arc<AtomicBool>> {
     let (armed, ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         runtime.block_on(async {
-            let term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-            let interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt());
-            let (Ok(mut term), Ok(mut interrupt)) = (term, interrupt) else { return };
+            use tokio::signal::unix::{SignalKind, signal};
+            let kinds =
+                [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+            let signals: Result<Vec<_>, _> = kinds.into_iter().map(signal).collect();
+            let Ok(signals) = signals else { return };
+            let Ok([mut term, mut interrupt, mut hangup, mut quit]) = <[_; 4]>::try_from(signals) else {
+                return;
+            };
             let _ = armed.send(());
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = interrupt.recv() => {}
+            loop {
+                tokio::select! {
+                    _ = term.recv() => {}
+                    _ = interrupt.recv() => {}
+                    _ = hangup.recv() => {}
+                    _ = quit.recv() => {}
+                }
+                flag.store(true, Ordering::Relaxed);
             }
-            flag.store(true, Ordering::Relaxed);
         });
     });
     ready.recv().context("watch for signals")?;
@@ -117,7 +143,7 @@ impl Demo {
     fn play(&mut self) -> Result<()> {
         step("A server: journal, decider, projector, API, and an executor for processes.");
         self.start()?;
-        println!("  listening on {}, everything it keeps is in {}", self.url, self.data.display());
+        say!("  listening on {}, everything it keeps is in {}", self.url, self.data.display());
 
         step("Four nodes in two update domains, and a plan that asks for approval.");
         self.apply(NODES)?;
@@ -144,12 +170,12 @@ impl Demo {
         step("Kill the server with SIGKILL: the processes live on, and the next server adopts them.");
         self.kill()?;
         let alive = before.iter().filter(|(_, pid)| Path::new(&format!("/proc/{pid}")).exists()).count();
-        println!("  the server is dead; {alive} of {} processes are alive", before.len());
+        say!("  the server is dead; {alive} of {} processes are alive", before.len());
         self.start()?;
         let after = pids(&self.running(3)?);
         ensure!(before == after, "the processes are not the same: {before:?}, then {after:?}");
         self.show(&["get", "replicas", "-o", "wide"])?;
-        println!("  the same process ids as before: {}", list(&after));
+        say!("  the same process ids as before: {}", list(&after));
 
         step("Scale to one: the two surplus replicas are deleted, after approval.");
         self.apply(DEPLOYMENTS[2])?;
@@ -167,21 +193,27 @@ impl Demo {
         self.show(&["verify", &data])
     }
 
-    /// Starts the program as a server, in a process group of its own: a terminal's Ctrl-C is for us to handle.
+    /// Starts the program as a server, and waits until it takes requests.
     fn start(&mut self) -> Result<()> {
         let address = self.data.join("address");
         let _ = std::fs::remove_file(&address);
+        self.url.clear();
         let log = std::fs::File::options().create(true).append(true).open(self.data.join("server.log"))?;
-        let server = Command::new(&self.program)
+        let server = self
+            .program()
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(&self.data)
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            .process_group(0)
             .spawn()
             .context("start the server")?;
         self.server = Some(server);
+        self.find()
+    }
+
+    /// Waits until the server that was started takes requests.
+    fn find(&mut self) -> Result<()> {
+        let address = self.data.join("address");
         let found = self.until("the server listens", |demo| {
             if let Some(status) = demo.server.as_mut().and_then(|server| server.try_wait().ok().flatten()) {
                 let log = std::fs::read_to_string(demo.data.join("server.log")).unwrap_or_default();
@@ -201,16 +233,28 @@ impl Demo {
         Ok(())
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// The program, with nothing of this process's settings, and in a process group of its own: a terminal's Ctrl-C
+    /// is for the demonstration to handle.
+    fn program(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(args).env("CHANCERY_SERVER", &self.url).stdin(Stdio::null());
+        let settings = std::env::vars_os().map(|(name, _)| name);
+        for name in settings.filter(|name| name.to_string_lossy().starts_with("CHANCERY_")) {
+            command.env_remove(name);
+        }
+        command.args(["--config", "/dev/null"]).stdin(Stdio::null()).process_group(0);
+        command
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.program();
+        command.args(["--server", &self.url]).args(args);
         command
     }
 
     /// Runs one of the program's commands and shows it with what it printed.
     fn show(&self, args: &[&str]) -> Result<()> {
         self.check_interrupted()?;
-        println!("  $ chancery {}", args.join(" "));
+        say!("  $ chancery {}", args.join(" "));
         let output = self.command(args).output().context("run the program")?;
         print_indented(&output.stdout);
         if !output.status.success() {
@@ -265,7 +309,7 @@ impl Demo {
         self.check_interrupted()?;
         let address =
             replica["processes"][0]["addresses"][0]["address"].as_str().context("the replica's address")?;
-        println!("  $ curl http://{address}/");
+        say!("  $ curl http://{address}/");
         let mut answer = String::new();
         ureq::get(format!("http://{address}/")).call()?.body_mut().as_reader().read_to_string(&mut answer)?;
         print_indented(answer.as_bytes());
@@ -289,21 +333,27 @@ impl Demo {
         Ok(())
     }
 
-    fn keep(mut self) {
+    fn keep(mut self, temporary: bool) {
         let pid = self.server.take().map_or(0, |server| server.id());
-        println!("\nLeft running, as process {pid}. To go on:");
-        println!("  export CHANCERY_SERVER={}", self.url);
-        println!("  chancery describe plan web");
-        println!("  chancery events --follow");
-        println!("To end it, payloads first:");
-        println!("  chancery apply -f - <<< '{}'", NOTHING.trim().replace('\n', "\\n").replace("\\n", " "));
-        println!("  chancery approve --plan web --all; kill {pid}");
+        let data = self.data.display();
+        say!("\nLeft running: server {pid}, everything it keeps in {data}. To look around:");
+        say!("  export CHANCERY_SERVER={}", self.url);
+        say!("  chancery describe plan web");
+        say!("  chancery events --follow");
+        say!("To end it, payloads first:");
+        say!("  printf '{}' | chancery apply -f -", NOTHING.replace('\n', "\\n"));
+        say!("  chancery wait plan/web --for operations.delete.pending_approval=1");
+        say!("  chancery approve --plan web --all");
+        say!("  chancery wait plan/web --for replicas.total=0");
+        say!("  kill {pid}{}", if temporary { format!("; rm -r {data}") } else { String::new() });
     }
 
     /// Ends everything that was started: the payloads by the way they came, then the server.
     fn end(&mut self) -> Result<()> {
-        self.interrupted = Arc::new(AtomicBool::new(false));
-        if self.server.as_mut().is_none_or(|server| !matches!(server.try_wait(), Ok(None))) {
+        self.interrupted.store(false, Ordering::Relaxed);
+        if self.server.as_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None))) {
+            self.find()?;
+        } else {
             self.server = None;
             self.start()?;
         }
@@ -356,7 +406,7 @@ impl Drop for Demo {
 }
 
 fn step(what: &str) {
-    println!("\n# {what}");
+    say!("\n# {what}");
 }
 
 fn print_indented(output: &[u8]) {
@@ -364,8 +414,7 @@ fn print_indented(output: &[u8]) {
     for line in String::from_utf8_lossy(output).lines() {
         let _ = writeln!(text, "  {line}");
     }
-    print!("{text}");
-    let _ = std::io::stdout().flush();
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// Replica and process id of each, by name.

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Local, Output};
 use chancery::config::{Config, LogFormat};
+use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
 use chancery::{demo, payload, server};
 
@@ -51,11 +52,8 @@ fn refuse(why: &str) -> ExitCode {
 
 fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
     match command {
-        Local::Dev(_) => {
-            server::greet(&config);
-            serve(config)
-        }
-        Local::Serve(_) => serve(config),
+        Local::Dev(_) => serve(config, Greeting::Spoken),
+        Local::Serve(_) => serve(config, Greeting::Silent),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
             demo::run(&demo::Options { data: flags.data.clone(), end })?;
@@ -74,13 +72,13 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
     }
 }
 
-fn serve(config: Config) -> Result<ExitCode> {
+fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
     log(&config)?;
     std::fs::create_dir_all(&config.data_dir)
         .with_context(|| format!("make {}", config.data_dir.display()))?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(server::run(config))?;
+    runtime.block_on(server::run(config, greeting))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Lineage, Position, Writer};
 use chancery_events::record::Record;
 use chancery_executor::process;
@@ -36,8 +36,17 @@ use crate::http::{App, Hub, Limits, LogFile, LogStream, Logs, Metrics};
 /// Batches of records on their way to the projector; beyond, it reads the journal itself.
 const BATCHES: usize = 64;
 
+/// Whether a server says on standard output that it is up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Greeting {
+    /// For people who started it by hand.
+    Spoken,
+    /// For programs.
+    Silent,
+}
+
 /// Runs a server until it is asked to stop.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     let listener =
         TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the address listened on")?;
@@ -68,6 +77,9 @@ pub async fn run(config: Config) -> Result<()> {
         let _ = told.wait_for(|stop| *stop).await;
     }));
     write_address(&config.data_dir, &address.to_string())?;
+    if greeting == Greeting::Spoken {
+        greet(&config, &address.to_string());
+    }
     tracing::info!(%address, fleet = %config.fleet, data = %config.data_dir.display(), "ready");
 
     let early = tokio::select! {
@@ -181,7 +193,7 @@ impl Parts {
         let mut options = Options::new(home.join("journal"), fleet);
         options.largest_segment = config.segment_bytes;
         options.first_segment = options.first_segment.min(config.segment_bytes);
-        let (journal, opened) = SegmentJournal::open(&options, sink).context("open the journal")?;
+        let (journal, opened) = SegmentJournal::open(&options, sink)?;
         if let Some(cut) = &opened.cut {
             eprintln!(
                 "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
@@ -194,7 +206,17 @@ impl Parts {
         }
         let journal = Arc::new(journal);
         let source = journal.source();
-        let snapshots = Snapshots::open(home.join("snapshots")).context("open the snapshots")?;
+        let snapshots = Snapshots::open(home.join("snapshots"))?;
+        if opened.head.is_none()
+            && let Some((position, file)) = snapshots.list()?.last()
+        {
+            bail!(
+                "the journal in {} is empty, and {} is a snapshot at position {position}: the journal has been lost. \
+                 Put it back from a copy; to begin a new fleet, take another folder",
+                options.dir.display(),
+                file.display()
+            );
+        }
         let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
         let mut projector =
             Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
@@ -325,13 +347,12 @@ impl Fold {
     }
 }
 
-/// Says on standard output where the server is, for people who started it by hand.
-pub fn greet(config: &Config) {
+fn greet(config: &Config, address: &str) {
     let _ = writeln!(
         std::io::stdout(),
         "chancery: fleet {} on http://{}, everything it keeps is in {}",
         config.fleet,
-        config.listen,
+        address,
         config.data_dir.display()
     );
 }

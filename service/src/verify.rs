@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use chancery_journal::segments::{Finding, Outcome, Report, verify};
 use serde_json::{Value, json};
 
@@ -26,8 +26,10 @@ pub fn check(dir: &Path) -> Result<Vec<Verified>> {
     } else {
         folders.push(dir.to_owned());
     }
+    ensure!(!folders.is_empty(), "there is no journal in {}", dir.display());
     let check = |folder: PathBuf| {
         let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
+        ensure!(report.segments > 0, "there is no journal in {}", folder.display());
         Ok(Verified { folder, report })
     };
     folders.into_iter().map(check).collect()

@@ -372,3 +372,18 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
         client.items("replicas?limit=1000").iter().map(|r| r["node"].to_string()).collect();
     assert_eq!(nodes.len(), 500);
 }
+
+#[test]
+fn what_a_process_said_last_can_be_read_after_its_end() {
+    let server = Server::start();
+    let client = server.client();
+    let run = json!({"argv": ["sh", "-c", "echo came up; echo broken because of x >&2; exit 3"]});
+    set_up(&client, &json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run}));
+    deploy(&client, "d1", 1);
+    let failed = client.wait_for("web", "failed", 1);
+    let name = failed[0]["name"].as_str().expect("a name");
+    until("its output can be read", || {
+        let said = server.run(&["logs", name, "--stderr"]);
+        (String::from_utf8_lossy(&said.stdout).trim() == "broken because of x").then_some(())
+    });
+}

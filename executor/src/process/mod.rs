@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chancery_events::id::IncarnationId;
-use chancery_events::name::{NodeName, PayloadName};
+use chancery_events::name::NodeName;
 use chancery_events::observation::Report;
 use chancery_events::protocol::Command;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,7 @@ mod foster;
 mod hold;
 mod identity;
 mod keeper;
+mod output;
 mod probe;
 mod start;
 mod tender;
@@ -41,6 +42,7 @@ mod trampoline;
 mod wire;
 
 pub use keeper::keeper_main;
+pub use output::{LogFile, Stream, log_files};
 pub use trampoline::trampoline_main;
 
 use crate::board::Board;
@@ -251,49 +253,4 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// A file with the output of a process.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct LogFile {
-    /// Of which payload.
-    pub payload: PayloadName,
-    /// Of which of its processes.
-    pub index: u16,
-    /// Which output.
-    pub stream: Stream,
-    /// The file. It goes when the incarnation is forgotten.
-    pub path: PathBuf,
-}
-
-/// An output of a process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Stream {
-    /// Its standard output.
-    Out,
-    /// Its standard error.
-    Err,
-}
-
-/// The outputs of an incarnation's processes, in order; none if nothing is kept of it.
-pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
-    let mut files = Vec::new();
-    for node in entries(&root.join("nodes"))? {
-        for path in entries(&node.join(incarnation.to_string()))? {
-            files.extend(log_file(path));
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-fn log_file(path: PathBuf) -> Option<LogFile> {
-    let stream = match path.extension()?.to_str()? {
-        "out" => Stream::Out,
-        "err" => Stream::Err,
-        _ => return None,
-    };
-    let (payload, index) = path.file_stem()?.to_str()?.rsplit_once('-')?;
-    let (payload, index) = (payload.parse().ok()?, index.parse().ok()?);
-    Some(LogFile { payload, index, stream, path })
 }

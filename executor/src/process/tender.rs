@@ -371,6 +371,9 @@ impl Tender {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
+        if let Err(error) = super::output::keep(&self.shared.root, self.incarnation, &moved) {
+            tracing::warn!(%error, folder = %moved.display(), "the output of a forgotten incarnation cannot be kept");
+        }
         if let Err(error) = std::fs::remove_dir_all(&moved) {
             tracing::warn!(%error, folder = %moved.display(), "remove a forgotten folder; the next start tries again");
         }

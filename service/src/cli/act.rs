@@ -56,7 +56,7 @@ fn ask_replica(
     ask(client, verb, intent, done, out)?;
     let filters = [("replica", name.to_owned()), ("state", "pending_approval".to_owned())];
     if !get::list(client, Kind::Operation, &filters, 1)?.items.is_empty() {
-        eprintln!("its operation waits for approval: chancery approve --replica {name}");
+        eprintln!("its operation waits for approval: chancery approve --replica {name} --all");
     }
     Ok(())
 }

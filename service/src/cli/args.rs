@@ -221,7 +221,7 @@ pub enum Cancel {
 /// Which events.
 #[derive(Args, Debug)]
 pub struct Events {
-    /// Those after this position
+    /// Those from this position on
     #[arg(long, value_name = "POSITION", default_value_t = 0)]
     pub from: u64,
     /// Go on as they come

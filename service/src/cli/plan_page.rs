@@ -129,7 +129,10 @@ impl Page<'_> {
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));
         if count_of(self.plan, "pending_approval") > 0 {
-            add(&mut text, format_args!("  approve with: chancery approve --plan {}\n", self.plan.name));
+            add(
+                &mut text,
+                format_args!("  approve with: chancery approve --plan {} --all\n", self.plan.name),
+            );
         }
         text
     }

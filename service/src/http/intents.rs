@@ -252,13 +252,10 @@ mod tests {
             let asked = &asked;
             async move {
                 asked.set(asked.get() + 1);
-                match verdict {
-                    Some(why) => Err(why),
-                    None => {
-                        tokio::task::yield_now().await;
-                        Err(NoVerdict::Unknown)
-                    }
+                if verdict.is_none() {
+                    tokio::task::yield_now().await;
                 }
+                Err(verdict.unwrap_or(NoVerdict::Unknown))
             }
         };
         let all = [None, Some(NoVerdict::Busy), None, None];

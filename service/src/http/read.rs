@@ -134,7 +134,7 @@ async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
         return never();
     }
     let history = format!("{path}/history");
-    let detail = format!("{subject} is no more; {history} tells what became of it");
+    let detail = format!("{subject} is no more; its history tells what became of it");
     Problem::new(GONE, detail).see(history)
 }
 

@@ -97,7 +97,7 @@ async fn a_history_goes_on_where_a_page_ended() {
 #[tokio::test]
 async fn a_read_waits_for_the_position_it_needs() {
     let mut world = World::new();
-    world.app.limits.min_position = std::time::Duration::from_millis(300);
+    world.app.limits.min_position = std::time::Duration::from_secs(1);
     let router = world.router();
     let waiting = tokio::spawn(tower::ServiceExt::oneshot(
         router,

@@ -139,6 +139,18 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
 }
 
 #[tokio::test]
+async fn progress_is_told_on_the_way_when_much_is_passed_over() {
+    let world = World::new();
+    world.touch("node-1", 5_000);
+    let mut reading = Reading::open(&world, "/events?types=cluster.*", &[SSE]).await;
+    assert_eq!(reading.ids(1).await, [2]);
+    let (event, id, _) = reading.next().await.expect("a bookmark");
+    assert_eq!((event.as_str(), id.as_str()), ("bookmark", "4098"));
+    let (event, id, _) = reading.next().await.expect("another one at the tail");
+    assert_eq!((event.as_str(), id.as_str()), ("bookmark", "5005"));
+}
+
+#[tokio::test]
 async fn filters_from_the_journal_and_from_the_ring_agree() {
     let world = World::new();
     world.touch("node-1", 10);
@@ -226,11 +238,11 @@ async fn a_stream_says_why_it_ends() {
 
 #[tokio::test]
 async fn a_slow_follower_is_cut_off_and_resumes() {
-    let world = World::with(Limits { stall: Duration::from_millis(30), ..Limits::default() });
+    let world = World::with(Limits { stall: Duration::from_millis(500), ..Limits::default() });
     world.touch("node-1", 20);
     let mut reading = Reading::open(&world, "/events", &[SSE]).await;
     assert_eq!(reading.ids(3).await, range(1, 3));
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
     let (event, id, data) = reading.next().await.expect("an end");
     assert_eq!((event.as_str(), data["reason"].as_str()), ("closed", Some("slow")));
     assert!(reading.next().await.is_none());
@@ -243,7 +255,7 @@ async fn a_slow_follower_is_cut_off_and_resumes() {
         .expect("an answer")
         .into_body();
     lines.frame().await.expect("an event").expect("no error");
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(lines.frame().await.expect("an end").is_err(), "a cut is not mistaken for the end");
 }
 

@@ -6,7 +6,7 @@ use std::ops::Bound;
 
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
-use chancery_events::name::PlanName;
+use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -32,7 +32,7 @@ pub struct Agenda {
     /// Deadlines do not ring before: after a takeover, everybody has a lease to come back.
     pub grace: Time,
     last: Option<PlanName>,
-    tried: BTreeMap<PlanName, Position>,
+    tried: BTreeMap<(PlanName, DeploymentName), Position>,
     parked: BTreeSet<Subject>,
 }
 
@@ -115,30 +115,30 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     Some(Step { subject: Subject::Plan(name), cause, facts })
 }
 
-/// Looks for a place for operations that have none. Operations of a plan need alike: what one did not find the
+/// Looks for a place for operations that have none. Those of one deployment need alike: what one did not find the
 /// others do not, until capacity may have grown.
 fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let grown = fleet.index().grown;
     for name in &fleet.index().unplaced {
         let subject = Subject::Plan(name.clone());
-        if agenda.tried.get(name).is_some_and(|tried| *tried >= grown) || agenda.parked.contains(&subject) {
+        let (Some(plan), false) = (fleet.plans().get(name), agenda.parked.contains(&subject)) else {
             continue;
-        }
-        let Some(plan) = fleet.plans().get(name) else { continue };
-        let waits = fleet.index().plan_index(name).and_then(|index| index.unplaced.first());
-        let cause = waits.map_or(Position::ZERO, |operation| operation.position());
-        match operation::prepare(fleet, plan, ctx) {
-            Some(facts) => {
-                if facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_))) {
-                    agenda.tried.insert(name.clone(), grown);
-                }
-                return Some(Step { subject, cause, facts });
+        };
+        let groups = fleet.index().plan_index(name).into_iter().flat_map(|index| &index.unplaced);
+        for (version, waiting) in groups {
+            let group = (name.clone(), version.clone());
+            let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
+            let Some(operation) = waiting.first().filter(|_| !tried) else { continue };
+            let found = operation::prepare(fleet, plan, *operation, ctx);
+            let in_vain = |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_)));
+            if found.as_ref().is_none_or(in_vain) {
+                agenda.tried.insert(group, grown);
             }
-            None => {
-                agenda.tried.insert(name.clone(), grown);
+            if let Some(facts) = found {
+                return Some(Step { subject, cause: operation.position(), facts });
             }
         }
     }
-    agenda.tried.retain(|name, _| fleet.index().unplaced.contains(name));
+    agenda.tried.retain(|(name, _), _| fleet.index().unplaced.contains(name));
     None
 }

@@ -24,7 +24,7 @@ use chancery_events::subject::Subject;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::not_found;
-use crate::state::{Capability, Cluster};
+use crate::state::{Capability, Cluster, Session};
 
 type Decided = Result<Vec<Fact>, Refusal>;
 
@@ -137,7 +137,14 @@ pub(crate) fn capability_activity_changed(
     })
 }
 
+/// With the sessions that are kept of it.
 pub(crate) fn cluster_deleted(fleet: &mut Fleet, fact: &ClusterDeleted) -> Result<(), Contradiction> {
+    let of_it = |session: &&Session| session.cluster == fact.name;
+    let sessions: Vec<_> =
+        fleet.sessions().sorted().into_iter().filter(of_it).map(|session| session.id).collect();
+    for session in sessions {
+        fleet.remove::<Session>(&session)?;
+    }
     fleet.remove::<Cluster>(&fact.name)
 }
 

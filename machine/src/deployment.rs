@@ -28,7 +28,7 @@ use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, bad_transition, not_found};
-use crate::state::{Deployment, DeploymentState, Operation, Plan};
+use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan};
 use crate::{operation, plan};
 
 /// Replicas of a plan, at most.
@@ -240,6 +240,17 @@ pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &
     if running {
         let why = DeploymentEnd::Failed { cause };
         draft.push(DeploymentEnding { plan: key.0, name: key.1, why });
+    }
+}
+
+/// A replica that ran has ended by itself: the deployment that is being carried out fails with that cause.
+pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draft) {
+    let current = fleet.plans().get(&incarnation.plan).and_then(|plan| plan.current.clone());
+    let Some(name) = current else { return };
+    let key = (incarnation.plan.clone(), name);
+    if fleet.deployments().get(&key).is_some_and(|d| d.state == DeploymentState::InProgress) {
+        let cause = format!("replica {} ended by itself", incarnation.replica);
+        draft.push(DeploymentEnding { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } });
     }
 }
 

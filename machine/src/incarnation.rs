@@ -23,6 +23,7 @@ use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
 use crate::context::{BACKOFF, Context, Draft};
+use crate::deployment;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Version};
@@ -137,7 +138,13 @@ fn end_by_proof(
         displaces: None,
         processes,
     });
-    let Some((operation, kind)) = running_operation(fleet, incarnation) else { return };
+    let Some((operation, kind)) = running_operation(fleet, incarnation) else {
+        if incarnation.state == IncarnationState::Running {
+            // Nobody asked for it: a deployment that goes on must not start it again and again.
+            deployment::disturb(fleet, incarnation, draft);
+        }
+        return;
+    };
     match kind {
         OperationKind::Create | OperationKind::Start => {
             if operation.incarnation == Some(incarnation.id) {

@@ -72,8 +72,8 @@ pub struct PlanIndex {
     pub hosts: BTreeMap<NodeName, u32>,
     /// How many hold a place, by update domain.
     pub domains: BTreeMap<DomainName, u32>,
-    /// Operations without a place.
-    pub unplaced: BTreeSet<OperationId>,
+    /// Operations without a place, by the deployment that says what they need: those of one need alike.
+    pub unplaced: BTreeMap<DeploymentName, BTreeSet<OperationId>>,
     /// Operations that are not over.
     pub open: u32,
 }
@@ -286,7 +286,11 @@ impl Index {
             }
             self.with_plan(&operation.plan, |plan| {
                 if unplaced {
-                    mark(&mut plan.unplaced, id, up);
+                    let group = plan.unplaced.entry(operation.version.clone()).or_default();
+                    mark(group, id, up);
+                    if group.is_empty() {
+                        plan.unplaced.remove(&operation.version);
+                    }
                 }
                 if unstarted || running {
                     if up { plan.open += 1 } else { plan.open -= 1 }

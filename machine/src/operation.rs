@@ -112,7 +112,8 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
     let mut faults = Faults::default();
     faults.check(!ask.operations.is_empty(), "/operations", "must name at least one");
     faults.check(ask.operations.len() <= BULK, "/operations", format!("must be at most {BULK}"));
-    faults.check(ask.reason.len() <= 1024, "/reason", "must be at most 1024 bytes");
+    let plain = ask.reason.len() <= 512 && !ask.reason.chars().any(char::is_control);
+    faults.check(plain, "/reason", "must be at most 512 bytes, without control characters");
     let mut seen = std::collections::BTreeSet::new();
     for (i, id) in ask.operations.iter().enumerate() {
         faults.check(seen.insert(id), format!("/operations/{i}"), "is named twice");
@@ -248,7 +249,8 @@ fn end_with(fleet: &Fleet, operation: &Operation, how: OperationEnd, blame: Blam
         });
     }
     let replica = fleet.replicas().get(&operation.replica);
-    if !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
+    let create = operation.kind == OperationKind::Create;
+    if create && !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
         draft.push(ReplicaDeleted { name: operation.replica.clone() });
     }
     if let (Some(cause), Blame::Deployment) = (cause, blame) {
@@ -325,9 +327,13 @@ fn down(
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
 /// answer is the same as before.
-pub(crate) fn prepare(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Option<Vec<Fact>> {
-    let id = fleet.index().plan_index(&plan.name)?.unplaced.first()?;
-    let operation = fleet.operations().get(id)?;
+pub(crate) fn prepare(
+    fleet: &Fleet,
+    plan: &Plan,
+    operation: OperationId,
+    ctx: &Context,
+) -> Option<Vec<Fact>> {
+    let operation = fleet.operations().get(&operation)?;
     let (_, deployment, spec) = spec_of(fleet, operation)?;
     let mut draft = Draft::new(ctx);
     match scheduler::place(fleet, &plan.name, spec) {
@@ -408,7 +414,8 @@ pub(crate) fn expire(fleet: &Fleet, id: OperationId, now: Time, ctx: &Context) -
 
 pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Result<(), Contradiction> {
     let id = OperationId::issue(at.lineage, at.position);
-    let plan = fleet.want::<Replica>(&fact.replica)?.plan.clone();
+    let replica = fleet.want::<Replica>(&fact.replica)?;
+    let (plan, version) = (replica.plan.clone(), replica.deployment.clone());
     fleet.change::<Replica>(&fact.replica, |replica| {
         let slot = if replica.operation.is_none() { &mut replica.operation } else { &mut replica.next };
         *slot = Some((id, fact.kind));
@@ -425,6 +432,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         plan,
         kind: fact.kind,
         deployment: fact.deployment.clone(),
+        version,
         state,
         hash: fact.proposal.map(|proposal| proposal.hash),
         approved: None,

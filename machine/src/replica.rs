@@ -3,7 +3,7 @@
 //! | asked \ now | create or start waits | create or start runs | stop open | delete open | runs | does not run |
 //! |---|---|---|---|---|---|---|
 //! | start | same | same | refused, unless the stop waits: it is cancelled | refused | same | start |
-//! | stop | superseded by stop | stop waits behind it | same | refused | stop | stop; same if stopped already |
+//! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | same | refused | stop | stop; same if stopped already |
 //! | delete | superseded by delete | delete waits behind it | superseded, or waits behind it | same | delete | delete |
 //!
 //! A replica whose create was never approved goes with it: there is nothing to stop or delete.
@@ -143,6 +143,10 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
     let replica = find(fleet, &ask.name)?;
     if replica.is_going() {
         return Err(bad_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
+    }
+    if replica.will == Will::Proposed {
+        let detail = format!("replica {} was never approved: reject its create, or delete it", ask.name);
+        return Err(Refusal::new(Code::BadTransition, detail));
     }
     let stopped = replica.will == Will::Stopped && replica.active.is_none() && replica.operation.is_none();
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {

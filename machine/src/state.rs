@@ -204,6 +204,8 @@ pub struct Operation {
     pub kind: OperationKind,
     /// On which deployment's behalf, if any.
     pub deployment: Option<DeploymentName>,
+    /// The deployment by whose coordinates and generation its replica runs.
+    pub version: DeploymentName,
     /// Its state.
     pub state: OperationState,
     /// The hash of what it does, once it is known.

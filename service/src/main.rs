@@ -78,7 +78,11 @@ fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
         .with_context(|| format!("make {}", config.data_dir.display()))?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(server::run(config, greeting))?;
+    if let Err(error) = runtime.block_on(server::run(config, greeting)) {
+        eprintln!("chancery: {error:#}");
+        // Threads may wait for a disk that gives no answer.
+        std::process::exit(1);
+    }
     Ok(ExitCode::SUCCESS)
 }
 

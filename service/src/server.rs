@@ -25,6 +25,7 @@ use chancery_journal::{Delivery, Journal, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{FoldError, ProjectError, Projector, Reader, Tuning};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
@@ -33,6 +34,8 @@ use crate::decider::{Decider, Ended, Publish, Start};
 use crate::executors::{self, Host};
 use crate::http::{App, Hub, Limits, LogFile, LogStream, Logs, Metrics};
 
+/// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
+const EXIT_AT_ONCE: i32 = 130;
 /// Batches of records on their way to the projector; beyond, it reads the journal itself.
 const BATCHES: usize = 64;
 
@@ -50,7 +53,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     let listener =
         TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the address listened on")?;
-    let mut stop = std::pin::pin!(stop_signal()?);
+    let mut stop = stop_signal()?;
     let parts = {
         let config = config.clone();
         tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
@@ -83,22 +86,29 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     tracing::info!(%address, fleet = %config.fleet, data = %config.data_dir.display(), "ready");
 
     let early = tokio::select! {
-        () = &mut stop => None,
+        () = stop.comes() => None,
         ended = &mut ended => Some(ended),
         // Reads would only grow older: the server ends, and says why below.
         _ = &mut unfolded => None,
     };
+    match early {
+        Some(Ok(Ended::Drained)) | None => {}
+        // Nothing can be made durable any more: what could be saved is saved, and waiting would hide it.
+        Some(Ok(ended)) => return Err(ended.into()),
+        Some(Err(_)) => bail!("the decider panicked"),
+    }
+    tokio::spawn(async move {
+        // Whoever asks twice does not want to wait.
+        stop.comes().await;
+        std::process::exit(EXIT_AT_ONCE);
+    });
     tracing::info!("stopping");
     let _ = stopping.send(true);
     http.await.context("join the API")?.context("serve the API")?;
     executors.await.context("join the executors")?;
-    let why = if let Some(ended) = early {
-        ended
-    } else {
-        // The decider may have ended by itself meanwhile, and says why.
-        let _ = decider.tell(crate::decider::Input::Drain).await;
-        ended.await
-    };
+    // The decider may have ended by itself meanwhile, and says why.
+    let _ = decider.tell(crate::decider::Input::Drain).await;
+    let why = ended.await;
     drop(decider);
     tokio::task::spawn_blocking(move || -> Result<()> {
         projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
@@ -113,16 +123,24 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
 }
 
 /// SIGTERM or SIGINT.
-fn stop_signal() -> Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
-    Ok(async move {
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+fn stop_signal() -> Result<Stop> {
+    let terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
+    let interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
+    Ok(Stop { terminate, interrupt })
+}
+
+impl Stop {
+    async fn comes(&mut self) {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    })
+    }
 }
 
 /// For programs that started the server on a free port. It appears whole or not at all.
@@ -250,8 +268,14 @@ impl Parts {
         let fold = Fold { projector, source: Arc::clone(&source), snapshots, fleet: fleet.into(), every };
         let (alive, unfolded) = oneshot::channel::<()>();
         let run = move || {
-            let _alive = alive;
-            fold.run(&batches)
+            let mut fold = fold;
+            let done = fold.run(&batches);
+            drop(alive);
+            if done.is_err() {
+                // Closing the store may wait for a disk that gives no answer; rows can be made again.
+                std::mem::forget(fold);
+            }
+            done
         };
         let projector =
             std::thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
@@ -299,7 +323,7 @@ struct Fold {
 
 impl Fold {
     /// Folds what comes until nobody sends any more; then takes a last snapshot.
-    fn run(mut self, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
+    fn run(&mut self, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
         let mut last = self.projector.position();
         let mut writing: Option<JoinHandle<()>> = None;
         while let Ok(records) = batches.recv() {

@@ -229,3 +229,21 @@ fn only_so_many_deployments_that_are_over_are_kept() {
     );
     assert_eq!(world.fleet.deployments().len(), kept.len());
 }
+
+#[test]
+fn what_ends_by_itself_while_a_deployment_goes_on_fails_it_and_is_not_started_again_and_again() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.deploy("d1", 2);
+    world.obey();
+    let id = world.commanded()[0];
+    world.told();
+    world.report(id, crashed());
+    assert_eq!(world.deployment("d1"), "failed");
+    let again = world.told().into_iter().filter(|fact| *fact == "operation.opened").count();
+    assert_eq!(
+        (again, world.phases()),
+        (0, vec!["failed"]),
+        "the other never found a place, and went with its create"
+    );
+}

@@ -185,3 +185,32 @@ fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
     }
     let _: chancery_events::name::PlanName = name("web");
 }
+
+#[test]
+fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
+    let mut world = World::with_nodes(1);
+    let only_in = |world: &mut World, cluster: &str| {
+        world.plan("automatic");
+        let mut spec =
+            serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
+        spec["cluster"] = json!(cluster);
+        world.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    };
+    only_in(&mut world, "local");
+    world.running("d1", 1);
+    let (replica, id) = (world.replica(), world.commanded()[0]);
+    world.report(id, crate::testing::crashed());
+    world.must("node.set_state", &json!({"name": "node-1", "state": "evicted"}));
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    assert_eq!(world.phases(), ["pending"], "its generation wants the cluster that is empty now");
+    world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
+    let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+    world.must(
+        "node.apply",
+        &json!({"name": "far-1", "cluster": "far", "spec": {"domain": "d", "total": total}}),
+    );
+    only_in(&mut world, "far");
+    world.deploy("d2", 2);
+    assert_eq!(placed(&world), ["far-1"], "the new one has its place, though the start still waits");
+}

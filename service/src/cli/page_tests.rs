@@ -112,7 +112,7 @@ Operations in all
   start   0                 0         0       0
   stop    0                 0         0       0
   delete  0                 0         0       0
-  approve with: chancery approve --plan nginx-deployment-plan
+  approve with: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a place: why not
   REASON               NODES  WHICH

@@ -33,7 +33,7 @@ use super::sessions::Sessions;
 /// Steps of due work in one commit, at most: inputs get their turn between commits.
 const STEPS: usize = 256;
 /// Events that one step or input may need; a commit with less room is closed before the next.
-const ROOM_EVENTS: usize = 700;
+const ROOM_EVENTS: usize = 810;
 /// The same in bytes: half a commit.
 const ROOM_BYTES: usize = MAX_BYTES / 2;
 
@@ -90,6 +90,8 @@ pub struct Core {
     durable: Head,
     in_flight: VecDeque<(Position, Hash)>,
     held: VecDeque<(Position, Held)>,
+    /// Commits that were closed to make room, in order, before the one in the making.
+    early: Vec<Record>,
     pub(super) sessions: Sessions,
     effects: Vec<Effect>,
 }
@@ -116,6 +118,7 @@ impl Core {
             durable: Head { position, hash, term },
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
+            early: Vec::new(),
             sessions,
             effects: Vec::new(),
         };
@@ -173,6 +176,20 @@ impl Core {
     /// Whether the commit in the making must be closed before more goes in.
     pub fn is_full(&self) -> bool {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
+    }
+
+    /// Commits that were closed to make room: they go before the next that is sealed.
+    pub fn early(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// Closes the commit in the making if the next input might not fit: one message may hold many.
+    fn make_room(&mut self) {
+        if self.is_full()
+            && let Some(record) = self.seal()
+        {
+            self.early.push(record);
+        }
     }
 
     /// Commits that are not durable.
@@ -236,6 +253,7 @@ impl Core {
     /// Decides an intent. The answer comes as an effect, when it is durable.
     pub fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
         self.set_time(now);
+        self.make_room();
         let reused = match repeat(self.fleet.keys(), request) {
             Repeat::Known(known) => {
                 let verdict = Verdict { position: known.verdict, result: Arc::clone(&known.reply) };
@@ -297,6 +315,7 @@ impl Core {
 
     /// Takes an observation. Nothing is recorded if nothing follows from it.
     pub(super) fn observation(&mut self, by: &chancery_events::name::ExecutorName, observation: Observation) {
+        self.make_room();
         let position = self.next();
         let context = self.context(position.plus(1));
         let facts = catch_unwind(AssertUnwindSafe(|| observe(&self.fleet, &observation, &context)));

@@ -178,6 +178,7 @@ impl Loop {
     fn turn(&mut self) -> Result<bool, Ended> {
         let now = self.now();
         let more = self.core.work(now);
+        self.waiting.extend(self.core.early());
         while let Some(record) = self.waiting.pop_front() {
             if let Some(record) = self.append(record)? {
                 self.waiting.push_front(record);
@@ -257,12 +258,7 @@ impl Loop {
             Input::Disconnected(connection) => self.close(connection),
             Input::Drain => self.drain = Some(Drain::Asked),
         }
-        if self.core.is_full() {
-            // The rest of the batch still fits: a commit is closed well before its bounds.
-            if let Some(record) = self.core.seal() {
-                self.waiting.push_back(record);
-            }
-        }
+        self.waiting.extend(self.core.early());
     }
 
     fn close(&mut self, connection: Connection) {

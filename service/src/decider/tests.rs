@@ -51,9 +51,12 @@ impl Rig {
 
     /// Does due work and closes the commit.
     fn commit(&mut self) {
+        self.journal.extend(self.core.early().into_iter().map(Arc::new));
         while self.core.work(self.now) {
+            self.journal.extend(self.core.early().into_iter().map(Arc::new));
             self.journal.extend(self.core.seal().map(Arc::new));
         }
+        self.journal.extend(self.core.early().into_iter().map(Arc::new));
         self.journal.extend(self.core.seal().map(Arc::new));
     }
 
@@ -439,9 +442,6 @@ fn commits_stay_within_their_bounds() {
     let mut rig = Rig::new();
     rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 0..1500 {
-        if rig.core.is_full() {
-            rig.journal.extend(rig.core.seal().map(Arc::new));
-        }
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
         rig.must(
             "node.apply",
@@ -459,4 +459,42 @@ fn commits_stay_within_their_bounds() {
         assert_eq!(record.first(), next);
         next = record.last().plus(1);
     }
+}
+
+#[test]
+fn a_level_of_five_hundred_ends_is_folded_whole() {
+    let mut rig = Rig::new();
+    rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    let total = json!({"cpu": 4_000_000, "memory": 8u64 << 30, "disk": 0});
+    rig.must(
+        "node.apply",
+        &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}),
+    );
+    let auto =
+        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto, "sharing": "allowed"});
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 500}}));
+    rig.settle();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let ids: Vec<_> =
+        rig.core.fleet().incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
+    assert_eq!(ids.len(), 500);
+    let exit = chancery_events::observation::Exit::Failed { reason: "gone".into() };
+    let saw = Saw::Ended { exit, processes: vec![] };
+    let reports = ids.iter().map(|id| Report { incarnation: *id, revision: 1, saw: saw.clone() }).collect();
+    rig.say(1, ToDecider::Level { attach: Attach::from_random(1), reports, part: Part::Last });
+    rig.settle();
+    let live = rig
+        .core
+        .fleet()
+        .incarnations()
+        .sorted()
+        .into_iter()
+        .filter(|incarnation| incarnation.is_live())
+        .count();
+    assert_eq!(live, 0);
+    assert!(rig.journal.iter().all(|record| record.header().count <= 1000));
 }

@@ -33,6 +33,11 @@ impl Reading {
 
     /// The next event of a server-sent stream: name, id and data. Comments are passed over.
     async fn next(&mut self) -> Option<(String, String, Value)> {
+        // Heartbeats come all the time: the bound is on all of it.
+        tokio::time::timeout(Duration::from_secs(30), self.wait()).await.expect("in time")
+    }
+
+    async fn wait(&mut self) -> Option<(String, String, Value)> {
         loop {
             while let Some((block, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| {
@@ -45,8 +50,7 @@ impl Reading {
                     return Some((event, id, serde_json::from_str(&data).expect("JSON")));
                 }
             }
-            let frame =
-                tokio::time::timeout(Duration::from_secs(5), self.body.frame()).await.expect("in time")?;
+            let frame = self.body.frame().await?;
             let bytes = frame.expect("no error").into_data().expect("data");
             self.text.push_str(str::from_utf8(&bytes).expect("text"));
         }

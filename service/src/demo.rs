@@ -87,10 +87,23 @@ pub fn run(options: &Options) -> Result<()> {
         return told.and(Err(error));
     }
     if temporary {
-        std::fs::remove_dir_all(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
+        remove(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
         eprintln!("Everything that the demonstration started has ended, and its folder is gone.");
     }
     told
+}
+
+/// Keepers that are just leaving may still write their last line.
+fn remove(folder: &Path) -> std::io::Result<()> {
+    for _ in 0..50 {
+        match std::fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            done => return done,
+        }
+    }
+    std::fs::remove_dir_all(folder)
 }
 
 fn temporary() -> Result<PathBuf> {

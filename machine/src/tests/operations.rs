@@ -8,7 +8,7 @@ use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
 use serde_json::json;
 
 use crate::state::{OperationState, Will};
-use crate::testing::{World, crashed, ended, ready};
+use crate::testing::{Counted, World, crashed, ended, ready};
 
 fn world(count: u32) -> World {
     let mut world = World::with_nodes(4);
@@ -325,4 +325,40 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
         ("failed", 0, 4000)
     );
     assert!(format!("{:?}", world.log).contains("says nothing to run"));
+}
+
+#[test]
+fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.running("d1", 1);
+    world.counted = Counted::AtTheEnd;
+    let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});
+    world.must(
+        "node.apply",
+        &json!({"name": "large", "cluster": "local", "spec": {"domain": "d9", "total": total}}),
+    );
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": "many", "payloads": [payload], "sharing": "allowed"});
+    world.must("plan.apply", &json!({"name": "many", "spec": spec}));
+    let count = 4000;
+    world.must("deployment.create", &json!({"plan": "many", "name": "d1", "spec": {"count": count}}));
+    for _ in 0..4 {
+        world.try_run();
+    }
+    assert_eq!(world.pending().len(), count);
+    world.told();
+    world.run();
+    assert!(world.told().is_empty(), "nothing is due");
+    let replica = world
+        .fleet
+        .index()
+        .plan_index(&crate::testing::name("web"))
+        .and_then(|i| i.replicas.first().cloned());
+    world.must("replica.stop", &json!({"name": replica.expect("a replica")}));
+    world.run();
+    world.obey();
+    let expected = ["operation.opened", "operation.approved", "incarnation.ended", "operation.ended"];
+    assert_eq!(world.told(), expected, "a stop elsewhere takes the steps of a stop, and no other");
+    world.check();
 }

@@ -27,7 +27,7 @@ const ROOMS: &[Room] = &[
         ],
         None,
     ),
-    ("chancery-tests", &["chancery-events", "chancery-journal"], None),
+    ("chancery-tests", &[], None),
 ];
 
 #[test]

@@ -1,11 +1,13 @@
-//! W1: durable appends of 400-byte events to the embedded journal, in process.
+//! W1: durable appends of 400-byte events to the embedded journal, in process, in two ways.
 //!
-//! Ours does what a decider does around its decisions: collects what waits, seals a record on the chain, appends it
-//! and answers when it is delivered; at most two records are on their way.
+//! *W1*: each caller seals a record of its own on the chain, appends it and waits until it is delivered: the journal
+//! alone. *W1 group*: what a decider does around its decisions, on a thread of its own: it collects what waits into
+//! one record and answers when that is delivered; at most two are on their way. That costs two more hops between
+//! threads for each call.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,6 +26,72 @@ use crate::{CALLERS, ROUNDS};
 /// Records on their way, at most.
 const DEPTH: usize = 2;
 
+/// What callers share who append by themselves.
+struct Direct {
+    journal: SegmentJournal,
+    end: Mutex<(Position, Hash)>,
+    waiting: Arc<Mutex<VecDeque<SyncSender<()>>>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Direct {
+    fn open() -> Result<Arc<Direct>> {
+        let folder = crate::folder()?;
+        let waiting: Arc<Mutex<VecDeque<SyncSender<()>>>> = Arc::default();
+        let callers = Arc::clone(&waiting);
+        let sink = Box::new(move |delivery: Delivery| {
+            if let Delivery::Records(records) = delivery {
+                let mut callers = callers.lock().expect("nobody panics with it");
+                for caller in callers.drain(..records.len()) {
+                    // A caller whose round is over has gone.
+                    let _ = caller.send(());
+                }
+            }
+        });
+        let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), "bench"), sink)?;
+        let end = Mutex::new((Position::ZERO, Hash::ZERO));
+        let direct = Arc::new(Direct { journal, end, waiting, _folder: folder });
+        let (done, durable) = sync_channel(1);
+        direct.append(br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#, Some(Begins::Term), done)?;
+        durable.recv().context("begin")?;
+        Ok(direct)
+    }
+
+    fn append(&self, line: &[u8], begins: Option<Begins>, done: SyncSender<()>) -> Result<()> {
+        let mut draft = Draft::new();
+        draft.push(line)?;
+        let mut end = self.end.lock().expect("nobody panics with it");
+        let record = draft.seal(parts(end.0.plus(1), end.1, begins))?;
+        *end = (record.last(), record.hash());
+        self.waiting.lock().expect("nobody panics with it").push_back(done);
+        Ok(self.journal.append(record)?)
+    }
+
+    fn caller(self: &Arc<Direct>, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
+        let direct = Arc::clone(self);
+        let (done, durable) = sync_channel(1);
+        move || {
+            direct.append(&line, None, done.clone())?;
+            durable.recv().context("wait")
+        }
+    }
+}
+
+fn parts(first: Position, prev: Hash, begins: Option<Begins>) -> HeaderParts {
+    HeaderParts {
+        fleet: Arc::from("bench"),
+        lineage: Lineage::from_random(1),
+        first,
+        term: Term::FIRST,
+        writer: Writer::from_random(1),
+        time: Time::from_micros(1),
+        build: Arc::from("bench"),
+        begins,
+        watermark: None,
+        prev,
+    }
+}
+
 enum Word {
     Append(Vec<u8>, SyncSender<()>),
     Durable(usize),
@@ -31,6 +99,7 @@ enum Word {
     Close,
 }
 
+/// A committer that collects what waits.
 struct Ours {
     queue: Sender<Word>,
     committer: JoinHandle<Result<()>>,
@@ -97,18 +166,7 @@ fn commit(journal: &SegmentJournal, words: &Receiver<Word>) -> Result<()> {
             }
         }
         if flying.len() < DEPTH && !draft.is_empty() {
-            let parts = HeaderParts {
-                fleet: Arc::from("bench"),
-                lineage: Lineage::from_random(1),
-                first,
-                term: Term::FIRST,
-                writer: Writer::from_random(1),
-                time: Time::from_micros(1),
-                build: Arc::from("bench"),
-                begins: begins.take(),
-                watermark: None,
-                prev,
-            };
+            let parts = parts(first, prev, begins.take());
             let record = std::mem::take(&mut draft).seal(parts)?;
             (first, prev) = (record.last().plus(1), record.hash());
             flying.push_back(std::mem::take(&mut callers));
@@ -128,16 +186,21 @@ fn line() -> Vec<u8> {
 pub(crate) fn run() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let (mut ours, mut floors) = (Vec::new(), Vec::new());
+        let (mut alone, mut grouped, mut floors) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let floor = Floor::open()?;
             floors.push(round(callers, |_| Ok(floor.caller(line())))?);
             floor.close()?;
+            let direct = Direct::open()?;
+            alone.push(round(callers, |_| Ok(direct.caller(line())))?);
+            direct.journal.close()?;
             let journal = Ours::open()?;
-            ours.push(round(callers, |_| Ok(journal.caller(line())))?);
+            grouped.push(round(callers, |_| Ok(journal.caller(line())))?);
             journal.close()?;
         }
-        rows.push(Row { workload: "W1", callers, ours: median(ours), floor: median(floors) });
+        let floor = median(floors);
+        rows.push(Row { workload: "W1", callers, ours: median(alone), floor: floor.clone() });
+        rows.push(Row { workload: "W1 group", callers, ours: median(grouped), floor });
     }
     Ok(rows)
 }

@@ -82,9 +82,8 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
         let coordinates = spec.coordinates.get(&payload.name);
         for (text, place) in plan::texts(payload, "") {
             let filled = template::fill(text, |name| {
-                let given = coordinates.and_then(|c| c.get(name).cloned());
                 let executor = plan::FILLED_BY_EXECUTOR.contains(&name) || name.starts_with("port.");
-                given.or_else(|| executor.then(String::new))
+                if executor { Some(String::new()) } else { coordinates.and_then(|c| c.get(name).cloned()) }
             });
             if let Err(error) = filled {
                 faults.add(

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{Key, PortName};
 use chancery_events::protocol::RunSpec;
+use chancery_events::template::{self, BadTemplate};
 
 /// What placeholders stand for, in one process.
 #[derive(Debug)]
@@ -17,37 +18,9 @@ pub(super) struct Values<'a> {
     pub(super) coordinates: &'a BTreeMap<Key, String>,
 }
 
-/// A text that cannot be filled in.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadText {
-    /// It names something that is not known.
-    #[error("nothing is known as ${{{0}}}")]
-    Unknown(String),
-    /// A dollar that begins nothing.
-    #[error("write $$ for a dollar in {0:?}")]
-    Dollar(String),
-}
-
 /// Fills in one text.
-pub(super) fn fill(text: &str, values: &Values<'_>) -> Result<String, BadText> {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('$') {
-        filled.push_str(before);
-        if let Some(after) = after.strip_prefix('$') {
-            filled.push('$');
-            rest = after;
-            continue;
-        }
-        let (name, after) = after
-            .strip_prefix('{')
-            .and_then(|after| after.split_once('}'))
-            .ok_or_else(|| BadText::Dollar(text.to_owned()))?;
-        filled.push_str(&value(name, values).ok_or_else(|| BadText::Unknown(name.to_owned()))?);
-        rest = after;
-    }
-    filled.push_str(rest);
-    Ok(filled)
+pub(super) fn fill(text: &str, values: &Values<'_>) -> Result<String, BadTemplate> {
+    template::fill(text, |name| value(name, values))
 }
 
 fn value(name: &str, values: &Values<'_>) -> Option<String> {

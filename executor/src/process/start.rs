@@ -15,8 +15,9 @@ use chancery_events::name::{PayloadName, PortName};
 use chancery_events::observation::{Address, Hope};
 use chancery_events::protocol::{RunPayload, RunSpec};
 use chancery_events::spec::{Port, Protocol};
+use chancery_events::template::BadTemplate;
 
-use super::fill::{BadText, Values, fill, port_variable};
+use super::fill::{Values, fill, port_variable};
 use super::folder::{Folder, Started, Wanted};
 use super::identity::Stat;
 use super::trampoline::{Execute, NotExecuted, hope};
@@ -111,7 +112,7 @@ fn prepare_one(
         coordinates: &payload.coordinates,
     };
     let fill = |text: &str| fill(text, &values);
-    let bad = |bad: BadText| never(format!("payload {name}: {bad}"));
+    let bad = |bad: BadTemplate| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
     let home = work_folder(folder.path(), name, index).display().to_string();
     let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), home)]);

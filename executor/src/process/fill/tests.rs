@@ -19,10 +19,10 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
         ("${incarnation}", Ok(incarnation.to_string())),
         ("v${version}", Ok("v1.2".to_owned())),
         ("$$5 $${replica}", Ok("$5 ${replica}".to_owned())),
-        ("${port.grpc}", Err(BadText::Unknown("port.grpc".to_owned()))),
-        ("${}", Err(BadText::Unknown(String::new()))),
-        ("a$b", Err(BadText::Dollar("a$b".to_owned()))),
-        ("${version", Err(BadText::Dollar("${version".to_owned()))),
+        ("${port.grpc}", Err(BadTemplate::Unknown { name: "port.grpc".to_owned() })),
+        ("${}", Err(BadTemplate::Unknown { name: String::new() })),
+        ("a$b", Err(BadTemplate::Dollar { at: 2 })),
+        ("${version", Err(BadTemplate::Dollar { at: 1 })),
     ];
     for (text, then) in cases {
         assert_eq!(fill(text, &values), then, "{text}");

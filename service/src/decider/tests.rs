@@ -498,3 +498,71 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     assert_eq!(live, 0);
     assert!(rig.journal.iter().all(|record| record.header().count <= 1000));
 }
+
+/// A core over a state that no journal tells: the plan is gone, and its replica is not.
+fn torn() -> Rig {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload]});
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
+    rig.settle();
+    let mut image = serde_json::to_value(Image::of(rig.core.fleet())).expect("an image");
+    image["plans"] = json!([]);
+    let fleet = serde_json::from_value::<Image>(image).expect("an image").fleet();
+    let Head { position, hash, term } = rig.core.durable();
+    let (writer, lineage) = (Writer::from_random(1), fleet.lineages().current);
+    let end = chancery_journal::Cursor { position, hash, term, writer, lineage, time: rig.now };
+    rig.core = Core::take_over(settings(2), fleet, Some(&end), rig.now);
+    rig.settle();
+    rig
+}
+
+#[test]
+fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_is_served() {
+    let mut rig = torn();
+    let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
+    let shown = |rig: &Rig| {
+        let mut image = serde_json::to_value(Image::of(rig.core.fleet())).expect("an image");
+        for moved in ["head", "keys"] {
+            image[moved] = json!(null);
+        }
+        image
+    };
+    let before = shown(&rig);
+    let bad = rig.request("replica.delete", &json!({"name": replica}));
+    let first = rig.ask(&bad);
+    let good = rig.request("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
+    let second = rig.ask(&good);
+    assert_eq!(rig.core.fleet().replicas().len(), 1, "nothing of it was kept");
+    let from = rig.journal.len();
+    let effects = rig.settle();
+    let told: Vec<_> = answers(&effects).into_iter().map(|(ticket, _, code)| (ticket, code)).collect();
+    assert_eq!(told, [(first, Some(Code::Internal)), (second, None)]);
+    let types = [
+        "replica.delete.v1",
+        "intent.refused.v1",
+        "capability.apply.v1",
+        "intent.accepted.v1",
+        "capability.applied.v1",
+    ];
+    assert_eq!(rig.types(from), types, "the refusal is recorded, and nothing of what could not be folded");
+    let mut after = shown(&rig);
+    after["capabilities"] = json!([]);
+    assert_eq!(before, after);
+}
+
+#[test]
+fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worked_on() {
+    let mut rig = torn();
+    let from = rig.journal.len();
+    rig.now = rig.now + Duration::from_hours(25);
+    rig.settle();
+    assert_eq!(rig.types(from), ["entity.parked.v1"], "its expiry cannot be folded: it is left alone");
+    rig.now = rig.now + Duration::from_hours(25);
+    rig.settle();
+    assert_eq!(rig.types(from).len(), 1, "and not tried again");
+    rig.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
+    assert_eq!(answers(&rig.settle())[0].2, None);
+}

@@ -62,7 +62,12 @@ pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact>
                 IncarnationState::Creating => {
                     IncarnationEnd::Unwound { reason: "the executor never started it, and never will".into() }
                 }
-                _ => IncarnationEnd::Failed { reason: "nothing of it was there any more".into() },
+                IncarnationState::Starting
+                | IncarnationState::Running
+                | IncarnationState::Reserved
+                | IncarnationState::Ended(_) => {
+                    IncarnationEnd::Failed { reason: "nothing of it was there any more".into() }
+                }
             };
             end_by_proof(fleet, incarnation, end, Vec::new(), &mut draft);
         }

@@ -58,8 +58,19 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         let config = config.clone();
         tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
     };
-    let Parts { journal, source, decider, mut ended, hub, clusters, projector, mut unfolded, reader, root } =
-        parts;
+    let Parts {
+        journal,
+        source,
+        decider,
+        mut ended,
+        hub,
+        metrics,
+        clusters,
+        projector,
+        mut unfolded,
+        reader,
+        root,
+    } = parts;
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::new(root.clone(), decider.clone(), reader.clone());
@@ -70,7 +81,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         reader,
         source,
         hub,
-        metrics: Arc::new(Metrics::new()),
+        metrics,
         logs: Arc::new(Files { root }),
         limits: limits(&config),
     };
@@ -190,6 +201,7 @@ struct Parts {
     decider: Decider,
     ended: oneshot::Receiver<Ended>,
     hub: Arc<Hub>,
+    metrics: Arc<Metrics>,
     clusters: watch::Receiver<Position>,
     projector: JoinHandle<Result<()>>,
     /// Fires when the projector's thread ends.
@@ -246,6 +258,8 @@ impl Parts {
         let hub = Arc::new(Hub::new());
         let (changed, clusters) = watch::channel(Position::ZERO);
         let (records, batches) = sync_channel(BATCHES);
+        let metrics = Arc::new(Metrics::new());
+        let counts = Arc::clone(&metrics);
         let publish = publisher(Arc::clone(&hub), changed, records);
         let settings = Settings {
             fleet: config.fleet.clone(),
@@ -261,6 +275,7 @@ impl Parts {
             journal: Arc::clone(&journal) as Arc<dyn Journal>,
             deliveries,
             publish,
+            skipped: Box::new(move || counts.skipped()),
             queue,
         };
         let (decider, ended) = crate::decider::start(start);
@@ -280,7 +295,19 @@ impl Parts {
         let projector =
             std::thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
         let root = config.data_dir.join("executors");
-        Ok(Parts { journal, source, decider, ended, hub, clusters, projector, unfolded, reader, root })
+        Ok(Parts {
+            journal,
+            source,
+            decider,
+            ended,
+            hub,
+            metrics,
+            clusters,
+            projector,
+            unfolded,
+            reader,
+            root,
+        })
     }
 }
 

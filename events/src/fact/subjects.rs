@@ -86,6 +86,7 @@ impl Fact {
                 Some(Subject::Incarnation(IncarnationId::issue(lineage, position)))
             }
             Fact::SessionOpened(_) => Some(Subject::Session(SessionId::issue(lineage, position))),
+            // All others are about what has its name or id already.
             _ => None,
         }
     }

@@ -42,6 +42,8 @@ pub struct Start {
     pub deliveries: mpsc::UnboundedReceiver<Delivery>,
     /// Called with all records that are durable, in order, before anyone is told of their effects.
     pub publish: Publish,
+    /// Called for each record in the journal that does not count.
+    pub skipped: Box<dyn FnMut() + Send>,
     /// Inputs that wait, at most.
     pub queue: usize,
 }
@@ -83,6 +85,7 @@ struct Loop {
     inputs: mpsc::Receiver<Input>,
     deliveries: mpsc::UnboundedReceiver<Delivery>,
     publish: Publish,
+    skipped: Box<dyn FnMut() + Send>,
     clock: Clock,
     began: Instant,
     tickets: u64,
@@ -115,6 +118,7 @@ impl Loop {
             inputs,
             deliveries: start.deliveries,
             publish: start.publish,
+            skipped: start.skipped,
             clock,
             began: Instant::now(),
             tickets: 0,
@@ -222,6 +226,7 @@ impl Loop {
             }
             Some(Delivery::Skipped(skipped)) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
+                (self.skipped)();
                 Ok(())
             }
             Some(Delivery::Indefinite(error)) => {

@@ -395,6 +395,7 @@ impl Core {
                     }
                 }
             }
+            // No other fact asks anything of an executor: what is wanted of one is a command or a judgement.
             _ => {}
         }
     }

@@ -1,5 +1,10 @@
 //! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
-//! of its API, and a look at the processes that it started.
+//! of its API, and a look at the processes that it started. Then what judges a run, whatever ran it: the history of
+//! what producers were told, the checker of invariants, and the second model of what readers see.
+
+pub mod check;
+pub mod history;
+pub mod model;
 
 mod client;
 mod processes;

@@ -27,7 +27,7 @@ const ROOMS: &[Room] = &[
         ],
         None,
     ),
-    ("chancery-tests", &[], None),
+    ("chancery-tests", &["chancery-events", "chancery-journal", "chancery-projector"], None),
 ];
 
 #[test]

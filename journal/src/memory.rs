@@ -71,10 +71,17 @@ struct Handle {
     switches: Mutex<Switches>,
 }
 
-#[derive(Default)]
 struct Switches {
     is_closed: bool,
+    /// Appends that may wait.
+    bound: usize,
     next_fate: Option<Fate>,
+}
+
+impl Default for Switches {
+    fn default() -> Switches {
+        Switches { is_closed: false, bound: usize::MAX, next_fate: None }
+    }
 }
 
 struct View {
@@ -260,6 +267,11 @@ impl MemoryJournal {
         lock(&self.handle.switches).next_fate = Some(fate);
     }
 
+    /// From now on at most so many of its appends wait: it takes no more before a step.
+    pub fn bound(&self, appends: usize) {
+        lock(&self.handle.switches).bound = appends;
+    }
+
     /// Makes up to `count` of this writer's appends durable, in order, and delivers them: each writer has its own
     /// way to the log. Says how many.
     pub fn step(&self, count: usize) -> usize {
@@ -292,6 +304,9 @@ impl Journal for MemoryJournal {
             let mut switches = lock(&self.handle.switches);
             if switches.is_closed {
                 return Err(AppendError::Closed);
+            }
+            if self.waiting() >= switches.bound {
+                return Err(AppendError::Busy(Box::new(record)));
             }
             switches.next_fate.take()
         };

@@ -1,0 +1,233 @@
+//! Catalogue, nodes and sessions; invariant 4 for what a node has, 5 for nodes and sessions, 8 for what is judged.
+
+use std::sync::Arc;
+
+use chancery_events::amount::Amounts;
+use chancery_events::fact::{Judgement, NodeApplied, NodeMoved, ObjectJudged, SessionClosed, SessionOpened};
+use chancery_events::id::{IncarnationId, SessionId};
+use chancery_events::name::{ClusterName, ExecutorName, NodeName};
+use chancery_events::observation::{Observation, Report, SessionEnd};
+use chancery_events::spec::NodeState;
+
+use super::chain::Chain;
+use super::state::{At, Incarnation, Input, Node, Session, World};
+use super::violation::{Check, Violation, demand};
+
+impl World {
+    pub(super) fn node(&self, name: &NodeName) -> Result<&Node, Violation> {
+        self.nodes.get(name).ok_or_else(|| Violation::new(5, format!("there is no node {name}")))
+    }
+
+    /// The input that the fact follows from, if it follows from one.
+    pub(super) fn input_of(&self, at: At) -> Option<Arc<Input>> {
+        self.input.clone().filter(|input| input.position == at.cause)
+    }
+
+    pub(super) fn node_applied(&mut self, fact: &NodeApplied) -> Check {
+        let Some(node) = self.nodes.get_mut(&fact.name) else {
+            let node = Node {
+                spec: fact.spec.clone(),
+                state: NodeState::Unallocated,
+                cluster: None,
+                held: Amounts::ZERO,
+                volumes: std::collections::BTreeMap::new(),
+                incarnations: 0,
+            };
+            self.nodes.insert(fact.name.clone(), node);
+            return Ok(());
+        };
+        node.spec = fact.spec.clone();
+        node.has_room(&fact.name)
+    }
+
+    pub(super) fn node_moved(&mut self, fact: &NodeMoved) -> Check {
+        use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
+        let name = &fact.name;
+        let node = self.node(name)?;
+        let (from, to) = (node.state, fact.to);
+        demand!(5, from != Expunged, "node {name} is expunged, and becomes {to}");
+        let allowed = matches!(
+            (from, to),
+            (_, Expunged)
+                | (Unallocated, Allocating)
+                | (Allocating, Allocated | Evicted)
+                | (Allocated | Sanitizing, Evicted)
+                | (Evicted, Sanitizing)
+                | (Sanitizing, Unallocated)
+        );
+        demand!(5, allowed, "node {name} goes from {from} to {to}");
+        match &fact.cluster {
+            Some(cluster) => {
+                demand!(
+                    5,
+                    self.clusters.contains_key(cluster),
+                    "node {name} goes to cluster {cluster}, which does not exist"
+                );
+                let stays = from != Allocating || to == Evicted || node.cluster.as_ref() == Some(cluster);
+                demand!(5, stays, "node {name} was being allocated to another cluster than {cluster}");
+            }
+            None => demand!(5, !matches!(to, Allocating | Allocated), "node {name} is {to}, in no cluster"),
+        }
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.state = to;
+            node.cluster.clone_from(&fact.cluster);
+        }
+        Ok(())
+    }
+
+    pub(super) fn node_deleted(&mut self, name: &NodeName) -> Check {
+        let node = self.node(name)?;
+        demand!(
+            4,
+            node.incarnations == 0,
+            "node {name} is deleted, and {} places on it are held",
+            node.incarnations
+        );
+        self.nodes.remove(name);
+        Ok(())
+    }
+
+    /// Takes a place on a node.
+    pub(super) fn hold(&mut self, name: &NodeName, incarnation: &Incarnation) -> Check {
+        let node =
+            self.nodes.get_mut(name).ok_or_else(|| Violation::new(4, format!("there is no node {name}")))?;
+        let allocated =
+            node.state == NodeState::Allocated && node.cluster.as_ref() == Some(&incarnation.cluster);
+        demand!(4, allocated, "a place is held on node {name}, which is {}", node.state);
+        let sum = node.held.checked_add(incarnation.amounts);
+        node.held =
+            sum.ok_or_else(|| Violation::new(4, format!("node {name} holds more than can be counted")))?;
+        for (class, bytes) in &incarnation.volumes {
+            let held = node.volumes.entry(class.clone()).or_default();
+            *held = held.saturating_add(*bytes);
+        }
+        node.incarnations += 1;
+        node.has_room(name)
+    }
+
+    /// Gives back exactly what an incarnation held.
+    pub(super) fn release(&mut self, incarnation: &Incarnation) -> Check {
+        let name = &incarnation.node;
+        let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
+        let node = self.nodes.get_mut(name).ok_or_else(gone)?;
+        let more = || Violation::new(4, format!("more is freed on node {name} than was held"));
+        node.held = node.held.checked_sub(incarnation.amounts).ok_or_else(more)?;
+        for (class, bytes) in &incarnation.volumes {
+            let held = node.volumes.get_mut(class).ok_or_else(more)?;
+            *held = held.checked_sub(*bytes).ok_or_else(more)?;
+        }
+        node.incarnations = node.incarnations.checked_sub(1).ok_or_else(more)?;
+        Ok(())
+    }
+
+    pub(super) fn session_opened(&mut self, fact: &SessionOpened, at: At) -> Check {
+        let name = &fact.cluster;
+        let open = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
+        demand!(5, open.is_none(), "a session of cluster {name} opens beside another one");
+        let input = self.input_of(at);
+        let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
+            matches!(saw, Observation::SessionHello(hello) if hello.cluster == *name && hello.executor == fact.executor)
+                && *by == fact.executor
+        });
+        demand!(6, asked, "a session of cluster {name} opens, and its executor did not ask");
+        let id = SessionId::issue(at.lineage, at.position);
+        self.clusters.insert(name.clone(), Some(id));
+        let session = Session { cluster: name.clone(), executor: fact.executor.clone(), is_open: true };
+        self.sessions.insert(id, session);
+        Ok(())
+    }
+
+    pub(super) fn session_closed(&mut self, fact: &SessionClosed, at: At) -> Check {
+        let id = fact.session;
+        let input = self.input_of(at);
+        let saw = input.as_deref().and_then(Input::saw).map(|(_, saw)| saw);
+        let said = match fact.end {
+            SessionEnd::Lost | SessionEnd::Left => {
+                matches!(saw, Some(Observation::SessionOver(over)) if over.session == id && over.end == fact.end)
+            }
+            SessionEnd::Removed => input.as_deref().is_some_and(|input| input.request().is_some()),
+        };
+        demand!(6, said, "session {id} closes as {}, and nothing before says so", fact.end);
+        let unknown = || Violation::new(5, format!("session {id} was never opened"));
+        let session = self.sessions.get_mut(&id).ok_or_else(unknown)?;
+        demand!(5, session.is_open, "session {id} closes a second time");
+        demand!(5, session.cluster == fact.cluster, "session {id} is of cluster {}", session.cluster);
+        session.is_open = false;
+        self.clusters.insert(fact.cluster.clone(), None);
+        Ok(())
+    }
+
+    pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> Check {
+        let open = self.clusters.remove(name).ok_or_else(|| no_cluster(name))?;
+        demand!(5, open.is_none(), "cluster {name} is deleted, and its session goes on");
+        let used = self.nodes.values().any(|node| node.cluster.as_ref() == Some(name));
+        demand!(4, !used, "cluster {name} is deleted, and has nodes");
+        Ok(())
+    }
+
+    /// The report that a fact about an incarnation follows from: of whoever holds its cluster, and of nobody else.
+    pub(super) fn report(&self, id: IncarnationId, at: At) -> Result<Option<Report>, Violation> {
+        let Some(input) = self.input_of(at) else { return Ok(None) };
+        let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
+        demand!(5, saw.report.incarnation == id, "a report about another incarnation changes {id}");
+        let cluster = &self.incarnation(id)?.cluster;
+        self.speaks_for(saw.session, by, cluster)?;
+        Ok(Some(saw.report.clone()))
+    }
+
+    fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> Check {
+        let unknown = || Violation::new(5, format!("session {id} was never opened"));
+        let session = self.sessions.get(&id).ok_or_else(unknown)?;
+        demand!(5, session.is_open, "a report of session {id}, which is over, changes something");
+        demand!(
+            5,
+            session.cluster == *cluster,
+            "a report of session {id} changes something of cluster {cluster}"
+        );
+        demand!(5, session.executor == *by, "executor {by} reports in session {id} of {}", session.executor);
+        Ok(())
+    }
+
+    pub(super) fn judged(&mut self, fact: &ObjectJudged, chain: &Chain, at: At) -> Check {
+        let id = fact.incarnation;
+        let input = self.input_of(at);
+        let Some((by, Observation::ObjectReported(saw))) = input.as_deref().and_then(Input::saw) else {
+            return Err(Violation::new(8, format!("object {id} is judged, and nobody reported it")));
+        };
+        demand!(8, saw.incarnation == id, "another object than {id} was reported");
+        self.speaks_for(saw.session, by, &fact.cluster)?;
+        demand!(8, saw.seen < at.position, "its executor has seen more than this decider: {}", saw.seen);
+        if fact.judgement == Judgement::Remove {
+            demand!(
+                8,
+                chain.is_ours(id.lineage(), id.position()),
+                "object {id} of another journal is removed"
+            );
+            let over = self.incarnations.get(&id).is_some_and(|incarnation| incarnation.life.is_over());
+            demand!(8, over, "object {id} is removed, and is no incarnation that was issued and is over");
+            demand!(
+                8,
+                fact.revision > saw.revision,
+                "object {id} is removed by a command older than what is known of it"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// Whether what is held is at most what it has for placements.
+    fn has_room(&self, name: &NodeName) -> Check {
+        let room = self.spec.total.checked_sub(self.spec.reserved).unwrap_or_default();
+        demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
+        for (class, held) in &self.volumes {
+            let has = self.spec.storage.iter().find(|has| has.class == *class).map_or(0, |has| has.capacity);
+            demand!(4, *held <= has, "node {name} has {has} bytes of {class}, and {held} are held");
+        }
+        Ok(())
+    }
+}
+
+fn no_cluster(name: &ClusterName) -> Violation {
+    Violation::new(5, format!("there is no cluster {name}"))
+}

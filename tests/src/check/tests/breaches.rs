@@ -1,0 +1,411 @@
+//! Each way of breaking a journal, and the invariant that it breaks.
+
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
+use serde_json::json;
+
+use super::check;
+use super::story::Stage::{
+    Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
+};
+use super::story::{HASH, Stage, Story, lineage, process, proposal, replica_at, story};
+
+type Breach = (Stage, u8, &'static str, fn(&mut Story));
+
+/// Plays each on the story at its stage, which is right.
+fn find(breaches: &[Breach]) {
+    for (stage, invariant, what, breach) in breaches {
+        let mut s = story(*stage);
+        breach(&mut s);
+        match check(&s) {
+            Ok(_) => panic!("{what}: not found"),
+            Err(found) => assert_eq!(found.invariant, *invariant, "{what}: {found}"),
+        }
+    }
+}
+
+fn noted(s: &mut Story, i: usize) {
+    let name = format!("cap-{i}");
+    let data = json!({"name": name, "spec": {"type": "T", "score": i}});
+    let cause = s.ask("capability.apply.v1", &data);
+    s.fact(cause, "capability.applied.v1", &data);
+}
+
+#[test]
+fn a_chain_that_is_broken() {
+    find(&[
+        (Running, 1, "a record is missing", |s| {
+            s.commits.remove(4);
+        }),
+        (Running, 1, "positions are left out", |s| s.commits[3].gap = 1),
+        (Running, 1, "another record is continued", |s| s.commits[3].breaks_chain = true),
+        (Running, 1, "time goes back", |s| s.commits[5].seconds = 0),
+        (Running, 1, "a term is left out", |s| s.begin(3)),
+        (Running, 1, "a term begins again", |s| s.begin(1)),
+        (Running, 5, "a writer that was overtaken goes on", |s| {
+            s.begin(2);
+            noted(s, 1);
+            (s.commits.last_mut().expect("a commit").term, s.commits.last_mut().expect("a commit").writer) =
+                (1, 1);
+        }),
+        (Running, 5, "another start of a decider writes in the term", |s| {
+            noted(s, 1);
+            s.commits.last_mut().expect("a commit").writer = 9;
+        }),
+        (Fleet, 1, "a cause stands behind its effect", |s| {
+            let data = json!({"name": "web", "activity": "inactive"});
+            let cause = s.last() + 2;
+            s.fact(cause, "plan.activity_changed.v1", &data);
+        }),
+    ]);
+}
+
+#[test]
+fn verdicts_that_are_wrong() {
+    find(&[
+        (Fleet, 1, "an intent has no verdict", |s| {
+            s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+        }),
+        (Fleet, 1, "a verdict comes a record late", |s| {
+            let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+            s.commit();
+            s.refuse(intent, "in_use");
+        }),
+        (Fleet, 1, "an intent has two verdicts", |s| {
+            let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+            s.refuse(intent, "in_use");
+            s.refuse(intent, "in_use");
+        }),
+        (Fleet, 1, "a key is decided twice", |s| {
+            for _ in 0..2 {
+                let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+                s.refuse(intent, "in_use");
+                s.commit();
+            }
+        }),
+        (Fleet, 1, "a key is called used, and was not", |s| {
+            let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+            s.refuse(intent, "key_reused");
+        }),
+        (Fleet, 1, "the verdict is of another intent", |s| {
+            let other = s.intent("y", "plan.delete.v1", &json!({"name": "web"}));
+            s.refuse(other, "in_use");
+            let request = s.request(other);
+            let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
+            let data =
+                json!({"key": request.key(), "digest": request.digest(), "at": 0, "outcome": "changed"});
+            s.fact(intent, "intent.accepted.v1", &data);
+        }),
+        (Fleet, 5, "a refused intent changes something", |s| {
+            let data = json!({"name": "web", "activity": "inactive"});
+            let intent = s.intent("x", "plan.set_activity.v1", &data);
+            s.refuse(intent, "in_use");
+            s.fact(intent, "plan.activity_changed.v1", &data);
+        }),
+        (Fleet, 1, "an intent changes nothing, and is said to", |s| {
+            s.ask("plan.set_activity.v1", &json!({"name": "web", "activity": "active"}));
+        }),
+        (Running, 5, "an observation changes nothing", |s| {
+            s.report(1, &json!({"ready": {"processes": process()}}));
+        }),
+    ]);
+}
+
+#[test]
+fn places_that_are_held_wrongly() {
+    find(&[
+        (Deployed, 4, "more is held than there is", |s| {
+            let node = json!({"domain": "d1", "total": {"cpu": 600, "memory": 600}, "reserved": {"cpu": 1}});
+            let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
+            s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
+            s.reserve(600);
+        }),
+        (Reserved, 4, "a node shrinks below what is held", |s| {
+            let node = json!({"domain": "d1", "total": {"cpu": 599, "memory": 600}});
+            let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
+            s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
+        }),
+        (Deployed, 4, "less is held than the spec says", |s| s.reserve(599)),
+        (Reserved, 4, "a node with places is deleted", |s| {
+            let cause = s.ask("node.delete.v1", &json!({"name": "n1"}));
+            s.fact(cause, "node.deleted.v1", &json!({"name": "n1"}));
+        }),
+        (Deployed, 4, "a place is held on a node that takes none", |s| {
+            let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "evicted"}));
+            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "evicted", "cluster": null}));
+            s.reserve(600);
+        }),
+        (Running, 4, "a place is freed on another node", |s| {
+            let saw = s.report(1, &json!({"ended": {"exit": "clean", "processes": process()}}));
+            let end = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "node": "n2", "end": "destroyed",
+            });
+            s.fact(saw, "incarnation.ended.v1", &end);
+        }),
+        (Running, 4, "a replica that runs is deleted", |s| {
+            let cause = s.last();
+            s.fact(cause, "replica.deleted.v1", &json!({"name": s.replica}));
+        }),
+        (Reserved, 4, "an operation ends and keeps its place", |s| {
+            let cause = s.ask("operation.reject.v1", &json!({"operations": [s.operation], "reason": "no"}));
+            s.end_operation(cause, &json!({"rejected": {"by": "ann", "reason": "no"}}));
+        }),
+        (Reserved, 6, "a second place is reserved for one operation", |s| s.reserve(600)),
+    ]);
+}
+
+#[test]
+fn what_is_over_and_changes() {
+    find(&[
+        (Stopped, 5, "an incarnation ends twice", |s| {
+            let saw = s.report(3, &json!("gone"));
+            s.end_incarnation(saw, &json!("destroyed"));
+        }),
+        (Stopped, 5, "an incarnation that is over runs", |s| {
+            let saw = s.report(3, &json!({"ready": {"processes": process()}}));
+            let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
+            s.fact(saw, "incarnation.running.v1", &data);
+        }),
+        (Stopped, 5, "an incarnation that is over is commanded", |s| {
+            let data = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "effect": "kill", "then": "destroyed",
+            });
+            let cause = s.last();
+            s.fact(cause, "incarnation.commanded.v1", &data);
+        }),
+        (Stopped, 5, "an operation ends twice", |s| {
+            let cause = s.last();
+            s.end_operation(cause, &json!({"failed": {"reason": "late"}}));
+        }),
+        (Stopped, 5, "an operation that is over is approved", |s| s.approve(HASH)),
+        (Running, 5, "a deployment ends twice", |s| {
+            let cause = s.last();
+            s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
+        }),
+        (Running, 5, "a deployment that is over begins", |s| {
+            let cause = s.last();
+            s.fact(cause, "deployment.started.v1", &json!({"plan": "web", "name": "d1"}));
+        }),
+        (Running, 5, "a deployment that is over is created again", |s| {
+            let cause =
+                s.ask("deployment.create.v1", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
+            let data = json!({"plan": "web", "name": "d1", "generation": 1, "spec": {"count": 1}});
+            s.fact(cause, "deployment.created.v1", &data);
+        }),
+        (Fleet, 5, "an expunged node comes back", |s| {
+            let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "expunged"}));
+            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "expunged", "cluster": null}));
+            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "unallocated", "cluster": null}));
+        }),
+        (Fleet, 5, "a node leaves out a state", |s| {
+            let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "sanitizing"}));
+            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "sanitizing", "cluster": null}));
+        }),
+        (Fleet, 5, "a session closes twice", |s| {
+            for _ in 0..2 {
+                let saw = s.saw("session.over.v1", &json!({"session": s.session, "end": "lost"}));
+                let data = json!({"session": s.session, "cluster": "local", "end": "lost"});
+                s.fact(saw, "session.closed.v1", &data);
+            }
+        }),
+        (Fleet, 5, "two sessions of a cluster", |s| {
+            let hello = json!({"cluster": "local", "executor": "local-1", "runtime": "process"});
+            let saw = s.saw("session.hello.v1", &hello);
+            s.fact(saw, "session.opened.v1", &hello);
+        }),
+        (Fleet, 5, "a generation is left out", |s| {
+            let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
+            let spec = json!({"namespace": "tests", "service": "web", "payloads": [payload]});
+            let cause = s.ask("plan.apply.v1", &json!({"name": "web", "spec": spec}));
+            s.fact(cause, "plan.applied.v1", &json!({"name": "web", "generation": 3, "spec": spec}));
+        }),
+    ]);
+}
+
+#[test]
+fn reports_that_should_change_nothing() {
+    find(&[
+        (Approved, 5, "a report of a session that is over", |s| {
+            let saw = s.saw("session.over.v1", &json!({"session": s.session, "end": "lost"}));
+            s.fact(
+                saw,
+                "session.closed.v1",
+                &json!({"session": s.session, "cluster": "local", "end": "lost"}),
+            );
+            let saw = s.report(1, &json!({"ensured": {"processes": process()}}));
+            let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
+            s.fact(saw, "incarnation.ensured.v1", &data);
+        }),
+        (Started, 5, "a report older than the command", |s| {
+            let saw = s.report(0, &json!({"ready": {"processes": process()}}));
+            let data = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
+            });
+            s.fact(saw, "incarnation.running.v1", &data);
+        }),
+        (Started, 5, "a report that says something else", |s| {
+            let saw = s.report(1, &json!({"not_ready": {"processes": process()}}));
+            let data = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
+            });
+            s.fact(saw, "incarnation.running.v1", &data);
+        }),
+        (Started, 5, "no report at all", |s| {
+            let cause = s.last();
+            let data = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
+            });
+            s.fact(cause, "incarnation.running.v1", &data);
+        }),
+        (Running, 6, "death by nothing but time", |s| {
+            let cause = s.last();
+            s.end_incarnation(cause, &json!({"failed": {"reason": "nobody heard of it"}}));
+        }),
+        (Stopping, 6, "a tombstone older than the last command", |s| {
+            let saw = s.report(2, &json!("gone"));
+            s.end_incarnation(saw, &json!("destroyed"));
+        }),
+        (Stopping, 5, "an end that is not the one remembered", |s| {
+            let saw = s.report(3, &json!("gone"));
+            s.end_incarnation(saw, &json!({"failed": {"reason": "gone"}}));
+        }),
+        (Approved, 5, "a failure of an earlier attempt", |s| {
+            let saw = s.report(1, &json!({"failed": {"message": "no", "hope": "retry"}}));
+            let data = json!({
+                "incarnation": s.incarnation, "revision": 1, "attempt": 2, "error": "no", "not_before": 5,
+            });
+            s.fact(saw, "command.failed.v1", &data);
+        }),
+    ]);
+}
+
+#[test]
+fn what_nobody_entitled_approved() {
+    find(&[
+        (Reserved, 6, "approved on another hash", |s| s.approve("0000000000000000000000000000dcba")),
+        (Reserved, 6, "approved by a rule, and the plan wants a person", |s| {
+            let cause = s.last();
+            let data = json!({
+                "operation": s.operation, "replica": s.replica, "by": {"rule": "plan/web/approval/create"},
+                "hash": HASH, "incarnation": s.incarnation,
+            });
+            s.fact(cause, "operation.approved.v1", &data);
+        }),
+        (Reserved, 6, "called approved by somebody who did not", |s| {
+            let cause = s.last();
+            let data = json!({
+                "operation": s.operation, "replica": s.replica, "by": {"actor": "ann"}, "hash": HASH,
+                "incarnation": s.incarnation,
+            });
+            s.fact(cause, "operation.approved.v1", &data);
+        }),
+        (Reserved, 6, "approved after it expired", |s| {
+            s.commits.last_mut().expect("a commit").seconds += 4000;
+            s.approve(HASH);
+        }),
+        (Deployed, 6, "approved before it has a place", |s| s.approve(HASH)),
+        (Reserved, 6, "expired before its time", |s| {
+            let cause = s.last();
+            s.end_operation(cause, &json!("expired"));
+        }),
+        (Running, 6, "a stop that nobody approved", |s| {
+            let data = json!({
+                "incarnation": s.incarnation, "replica": s.replica, "effect": "stop", "then": "destroyed",
+            });
+            let cause = s.last();
+            s.fact(cause, "incarnation.commanded.v1", &data);
+        }),
+        (Running, 6, "an operation that nobody asked for", |s| {
+            let cause = s.last();
+            let proposal = proposal(i64::MAX);
+            s.open_operation(cause, &json!({"replica": s.replica, "kind": "delete", "proposal": proposal}));
+        }),
+        (Stopping, 6, "a success before it is done", |s| {
+            let cause = s.last();
+            s.end_operation(cause, &json!("succeeded"));
+        }),
+        (Approved, 6, "an operation that runs is cancelled", |s| {
+            let cause = s.last();
+            s.end_operation(cause, &json!({"cancelled": {"reason": "no"}}));
+        }),
+        (Reserved, 6, "superseded by what was never opened", |s| {
+            let by = OperationId::issue(lineage(), Position::new(1));
+            let cause = s.last();
+            s.end_operation(cause, &json!({"superseded": {"by": by}}));
+            s.end_incarnation(cause, &json!({"unwound": {"reason": "its operation was superseded"}}));
+        }),
+        (Approved, 6, "a deployment ends before its operations", |s| {
+            let cause = s.last();
+            s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
+        }),
+        (Stopped, 6, "a replica goes that nobody deleted", |s| {
+            let cause = s.last();
+            s.fact(cause, "replica.deleted.v1", &json!({"name": s.replica}));
+        }),
+        (Running, 6, "a replica of a deployment that is over", |s| {
+            let name = replica_at(s.last() + 1);
+            let cause = s.last();
+            s.fact(cause, "replica.created.v1", &json!({"name": name, "plan": "web", "deployment": "d1"}));
+        }),
+        (Started, 6, "a command has two outcomes", |s| {
+            let saw = s.report(1, &json!({"failed": {"message": "no", "hope": "never"}}));
+            let data = json!({"incarnation": s.incarnation, "revision": 1, "attempt": 1, "error": "no"});
+            s.fact(saw, "command.failed.v1", &data);
+        }),
+    ]);
+}
+
+#[test]
+fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
+    find(&[
+        (Stopped, 7, "a start that no user asked for", |s| {
+            let cause = s.last();
+            s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
+        }),
+        (StopAsked, 7, "a start beside a stop that waits", |s| {
+            let cause = s.last();
+            s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
+        }),
+        (StartAsked, 7, "a start is approved although a stop came after it", |s| {
+            let start = s.operation;
+            let cause = s.ask("replica.stop.v1", &json!({"name": s.replica}));
+            s.open_operation(
+                cause,
+                &json!({"replica": s.replica, "kind": "stop", "proposal": proposal(i64::MAX)}),
+            );
+            s.operation = start;
+            s.approve(HASH);
+        }),
+        (StartAsked, 3, "a second incarnation beside the first", |s| {
+            let cause = s.ask("replica.start.v1", &json!({"name": s.replica}));
+            s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
+            s.reserve(600);
+        }),
+        (Fleet, 8, "an object of another journal is removed", |s| {
+            judge(s, IncarnationId::issue(Lineage::from_random(7), Position::new(3)), 3);
+        }),
+        (Fleet, 8, "an object that was never issued is removed", |s| {
+            judge(s, IncarnationId::issue(lineage(), Position::new(3)), 3);
+        }),
+        (Running, 8, "what runs is removed", |s| judge(s, s.incarnation.expect("one"), 3)),
+        (Stopped, 8, "the executor knows a later position", |s| {
+            judge(s, s.incarnation.expect("one"), 10_000)
+        }),
+        (Deleted, 8, "nobody reported it", |s| {
+            let cause = s.last();
+            let incarnation = IncarnationId::issue(lineage(), Position::new(3));
+            let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "quarantine", "revision": 1});
+            s.fact(cause, "object.judged.v1", &data);
+        }),
+    ]);
+    let mut s = story(Stopped);
+    let ended = s.incarnation.expect("an incarnation");
+    judge(&mut s, ended, 3);
+    assert!(check(&s).is_ok(), "what is ours and over may be removed");
+}
+
+fn judge(s: &mut Story, incarnation: IncarnationId, seen: u64) {
+    let data = json!({"session": s.session, "incarnation": incarnation, "revision": 3, "seen": seen});
+    let saw = s.saw("object.reported.v1", &data);
+    let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "remove", "revision": 4});
+    s.fact(saw, "object.judged.v1", &data);
+}

@@ -1,0 +1,84 @@
+//! A journal that is right passes, and each way of breaking it is found as a breach of the invariant that it is.
+
+mod breaches;
+mod story;
+
+use chancery_events::id::{IncarnationId, Position};
+use chancery_events::refusal::Code;
+use serde_json::json;
+
+use super::{Alive, Checker, Violation};
+use crate::history::{History, Verdict};
+use story::{Stage, Story, lineage, story};
+
+fn check(story: &Story) -> Result<Checker, Violation> {
+    let mut checker = Checker::new();
+    for record in story.records() {
+        checker.take(&record)?;
+    }
+    Ok(checker)
+}
+
+#[test]
+fn a_journal_that_is_right_passes_at_every_stage() {
+    use Stage::{
+        Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped,
+        Stopping,
+    };
+    for stage in [
+        Fleet, Deployed, Reserved, Approved, Started, Running, StopAsked, Stopping, Stopped, StartAsked,
+        Deleted,
+    ] {
+        let checked = check(&story(stage));
+        assert!(checked.is_ok(), "{stage:?}: {}", checked.err().map(|e| e.to_string()).unwrap_or_default());
+    }
+}
+
+#[test]
+fn what_producers_were_told_is_held_against_the_journal() {
+    let mut s = story(Stage::Fleet);
+    let refused = s.intent("refused", "plan.delete.v1", &json!({"name": "web"}));
+    let verdict = s.refuse(refused, "in_use");
+    let request = s.request(refused);
+    let checker = check(&s).expect("a journal that is right");
+    let told = |position: u64, verdict| {
+        let mut history = History::new();
+        let op = history.invoke(request.key(), request.digest(), request.intent.type_name());
+        history.ok(op, Position::new(position), verdict);
+        checker.history(&history).map_err(|violation| violation.invariant)
+    };
+    assert_eq!(told(verdict, Verdict::Refused(Code::InUse)), Ok(()));
+    assert_eq!(told(verdict, Verdict::Accepted), Err(1), "another verdict");
+    assert_eq!(told(verdict, Verdict::Refused(Code::Invalid)), Err(1), "another reason");
+    assert_eq!(told(verdict + 1, Verdict::Refused(Code::InUse)), Err(1), "behind the end");
+    assert_eq!(told(3, Verdict::Accepted), Err(1), "the verdict of another intent");
+
+    let mut history = History::new();
+    let op = history.invoke(request.key(), request.digest(), request.intent.type_name());
+    history.fail(op);
+    assert_eq!(checker.history(&history).map_err(|v| v.invariant), Err(1), "called failed, and recorded");
+    let again = history.invoke(request.key(), request.digest(), request.intent.type_name());
+    history.unknown(again);
+    assert_eq!(checker.history(&history), Ok(()), "the second sending may have been recorded");
+}
+
+#[test]
+fn what_runs_is_held_against_the_journal() {
+    let alive = |stage, processes| {
+        let s = story(stage);
+        let incarnation = s.incarnation.expect("an incarnation");
+        check(&s).expect("a journal that is right").alive(&[Alive { incarnation, processes }])
+    };
+    assert_eq!(alive(Stage::Approved, 1), Ok(()));
+    assert_eq!(alive(Stage::Stopping, 1), Ok(()), "nothing proves that it is over");
+    let invariant = |found: Result<(), Violation>| found.map_err(|violation| violation.invariant);
+    assert_eq!(invariant(alive(Stage::Reserved, 1)), Err(6), "nobody asked for it");
+    assert_eq!(invariant(alive(Stage::Stopped, 1)), Err(4), "it holds no place");
+    assert_eq!(invariant(alive(Stage::Running, 2)), Err(3), "it has one process");
+    let s = story(Stage::Running);
+    let unknown = Alive { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };
+    assert_eq!(invariant(check(&s).expect("right").alive(&[unknown])), Err(6), "it was never issued");
+    // What the journal cannot show if it is right: an incarnation counted twice stands for two of one replica.
+    let twice = Alive { incarnation: s.incarnation.expect("an incarnation"), processes: 1 };
+    assert_eq!(invariant(check(&s).expect("right").alive(&[twice, twice])), Err(3), "both of one replica");
+}

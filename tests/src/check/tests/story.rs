@@ -1,0 +1,363 @@
+//! Journals written by hand, event by event, for the checker to judge.
+
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term, Writer};
+use chancery_events::intent::{Intent, Request};
+use chancery_events::name::ReplicaName;
+use chancery_events::observation::Observation;
+use chancery_events::record::{Begins, Draft, Hash, HeaderParts, Record};
+use chancery_events::time::Time;
+use serde_json::{Value, json};
+
+pub(super) const HASH: &str = "0000000000000000000000000000abcd";
+const BEGAN: i64 = 1_795_251_600_000_000;
+
+/// A commit in the making: its events and how it says it continues the one before.
+#[derive(Clone)]
+pub(super) struct Commit {
+    pub(super) events: Vec<Event>,
+    pub(super) begins: bool,
+    pub(super) term: u64,
+    pub(super) writer: u64,
+    pub(super) seconds: i64,
+    /// Positions left out before it.
+    pub(super) gap: u64,
+    pub(super) breaks_chain: bool,
+}
+
+/// A journal in the making, with the ids that it issued last.
+pub(super) struct Story {
+    pub(super) commits: Vec<Commit>,
+    next: u64,
+    asked: u64,
+    pub(super) replica: String,
+    pub(super) operation: Option<OperationId>,
+    pub(super) incarnation: Option<IncarnationId>,
+    pub(super) session: Option<SessionId>,
+}
+
+pub(super) fn lineage() -> Lineage {
+    Lineage::from_random(0x00c0_ffee)
+}
+
+impl Story {
+    fn new() -> Story {
+        let mut story = Story {
+            commits: Vec::new(),
+            next: 1,
+            asked: 0,
+            replica: String::new(),
+            operation: None,
+            incarnation: None,
+            session: None,
+        };
+        story.begin(1);
+        story
+    }
+
+    /// A takeover.
+    pub(super) fn begin(&mut self, term: u64) {
+        self.commit();
+        let last = self.commits.last_mut().expect("a commit");
+        (last.begins, last.term, last.writer) = (true, term, term);
+        let here = self.next;
+        self.fact(here, "term.started.v1", &json!({}));
+        self.commit();
+    }
+
+    /// Closes the commit.
+    pub(super) fn commit(&mut self) {
+        let (term, writer, seconds) =
+            self.commits.last().map_or((1, 1, 0), |c| (c.term, c.writer, c.seconds + 1));
+        let events = Vec::new();
+        self.commits.push(Commit {
+            events,
+            begins: false,
+            term,
+            writer,
+            seconds,
+            gap: 0,
+            breaks_chain: false,
+        });
+    }
+
+    fn push(&mut self, event: Event) -> u64 {
+        self.commits.last_mut().expect("a commit").events.push(event);
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub(super) fn fact(&mut self, cause: u64, type_name: &str, data: &Value) -> u64 {
+        let fact = Fact::read(type_name, &data.to_string()).expect("a type").expect("its data");
+        self.push(Event::Fact { cause: Position::new(cause), fact })
+    }
+
+    /// An intent of `ann` without a verdict.
+    pub(super) fn intent(&mut self, id: &str, type_name: &str, data: &Value) -> u64 {
+        let intent = Intent::read(type_name, &data.to_string()).expect("a type").expect("its data");
+        let [id, source, actor] = [id, "tests", "ann"].map(str::to_owned);
+        let (id, source) = (id.parse().expect("an id"), source.parse().expect("a source"));
+        let actor = actor.parse().expect("an actor");
+        let request = Request { id, source, actor, time: None, expect: None, traceparent: None, intent };
+        self.push(Event::Intent(request))
+    }
+
+    /// Its verdict.
+    pub(super) fn accept(&mut self, intent: u64, outcome: &str) -> u64 {
+        let request = self.request(intent);
+        let (key, digest) = (request.key(), request.digest());
+        let data = json!({"key": key, "digest": digest, "at": BEGAN, "outcome": outcome});
+        self.fact(intent, "intent.accepted.v1", &data)
+    }
+
+    pub(super) fn refuse(&mut self, intent: u64, code: &str) -> u64 {
+        let request = self.request(intent);
+        let (key, digest) = (request.key(), request.digest());
+        let data = json!({"key": key, "digest": digest, "at": BEGAN, "code": code, "detail": "no"});
+        self.fact(intent, "intent.refused.v1", &data)
+    }
+
+    pub(super) fn request(&self, intent: u64) -> Request {
+        let mut events = self.commits.iter().flat_map(|commit| &commit.events);
+        match events.nth(intent as usize - 1) {
+            Some(Event::Intent(request)) => request.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An intent of `ann` that holds.
+    pub(super) fn ask(&mut self, type_name: &str, data: &Value) -> u64 {
+        self.asked += 1;
+        let id = format!("id-{}", self.asked);
+        let intent = self.intent(&id, type_name, data);
+        self.accept(intent, "changed");
+        intent
+    }
+
+    pub(super) fn saw(&mut self, type_name: &str, data: &Value) -> u64 {
+        let observation = Observation::read(type_name, &data.to_string()).expect("a type").expect("its data");
+        self.push(Event::Observation { by: "local-1".parse().expect("a name"), observation })
+    }
+
+    /// A report about the last incarnation, in the last session.
+    pub(super) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
+        let report = json!({"incarnation": self.incarnation, "revision": revision, "saw": saw});
+        self.saw("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
+    }
+
+    pub(super) fn open_operation(&mut self, cause: u64, data: &Value) {
+        let position = self.fact(cause, "operation.opened.v1", data);
+        self.operation = Some(OperationId::issue(lineage(), Position::new(position)));
+    }
+
+    pub(super) fn reserve(&mut self, amount: u64) {
+        let cause = self.next - 1;
+        let data = json!({
+            "operation": self.operation, "replica": self.replica, "node": "n1", "deployment": "d1",
+            "amounts": {"cpu": amount, "memory": amount}, "proposal": proposal(BEGAN + 3_600_000_000),
+        });
+        let position = self.fact(cause, "incarnation.reserved.v1", &data);
+        self.incarnation = Some(IncarnationId::issue(lineage(), Position::new(position)));
+    }
+
+    /// `ann` approves the last operation.
+    pub(super) fn approve(&mut self, hash: &str) {
+        let shown = json!({"operation": self.operation, "hash": hash});
+        let asked = self.ask("operation.approve.v1", &json!({"operations": [shown]}));
+        let data = json!({
+            "operation": self.operation, "replica": self.replica, "by": {"actor": "ann"}, "hash": hash,
+            "incarnation": self.incarnation,
+        });
+        self.fact(asked, "operation.approved.v1", &data);
+    }
+
+    pub(super) fn end_operation(&mut self, cause: u64, end: &Value) {
+        let data = json!({"operation": self.operation, "replica": self.replica, "end": end});
+        self.fact(cause, "operation.ended.v1", &data);
+    }
+
+    pub(super) fn end_incarnation(&mut self, cause: u64, end: &Value) {
+        let data =
+            json!({"incarnation": self.incarnation, "replica": self.replica, "node": "n1", "end": end});
+        self.fact(cause, "incarnation.ended.v1", &data);
+    }
+
+    pub(super) fn last(&self) -> u64 {
+        self.next - 1
+    }
+
+    pub(super) fn records(&self) -> Vec<Record> {
+        let (mut records, mut first, mut prev) = (Vec::new(), 1, Hash::ZERO);
+        for commit in self.commits.iter().filter(|commit| !commit.events.is_empty()) {
+            let mut draft = Draft::new();
+            for event in &commit.events {
+                draft.push(&event.line()).expect("it fits");
+            }
+            first += commit.gap;
+            let parts = HeaderParts {
+                fleet: "default".into(),
+                lineage: lineage(),
+                first: Position::new(first),
+                term: Term::new(commit.term),
+                writer: Writer::from_random(commit.writer),
+                time: Time::from_micros(BEGAN + commit.seconds * 1_000_000),
+                build: "test".into(),
+                begins: commit.begins.then_some(Begins::Term),
+                watermark: None,
+                prev: if commit.breaks_chain { Hash::of(b"another") } else { prev },
+            };
+            let record = draft.seal(parts).expect("a record");
+            (first, prev) = (record.last().get() + 1, record.hash());
+            records.push(record);
+        }
+        records
+    }
+}
+
+pub(super) fn proposal(expires: i64) -> Value {
+    json!({"hash": HASH, "expires": expires})
+}
+
+pub(super) fn process() -> Value {
+    json!([{"payload": "app", "index": 0, "pid": 7, "addresses": [], "status": "online"}])
+}
+
+/// How far a story goes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Stage {
+    /// A node in a cluster that an executor holds, and a plan of which everything is approved by people.
+    Fleet,
+    /// A deployment of one replica has begun; its create looks for a place.
+    Deployed,
+    Reserved,
+    Approved,
+    Started,
+    Running,
+    /// The user wants it stopped; nobody has approved.
+    StopAsked,
+    Stopping,
+    Stopped,
+    /// The user wants it up again.
+    StartAsked,
+    /// It was deleted before that was approved.
+    Deleted,
+}
+
+/// A story that is right, up to a stage.
+pub(super) fn story(until: Stage) -> Story {
+    let mut s = Story::new();
+    let cause = s.ask("cluster.apply.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    s.fact(cause, "cluster.applied.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    s.commit();
+    let spec = json!({"domain": "d1", "total": {"cpu": 1000, "memory": 1000}, "reserved": {"cpu": 100}});
+    let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": spec, "cluster": "local"}));
+    s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": spec}));
+    for to in ["allocating", "allocated"] {
+        s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": to, "cluster": "local"}));
+    }
+    let hello = json!({"cluster": "local", "executor": "local-1", "runtime": "process"});
+    let cause = s.saw("session.hello.v1", &hello);
+    let opened = s.fact(cause, "session.opened.v1", &hello);
+    s.session = Some(SessionId::issue(lineage(), Position::new(opened)));
+    s.commit();
+    let payload =
+        json!({"name": "app", "resources": {"cpu": 600, "memory": 600}, "run": {"argv": ["sleep"]}});
+    let spec = json!({"namespace": "tests", "service": "web", "payloads": [payload], "sharing": "allowed"});
+    let cause = s.ask("plan.apply.v1", &json!({"name": "web", "spec": spec}));
+    s.fact(cause, "plan.applied.v1", &json!({"name": "web", "generation": 1, "spec": spec}));
+    s.commit();
+    let steps: [(Stage, fn(&mut Story)); 10] = [
+        (Stage::Deployed, deploy),
+        (Stage::Reserved, |s| s.reserve(600)),
+        (Stage::Approved, |s| s.approve(HASH)),
+        (Stage::Started, start),
+        (Stage::Running, run),
+        (Stage::StopAsked, ask_stop),
+        (Stage::Stopping, stop),
+        (Stage::Stopped, prove_end),
+        (Stage::StartAsked, ask_start),
+        (Stage::Deleted, delete),
+    ];
+    for (stage, step) in steps {
+        if stage <= until {
+            step(&mut s);
+            s.commit();
+        }
+    }
+    s
+}
+
+fn deploy(s: &mut Story) {
+    let data = json!({"plan": "web", "name": "d1", "spec": {"count": 1}});
+    let cause = s.ask("deployment.create.v1", &data);
+    let data = json!({"plan": "web", "name": "d1", "generation": 1, "spec": {"count": 1}});
+    let cause = s.fact(cause, "deployment.created.v1", &data);
+    let cause = s.fact(cause, "deployment.started.v1", &json!({"plan": "web", "name": "d1"}));
+    s.replica = replica_at(s.next);
+    let data = json!({"name": s.replica, "plan": "web", "deployment": "d1"});
+    s.fact(cause, "replica.created.v1", &data);
+    s.open_operation(cause, &json!({"replica": s.replica, "kind": "create", "deployment": "d1"}));
+}
+
+pub(super) fn replica_at(position: u64) -> String {
+    ReplicaName::issue(&"web".parse().expect("a service"), Position::new(position)).to_string()
+}
+
+fn start(s: &mut Story) {
+    let saw = s.report(1, &json!({"ensured": {"processes": process()}}));
+    let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
+    s.fact(saw, "incarnation.ensured.v1", &data);
+}
+
+fn run(s: &mut Story) {
+    let saw = s.report(1, &json!({"ready": {"processes": process()}}));
+    let data = json!({
+        "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
+    });
+    s.fact(saw, "incarnation.running.v1", &data);
+    let cause = s.last();
+    s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
+}
+
+fn ask_stop(s: &mut Story) {
+    let cause = s.ask("replica.stop.v1", &json!({"name": s.replica}));
+    let proposal = proposal(BEGAN + 3_600_000_000);
+    s.open_operation(cause, &json!({"replica": s.replica, "kind": "stop", "proposal": proposal}));
+}
+
+fn stop(s: &mut Story) {
+    s.approve(HASH);
+    s.commit();
+    let cause = s.last();
+    let data =
+        json!({"incarnation": s.incarnation, "replica": s.replica, "effect": "kill", "then": "destroyed"});
+    s.fact(cause, "incarnation.commanded.v1", &data);
+}
+
+fn prove_end(s: &mut Story) {
+    let saw = s.report(3, &json!({"ended": {"exit": "clean", "processes": process()}}));
+    s.end_incarnation(saw, &json!("destroyed"));
+    s.end_operation(saw, &json!("succeeded"));
+}
+
+fn ask_start(s: &mut Story) {
+    let cause = s.ask("replica.start.v1", &json!({"name": s.replica}));
+    s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
+    s.reserve(600);
+}
+
+fn delete(s: &mut Story) {
+    let cause = s.ask("replica.delete.v1", &json!({"name": s.replica}));
+    let by = OperationId::issue(lineage(), Position::new(s.next + 2));
+    s.end_operation(cause, &json!({"superseded": {"by": by}}));
+    s.end_incarnation(cause, &json!({"unwound": {"reason": "its operation was superseded"}}));
+    s.incarnation = None;
+    let proposal = proposal(BEGAN + 3_600_000_000);
+    s.open_operation(cause, &json!({"replica": s.replica, "kind": "delete", "proposal": proposal}));
+    s.commit();
+    s.approve(HASH);
+    let cause = s.last();
+    s.end_operation(cause, &json!("succeeded"));
+    s.fact(cause, "replica.deleted.v1", &json!({"name": s.replica}));
+}

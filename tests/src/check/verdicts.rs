@@ -1,0 +1,151 @@
+//! Invariant 1, as far as intents and their verdicts show it: each intent has one verdict, each key is decided once,
+//! and what producers were told is what stands in the journal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{IntentAccepted, IntentRefused};
+use chancery_events::id::Position;
+use chancery_events::intent::Request;
+use chancery_events::refusal::Code;
+use chancery_events::time::Time;
+
+use super::violation::{Check, Violation, demand};
+use crate::history::{Ending, History, Verdict};
+
+/// Keys are remembered at least so long, and so many of them.
+const KEPT: Duration = Duration::from_hours(7 * 24);
+const KEYS: usize = 250_000;
+
+#[derive(Clone, Debug)]
+struct Told {
+    key: Digest,
+    digest: Digest,
+    type_name: &'static str,
+    verdict: Verdict,
+}
+
+/// A key that has been decided.
+#[derive(Clone, Copy, Debug)]
+struct Decided {
+    position: Position,
+    digest: Digest,
+    dated: Time,
+}
+
+/// Every verdict of the journal.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Verdicts {
+    told: BTreeMap<Position, Told>,
+    keys: BTreeMap<Digest, Decided>,
+    /// The keys of intents that stand in the journal at all.
+    recorded: BTreeSet<Digest>,
+}
+
+impl Verdicts {
+    pub(super) fn accepted(
+        &mut self,
+        request: &Request,
+        fact: &IntentAccepted,
+        at: Position,
+        now: Time,
+    ) -> Check {
+        check(request, fact.key, fact.digest)?;
+        self.decide(request, fact.at, at, now)?;
+        self.tell(request, Verdict::Accepted, at);
+        Ok(())
+    }
+
+    pub(super) fn refused(
+        &mut self,
+        request: &Request,
+        fact: &IntentRefused,
+        at: Position,
+        now: Time,
+    ) -> Check {
+        check(request, fact.key, fact.digest)?;
+        match fact.code {
+            // These say something about the key or its date, not about the intent: the first verdict stays.
+            Code::KeyReused => {
+                let known = self.keys.get(&fact.key);
+                let other = known.is_some_and(|known| known.digest != fact.digest);
+                demand!(1, other, "a key is called used, and nothing else was asked with it");
+            }
+            Code::Expired | Code::FromTheFuture => {}
+            _ => self.decide(request, fact.at, at, now)?,
+        }
+        self.tell(request, Verdict::Refused(fact.code), at);
+        Ok(())
+    }
+
+    fn decide(&mut self, request: &Request, dated: Time, at: Position, now: Time) -> Check {
+        let (key, digest) = (request.key(), request.digest());
+        if let Some(first) = self.keys.get(&key) {
+            // Beyond these bounds a key may have been forgotten, and then only the date of an intent protects it.
+            let forgotten = first.dated + KEPT <= now || self.keys.len() > KEYS;
+            let same = request.time.is_some_and(|time| time <= first.dated);
+            demand!(
+                1,
+                forgotten && !same,
+                "intent {} is decided again; its verdict stands at {}",
+                request.id,
+                first.position
+            );
+        }
+        self.keys.insert(key, Decided { position: at, digest, dated });
+        Ok(())
+    }
+
+    fn tell(&mut self, request: &Request, verdict: Verdict, at: Position) {
+        let (key, digest) = (request.key(), request.digest());
+        self.recorded.insert(key);
+        let type_name = request.intent.type_name();
+        self.told.insert(at, Told { key, digest, type_name, verdict });
+    }
+
+    /// Whether what producers were told is so.
+    pub(super) fn history(&self, history: &History) -> Check {
+        // A key that was sent several times may be recorded by any of them that did not surely fail.
+        let open: BTreeSet<Digest> =
+            history.invocations().iter().filter(|op| op.ending != Ending::Fail).map(|op| op.key).collect();
+        for (number, op) in history.invocations().iter().enumerate() {
+            let what = format!("invocation {number}, {}", op.type_name);
+            match op.ending {
+                Ending::Ok { position, verdict } => {
+                    let lost = || {
+                        Violation::new(1, format!("{what}, was told a verdict that is not there"))
+                            .at(position)
+                    };
+                    let found = self.told.get(&position).ok_or_else(lost)?;
+                    let same =
+                        found.key == op.key && found.digest == op.digest && found.type_name == op.type_name;
+                    demand!(
+                        1,
+                        same,
+                        "{what}, was told that its verdict stands at {position}, where another intent's does"
+                    );
+                    demand!(
+                        1,
+                        found.verdict == verdict,
+                        "{what}, was told {verdict:?}, and {position} says {:?}",
+                        found.verdict
+                    );
+                }
+                Ending::Fail => {
+                    let recorded = !open.contains(&op.key) && self.recorded.contains(&op.key);
+                    demand!(1, !recorded, "{what}, was told that nothing was recorded, and it was");
+                }
+                // It may stand in the journal or not; that it stands there once at most is seen as it is read.
+                Ending::Unknown => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(request: &Request, key: Digest, digest: Digest) -> Check {
+    demand!(1, key == request.key(), "the verdict is of another key than the intent's");
+    demand!(1, digest == request.digest(), "the verdict is of another body than the intent's");
+    Ok(())
+}

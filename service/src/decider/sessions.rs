@@ -19,7 +19,7 @@ use chancery_events::record::Hash;
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
-use chancery_machine::state::{Incarnation, IncarnationState};
+use chancery_machine::state::Incarnation;
 
 use super::core::{Core, Held};
 use super::handle::Connection;
@@ -328,26 +328,23 @@ impl Core {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
         let id = report.incarnation;
+        let is_over = matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
         match self.fleet.incarnations().get(&id) {
             Some(incarnation) if incarnation.cluster != cluster => {
                 tracing::warn!(incarnation = %id, executor = %by, "a report about what another cluster hosts is ignored");
             }
-            Some(incarnation) if matches!(incarnation.state, IncarnationState::Ended(_)) => {
-                self.say(session, What::Forget(id));
-            }
-            Some(_) => {
+            Some(incarnation) if incarnation.is_live() => {
                 self.observation(
                     &by,
                     Observation::IncarnationReported(IncarnationReported { session, report }),
                 );
             }
             // Its story is over, and so is it: what is kept of it may go.
-            None if self.is_past(id)
-                && matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. }) =>
-            {
+            ended if is_over && (ended.is_some() || self.is_past(id)) => {
                 self.say(session, What::Forget(id));
             }
-            None => {
+            // It is there, and has no place in the fleet: never known, or over on somebody's word.
+            _ => {
                 let revision = report.revision;
                 let seen = seen.max(self.durable().position);
                 let saw = ObjectReported { session, incarnation: id, revision, seen };

@@ -83,8 +83,8 @@ impl Machine {
     pub fn world_time(&self, clock: Duration) -> Duration {
         let micros = i128::try_from(clock.as_micros()).unwrap_or(i128::MAX / 2_000_000);
         let micros = micros * 1_000_000 / (1_000_000 + i128::from(self.drift));
-        // One more: a timer never fires early.
-        Duration::from_micros(u64::try_from(micros).unwrap_or(0) + 1)
+        // Both ways are rounded: a timer never fires early.
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0) + 2)
     }
 
     /// Starts its executor.

@@ -17,6 +17,7 @@ mod settle;
 pub mod shrink;
 mod step;
 pub mod universe;
+mod words;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -218,7 +218,7 @@ impl Universe {
                 3 => ("replica.start".into(), json!({"name": self.replica(3)?}), Some(9999)),
                 4 => {
                     let (operation, _) = one(&self.pending(), 1)?;
-                    let shown = json!([{"operation": operation, "hash": "0".repeat(64)}]);
+                    let shown = json!([{"operation": operation, "hash": "0".repeat(32)}]);
                     ("operation.approve".into(), json!({"operations": shown}), None)
                 }
                 5 => ("operation.approve".into(), json!({"operations": []}), None),

@@ -14,6 +14,7 @@ use super::fault::Fault;
 use super::producer::State;
 use super::server::Server;
 use super::universe::{Link, Universe, Up, tell};
+use super::words;
 use crate::check::Violation;
 
 /// Appends that a full journal still takes.
@@ -210,7 +211,7 @@ impl Universe {
             Action::Changes(machine) => {
                 let Some(process) = &self.machines[machine].process else { return Ok(()) };
                 let changes = process.board.unread(4);
-                tell!(self, "executor {machine} sees {changes:?}");
+                tell!(self, "executor {machine} sees {}", words::reports(&changes));
                 self.executor(machine, Input::Changed(changes))
             }
             Action::Post => {
@@ -329,10 +330,7 @@ impl Universe {
         match up {
             Up::Connected => server.driver().connected(Connection(number), Attach::from_random(bits)),
             Up::Said(message) => {
-                if self.story.is_some() {
-                    let line = format!("server {seat} hears {message:?}");
-                    self.add_to_story(line);
-                }
+                tell!(self, "server {seat} hears {}", words::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
                     server.driver().said(Connection(number), message.clone(), reading);
@@ -367,7 +365,7 @@ impl Universe {
             self.let_go(machine);
             return self.executor(machine, Input::Disconnected);
         };
-        tell!(self, "executor {machine} hears {message:?}");
+        tell!(self, "executor {machine} hears {}", words::from_decider(&message));
         if twice {
             self.executor(machine, Input::Heard(message.clone()))?;
         }
@@ -432,7 +430,7 @@ impl Universe {
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
         process.done.push(work.incarnation());
-        tell!(self, "executor {machine} does {work:?}");
+        tell!(self, "executor {machine} does {}", words::work(&work));
         for _ in 0..=u8::from(twice) {
             self.carry_out(machine, &work);
         }

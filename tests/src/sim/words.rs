@@ -1,0 +1,79 @@
+//! Words for stories: what a message or a piece of work says, in one line that a person reads.
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Report, Saw};
+use chancery_events::protocol::{Command, Envelope, FromDecider, ToDecider};
+use chancery_executor::session::Work;
+
+/// An incarnation by the position of its birth.
+fn short(id: IncarnationId) -> String {
+    format!("inc-{}", id.position())
+}
+
+/// What was seen of it.
+pub(super) fn report(report: &Report) -> String {
+    let saw = match &report.saw {
+        Saw::Ensured { .. } => "ensured",
+        Saw::Ready { .. } => "ready",
+        Saw::NotReady { .. } => "not ready",
+        Saw::Ended { .. } => "ended",
+        Saw::Gone => "gone",
+        Saw::Failed { .. } => "failed",
+    };
+    format!("{} {saw} at revision {}", short(report.incarnation), report.revision)
+}
+
+/// All of them.
+pub(super) fn reports(reports: &[Report]) -> String {
+    reports.iter().map(report).collect::<Vec<_>>().join(", ")
+}
+
+fn command(command: &Command) -> String {
+    let Command { incarnation, revision, attempt, effect, standing, .. } = command;
+    format!("{effect} {} (revision {revision}, attempt {attempt}, {standing:?})", short(*incarnation))
+}
+
+/// What an executor says.
+pub(super) fn to_decider(message: &ToDecider) -> String {
+    match message {
+        ToDecider::Hello { executor, cluster, seen, .. } => {
+            let seen = seen.map_or("nothing".to_owned(), |(_, head)| format!("position {}", head.position));
+            format!("hello from {executor} for {cluster}, which has seen {seen}")
+        }
+        ToDecider::Level { reports: all, .. } => format!("level: {}", reports(all)),
+        ToDecider::Report { sequence, report: one, .. } => format!("report {sequence}: {}", report(one)),
+        ToDecider::Heartbeat { beat, .. } => format!("heartbeat {beat}"),
+        ToDecider::Goodbye { .. } => "goodbye".into(),
+    }
+}
+
+/// What a decider says.
+pub(super) fn from_decider(message: &FromDecider) -> String {
+    let by = |envelope: &Envelope| format!("term {}, head {}", envelope.head.term, envelope.head.position);
+    match message {
+        FromDecider::Welcome { envelope, commands, .. } => {
+            let all: Vec<_> = commands.iter().map(command).collect();
+            format!("welcome ({}): {}", by(envelope), all.join(", "))
+        }
+        FromDecider::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
+        FromDecider::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
+        FromDecider::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
+        FromDecider::Forget { incarnation, .. } => format!("forget {}", short(*incarnation)),
+        FromDecider::Judged { incarnation, judgement, revision, .. } => {
+            format!("{judgement} {} (revision {revision})", short(*incarnation))
+        }
+        FromDecider::Beat { beat, .. } => format!("heartbeat {beat} is answered"),
+        FromDecider::Closed { reason } => format!("closed: {reason}"),
+    }
+}
+
+/// What is done.
+pub(super) fn work(work: &Work) -> String {
+    match work {
+        Work::CarryOut(one) => command(one),
+        Work::Remove { incarnation, revision } => {
+            format!("remove {} (revision {revision})", short(*incarnation))
+        }
+        Work::Forget(incarnation) => format!("forget {}", short(*incarnation)),
+    }
+}

@@ -6,6 +6,9 @@ pub mod check;
 pub mod history;
 pub mod model;
 
+#[cfg(test)]
+mod story;
+
 mod client;
 mod processes;
 mod server;

@@ -61,6 +61,11 @@ impl Board {
         shown.current.values().cloned().collect()
     }
 
+    /// Whether anything is unread.
+    pub fn has_unread(&self) -> bool {
+        !self.lock().is_unread.is_empty()
+    }
+
     /// What is unread, at most `limit`, without waiting.
     pub fn unread(&self, limit: usize) -> Vec<Report> {
         let mut shown = self.lock();

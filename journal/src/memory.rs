@@ -35,11 +35,13 @@ struct State {
     chain: Chain,
     /// What is durable, noise and all, with what the rule says of it.
     entries: Vec<Entry>,
-    /// What has been sent but is not durable yet.
-    waiting: VecDeque<Arc<[u8]>>,
+    /// What has been sent but is not durable yet, with the number of its writer.
+    waiting: VecDeque<(u64, Arc<[u8]>)>,
     /// Appends of unknown outcome that are still on their way.
     late: VecDeque<Arc<[u8]>>,
     is_held: bool,
+    /// Writers so far.
+    writers: u64,
     handles: Vec<Weak<Handle>>,
 }
 
@@ -64,14 +66,22 @@ pub struct MemoryJournal {
 }
 
 struct Handle {
+    number: u64,
     view: Mutex<View>,
     switches: Mutex<Switches>,
 }
 
-#[derive(Default)]
 struct Switches {
     is_closed: bool,
+    /// Appends that may wait.
+    bound: usize,
     next_fate: Option<Fate>,
+}
+
+impl Default for Switches {
+    fn default() -> Switches {
+        Switches { is_closed: false, bound: usize::MAX, next_fate: None }
+    }
 }
 
 struct View {
@@ -112,6 +122,7 @@ impl MemoryLog {
             waiting: VecDeque::new(),
             late: VecDeque::new(),
             is_held: false,
+            writers: 0,
             handles: Vec::new(),
         })))
     }
@@ -126,7 +137,8 @@ impl MemoryLog {
         }
         let (place, head) = (state.entries.len(), state.chain.at().copied());
         let view = Mutex::new(View { place, head, sink, has_stopped: false });
-        let handle = Arc::new(Handle { view, switches: Mutex::default() });
+        state.writers += 1;
+        let handle = Arc::new(Handle { number: state.writers, view, switches: Mutex::default() });
         state.handles.retain(|handle| handle.strong_count() > 0);
         state.handles.push(Arc::downgrade(&handle));
         Ok(MemoryJournal { log: self.clone(), handle })
@@ -145,15 +157,23 @@ impl MemoryLog {
 
     /// Makes up to `count` appends durable, in order, and delivers them. Says how many.
     pub fn step(&self, count: usize) -> usize {
+        self.land(count, |_| true)
+    }
+
+    /// The same for appends of some writers.
+    fn land(&self, count: usize, whose: impl Fn(u64) -> bool) -> usize {
         let mut state = lock(&self.0);
-        let count = count.min(state.waiting.len());
-        for _ in 0..count {
-            let Some(bytes) = state.waiting.pop_front() else { break };
+        let mut landed = 0;
+        while landed < count
+            && let Some(next) = state.waiting.iter().position(|(writer, _)| whose(*writer))
+            && let Some((_, bytes)) = state.waiting.remove(next)
+        {
             state.land(bytes);
+            landed += 1;
         }
         drop(state);
         self.deliver();
-        count
+        landed
     }
 
     /// How many appends wait for durability.
@@ -247,6 +267,31 @@ impl MemoryJournal {
         lock(&self.handle.switches).next_fate = Some(fate);
     }
 
+    /// From now on at most so many of its appends wait: it takes no more before a step.
+    pub fn bound(&self, appends: usize) {
+        lock(&self.handle.switches).bound = appends;
+    }
+
+    /// Makes up to `count` of this writer's appends durable, in order, and delivers them: each writer has its own
+    /// way to the log. Says how many.
+    pub fn step(&self, count: usize) -> usize {
+        self.log.land(count, |writer| writer == self.handle.number)
+    }
+
+    /// How many of its appends wait for durability.
+    pub fn waiting(&self) -> usize {
+        let own = |(writer, _): &&(u64, Arc<[u8]>)| *writer == self.handle.number;
+        lock(&self.log.0).waiting.iter().filter(own).count()
+    }
+
+    /// Loses what waits of this writer's appends, as a crash of it does. Says how many that were.
+    pub fn lose_waiting(&self) -> usize {
+        let mut state = lock(&self.log.0);
+        let before = state.waiting.len();
+        state.waiting.retain(|(writer, _)| *writer != self.handle.number);
+        before - state.waiting.len()
+    }
+
     /// The log that it writes to.
     pub fn log(&self) -> &MemoryLog {
         &self.log
@@ -260,6 +305,9 @@ impl Journal for MemoryJournal {
             if switches.is_closed {
                 return Err(AppendError::Closed);
             }
+            if self.waiting() >= switches.bound {
+                return Err(AppendError::Busy(Box::new(record)));
+            }
             switches.next_fate.take()
         };
         if lock(&self.handle.view).has_stopped {
@@ -268,7 +316,7 @@ impl Journal for MemoryJournal {
         let bytes = record.bytes().clone();
         let mut state = lock(&self.log.0);
         match fate {
-            None | Some(Fate::Landed) => state.waiting.push_back(bytes),
+            None | Some(Fate::Landed) => state.waiting.push_back((self.handle.number, bytes)),
             Some(Fate::Late) => state.late.push_back(bytes),
             Some(Fate::Lost) => {}
         }

@@ -1,13 +1,13 @@
 //! Snapshots of the state: written from the projector's copy, read at every start.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use bincode::config::standard;
 use chancery_events::record::Hash;
 use chancery_journal::Source;
 use chancery_journal::snapshots::{Meta, SnapshotError, Snapshots};
-use chancery_machine::fleet::{IMAGE_FINGERPRINT, Image};
+use chancery_machine::fleet::{Fleet, IMAGE_FINGERPRINT, Image};
 use sha2::{Digest as _, Sha256};
 
 use crate::fold::Folding;
@@ -48,6 +48,11 @@ impl Folding {
     }
 }
 
+/// Reads a state that [`Folding::encode`] wrote.
+pub fn decode(mut from: &mut dyn Read) -> Result<Fleet, bincode::error::DecodeError> {
+    bincode::serde::decode_from_std_read::<Image, _, _>(&mut from, standard()).map(Image::fleet)
+}
+
 /// The newest state that can be used: of this fleet and this build's shape, whole, and behind a record that stands
 /// in the journal. What cannot be used is passed over, loudly.
 pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Option<Folding>, SnapshotError> {
@@ -66,9 +71,8 @@ pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Opt
         let Some(mut found) = found else { return Ok(None) };
         let at = found.meta.cursor();
         tried.push(at.position);
-        match bincode::serde::decode_from_std_read::<Image, _, _>(&mut found.state, standard()) {
-            Ok(image) => {
-                let fleet = image.fleet();
+        match decode(&mut found.state) {
+            Ok(fleet) => {
                 if fleet.head() == at.position && fleet.lineages().current == at.lineage {
                     return Ok(Some(Folding { fleet, at, watermark: found.meta.watermark }));
                 }

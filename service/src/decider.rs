@@ -1,7 +1,9 @@
-//! The decider: the one writer of a fleet's commits. A pure core ([`core`]) inside a thin loop ([`run`]).
+//! The decider: the one writer of a fleet's commits. A pure core ([`core`]), driven with its journal ([`driver`]) by a
+//! thin loop ([`run`]).
 
 pub mod clock;
 pub mod core;
+pub mod driver;
 mod handle;
 mod run;
 mod sessions;
@@ -9,5 +11,6 @@ mod sessions;
 mod tests;
 
 pub use chancery_machine::keys::Accepted;
+pub use driver::Ended;
 pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
-pub use run::{Ended, Publish, Start, start};
+pub use run::{Publish, Start, start};

@@ -5,6 +5,7 @@
 pub mod check;
 pub mod history;
 pub mod model;
+pub mod sim;
 
 #[cfg(test)]
 mod story;

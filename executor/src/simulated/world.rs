@@ -82,6 +82,30 @@ impl World {
         told
     }
 
+    /// What runs: each incarnation of which processes exist, and how many.
+    pub fn alive(&self) -> impl Iterator<Item = (IncarnationId, usize)> {
+        let processes = |(id, item): (&IncarnationId, &Item)| match &item.present.state {
+            State::Up { processes, .. } => Some((*id, processes.len())),
+            _ => None,
+        };
+        self.items.iter().filter_map(processes)
+    }
+
+    /// Kills what runs of an incarnation, as the machine or somebody may. What has changed, if it ran.
+    pub fn strike(&mut self, incarnation: IncarnationId) -> Option<Told> {
+        let item = self.items.get(&incarnation)?;
+        let State::Up { .. } = &item.present.state else { return None };
+        let (exit, processes) = ended(incarnation, item.present.spec.as_ref(), Ending::Crash(137));
+        self.set(incarnation, item.present.order, None, Some(State::Ended { exit, processes }));
+        Some(plan::report(incarnation, &self.items[&incarnation].present))
+    }
+
+    /// Loses everything, as a machine does that gets a new disk: what ran, and what was known of it.
+    pub fn wipe(&mut self) {
+        self.items.clear();
+        self.timers.clear();
+    }
+
     /// Carries out a command.
     pub fn carry_out(&mut self, command: &Command) -> Told {
         self.order(command.incarnation, Order::of(command), Some(&command.spec))

@@ -9,12 +9,14 @@ mod catalogue;
 mod plan;
 mod replica;
 
+use std::collections::BTreeMap;
+
 use chancery_events::fact::Unfit;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::Meta;
 
 use crate::counts::Counts;
-use crate::kind::Row;
+use crate::kind::{Row, RowKind};
 
 pub use catalogue::{capability, cluster, node, session};
 pub use plan::{deployment, plan};
@@ -85,6 +87,22 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
         incarnations, |e| command(fleet, e.id);
     }
     Ok(())
+}
+
+/// Every row of the state as readers see it, by kind and key: for those who compare.
+pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
+    struct Shown(BTreeMap<(RowKind, String), serde_json::Value>);
+    impl Visitor for Shown {
+        type Error = std::convert::Infallible;
+        fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error> {
+            let shown = serde_json::to_value(row).expect("rows have string keys and no failing parts");
+            self.0.insert((R::KIND, row.key().to_string()), shown);
+            Ok(())
+        }
+    }
+    let mut shown = Shown(BTreeMap::new());
+    let Ok(()) = every(fleet, &Counts::of(fleet), &mut shown);
+    shown.0
 }
 
 /// Whether an entity has come into being behind a position: then no row of it can be older.

@@ -7,6 +7,15 @@ use std::time::Duration;
 
 use chancery_events::time::Time;
 
+/// What the machine's clocks say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reading {
+    /// The wall clock, which may be set forth and back.
+    pub wall: Time,
+    /// The monotonic clock, from any beginning.
+    pub steady: Duration,
+}
+
 /// A clock that turns readings into journal time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -15,13 +24,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Begins at the later of the wall clock and the journal's last time. `steady` is a monotonic reading.
-    pub fn begin(last: Time, wall: Time, steady: Duration) -> Clock {
+    /// Begins at the later of the wall clock and the journal's last time.
+    pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
         Clock { time: last.max(wall), steady }
     }
 
-    /// The journal's time at these readings.
-    pub fn read(&mut self, wall: Time, steady: Duration) -> Time {
+    /// The journal's time at this reading.
+    pub fn read(&mut self, Reading { wall, steady }: Reading) -> Time {
         let passed = steady.saturating_sub(self.steady);
         self.steady = self.steady.max(steady);
         let plain = self.time + passed;
@@ -47,6 +56,10 @@ mod tests {
         Time::EPOCH + at(seconds)
     }
 
+    fn reading(seconds: u64, steady: u64) -> Reading {
+        Reading { wall: wall(seconds), steady: at(steady) }
+    }
+
     #[test]
     fn it_follows_the_wall_clock_and_never_goes_back() {
         let cases = [
@@ -62,9 +75,9 @@ mod tests {
             ("the wall clock leapt: double speed", 0, 100, vec![(500, 10, 120), (510, 20, 140)]),
         ];
         for (case, last, start, readings) in cases {
-            let mut clock = Clock::begin(wall(last), wall(start), at(0));
+            let mut clock = Clock::begin(wall(last), reading(start, 0));
             for (now, steady, expected) in readings {
-                assert_eq!(clock.read(wall(now), at(steady)), wall(expected), "{case}, at {steady} s");
+                assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}, at {steady} s");
             }
         }
     }

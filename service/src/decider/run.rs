@@ -1,27 +1,22 @@
-//! The decider's loop: takes what waits, lets the core decide, hands commits to the journal and lets go of what the
-//! core releases. It holds no decision.
-//!
-//! While a commit becomes durable, the next one fills: at most [`DEPTH`] are on their way, so that the commits are as
-//! large as the disk is slow.
+//! The decider's loop: takes what waits, gives it to the driver and does what comes of it. It holds no decision.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use chancery_events::id::{Attach, Position};
+use chancery_events::id::Attach;
 use chancery_events::protocol::ToDecider;
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::Record;
 use chancery_events::time::Time;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
+use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 use tokio::sync::{mpsc, oneshot};
 
-use super::clock::Clock;
-use super::core::{Core, Effect, Settings, Ticket};
+use super::clock::Reading;
+use super::core::{Effect, Settings, Ticket};
+use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
 
-/// Commits on their way to being durable, at most.
-const DEPTH: usize = 2;
 /// The shortest pause when nothing can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Inputs taken before due work gets its turn.
@@ -48,20 +43,6 @@ pub struct Start {
     pub queue: usize,
 }
 
-/// Why the decider ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Ended {
-    /// It was drained: everything that it answered is durable.
-    #[error("the decider was drained")]
-    Drained,
-    /// The journal stopped: nothing more can be made durable.
-    #[error("the journal stopped: {0}")]
-    Stopped(String),
-    /// Another decider has taken over.
-    #[error("another decider has taken over: {0}")]
-    Overtaken(String),
-}
-
 /// Starts the decider on a thread of its own. The receiver tells why it ended.
 pub fn start(start: Start) -> (Decider, oneshot::Receiver<Ended>) {
     let (queue, inputs) = mpsc::channel(start.queue);
@@ -79,19 +60,15 @@ pub fn start(start: Start) -> (Decider, oneshot::Receiver<Ended>) {
 }
 
 struct Loop {
-    core: Core,
-    journal: Arc<dyn Journal>,
-    source: Arc<dyn Source>,
+    driver: Driver,
     inputs: mpsc::Receiver<Input>,
     deliveries: mpsc::UnboundedReceiver<Delivery>,
     publish: Publish,
     skipped: Box<dyn FnMut() + Send>,
-    clock: Clock,
     began: Instant,
     tickets: u64,
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
     executors: BTreeMap<Connection, mpsc::Sender<Vec<u8>>>,
-    waiting: VecDeque<Record>,
     drain: Option<Drain>,
 }
 
@@ -101,60 +78,51 @@ enum Drain {
     Asked,
 }
 
-fn wall() -> Time {
+fn reading(began: Instant) -> Reading {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    let wall = Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX));
+    Reading { wall, steady: began.elapsed() }
 }
 
 impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
-        let head: Option<Cursor> = start.journal.head();
-        let clock = Clock::begin(head.as_ref().map_or(Time::EPOCH, |head| head.time), wall(), Duration::ZERO);
-        let core = Core::take_over(start.settings, start.fleet, head.as_ref(), wall());
+        let began = Instant::now();
         Loop {
-            core,
-            source: start.journal.source(),
-            journal: start.journal,
+            driver: Driver::begin(start.settings, start.fleet, start.journal, reading(began)),
             inputs,
             deliveries: start.deliveries,
             publish: start.publish,
             skipped: start.skipped,
-            clock,
-            began: Instant::now(),
+            began,
             tickets: 0,
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
-            waiting: VecDeque::new(),
             drain: None,
         }
     }
 
-    fn now(&mut self) -> Time {
-        self.clock.read(wall(), self.began.elapsed())
+    fn now(&self) -> Reading {
+        reading(self.began)
     }
 
     async fn run(mut self) -> Ended {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            let more = match self.turn() {
-                Ok(more) => more,
+            let left = match self.driver.turn(self.now()) {
+                Ok(left) => left,
                 Err(ended) => return ended,
             };
-            if self.drain == Some(Drain::Asked)
-                && !more
-                && self.core.in_flight() == 0
-                && self.waiting.is_empty()
-            {
+            self.effects();
+            if self.drain == Some(Drain::Asked) && left == Left::Nothing && self.driver.is_quiet() {
                 return Ended::Drained;
             }
-            let open = self.drain.is_none() && !self.core.is_full() && self.waiting.is_empty();
-            let due = self.core.next_due();
-            let now = self.now();
-            let pause = if more && self.core.in_flight() < DEPTH {
+            let open = self.drain.is_none() && self.driver.is_open();
+            let pause = if left == Left::More {
                 Duration::ZERO
             } else {
                 // What is due and could not be done waits for a delivery; it is not asked for without end.
-                due.map_or(Duration::from_hours(1), |due| due.since(now).max(PATIENCE))
+                let due = self.driver.next_due(self.now());
+                due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE))
             };
             let sleeping = !pause.is_zero();
             tokio::select! {
@@ -178,83 +146,30 @@ impl Loop {
         }
     }
 
-    /// Due work, then a commit if there is room for one on the way. Whether more work is due.
-    fn turn(&mut self) -> Result<bool, Ended> {
-        let now = self.now();
-        let more = self.core.work(now);
-        self.waiting.extend(self.core.early());
-        while let Some(record) = self.waiting.pop_front() {
-            if let Some(record) = self.append(record)? {
-                self.waiting.push_front(record);
-                break;
-            }
-        }
-        if self.waiting.is_empty()
-            && self.core.in_flight() < DEPTH
-            && let Some(record) = self.core.seal()
-            && let Some(record) = self.append(record)?
-        {
-            self.waiting.push_back(record);
-        }
-        self.effects();
-        Ok(more)
-    }
-
-    /// Gives a record back if the journal has no room for it now.
-    fn append(&self, record: Record) -> Result<Option<Record>, Ended> {
-        match self.journal.append(record) {
-            Ok(()) => Ok(None),
-            Err(AppendError::Busy(record)) => Ok(Some(*record)),
-            Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
-            Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
-                Err(Ended::Stopped(error.to_string()))
-            }
-        }
-    }
-
     fn take(&mut self, delivery: Option<Delivery>) -> Result<(), Ended> {
-        match delivery {
-            Some(Delivery::Records(records)) => {
-                let own = self.core.delivered(&records);
-                (self.publish)(&records);
-                self.effects();
-                if own {
-                    Ok(())
-                } else {
-                    Err(Ended::Overtaken("a record of another writer stands in the journal".into()))
-                }
-            }
-            Some(Delivery::Skipped(skipped)) => {
-                tracing::warn!(?skipped, "a record in the journal does not count");
-                (self.skipped)();
-                Ok(())
-            }
-            Some(Delivery::Indefinite(error)) => {
-                Err(Ended::Overtaken(format!("an append has no outcome: {error}")))
-            }
-            Some(Delivery::Stopped(error)) => Err(Ended::Stopped(error.to_string())),
-            None => Err(Ended::Stopped("the journal is gone".into())),
+        let Some(delivery) = delivery else { return Err(Ended::Stopped("the journal is gone".into())) };
+        if let Delivery::Skipped(_) = &delivery {
+            (self.skipped)();
         }
+        let taken = self.driver.take(delivery, &mut self.publish);
+        self.effects();
+        taken
     }
 
     fn input(&mut self, input: Input) {
-        let now = self.now();
         match input {
             Input::Intent(request, answer) => {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 self.askers.insert(ticket, answer);
-                self.core.intent(ticket, &request, now);
+                self.driver.intent(ticket, &request, self.now());
             }
             Input::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
-                self.core.connected(connection, Attach::from_random(random()));
+                self.driver.connected(connection, Attach::from_random(random()));
             }
             Input::Said(connection, message) => match serde_json::from_slice::<ToDecider>(&message) {
-                Ok(message) => {
-                    let source = Arc::clone(&self.source);
-                    self.core.said(connection, message, now, &|position| recorded(&*source, position));
-                }
+                Ok(message) => self.driver.said(connection, message, self.now()),
                 Err(error) => {
                     tracing::warn!(%error, "a message of an executor cannot be read; its connection is closed");
                     self.close(connection);
@@ -263,16 +178,15 @@ impl Loop {
             Input::Disconnected(connection) => self.close(connection),
             Input::Drain => self.drain = Some(Drain::Asked),
         }
-        self.waiting.extend(self.core.early());
     }
 
     fn close(&mut self, connection: Connection) {
         self.executors.remove(&connection);
-        self.core.disconnected(connection);
+        self.driver.disconnected(connection);
     }
 
     fn effects(&mut self) {
-        for effect in self.core.effects() {
+        for effect in self.driver.effects() {
             match effect {
                 Effect::Answer(ticket, verdict) => {
                     if let Some(asker) = self.askers.remove(&ticket) {
@@ -295,12 +209,6 @@ impl Loop {
             self.close(connection);
         }
     }
-}
-
-/// The hash of the record that ends at the position, if one does.
-fn recorded(source: &dyn Source, position: Position) -> Option<Hash> {
-    let record = source.records(position).ok()?.next()?.ok()?;
-    (record.last() == position).then(|| record.hash())
 }
 
 fn random() -> u64 {

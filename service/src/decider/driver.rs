@@ -1,0 +1,185 @@
+//! Drives the core and the journal: inputs and deliveries in, effects out. It never waits, so that whoever holds it
+//! decides in which order things happen; time and randomness come in with each call.
+//!
+//! While a commit becomes durable, the next one fills: at most [`DEPTH`] are on their way, so that the commits are as
+//! large as the disk is slow.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use chancery_events::id::{Attach, Position};
+use chancery_events::intent::Request;
+use chancery_events::protocol::ToDecider;
+use chancery_events::record::{Hash, Record};
+use chancery_events::time::Time;
+use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
+use chancery_machine::fleet::Fleet;
+
+use super::clock::{Clock, Reading};
+use super::core::{Core, Effect, Settings, Ticket};
+use super::handle::Connection;
+
+/// Commits on their way to being durable, at most.
+const DEPTH: usize = 2;
+
+/// Why a decider ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// It was drained: everything that it answered is durable.
+    #[error("the decider was drained")]
+    Drained,
+    /// The journal stopped: nothing more can be made durable.
+    #[error("the journal stopped: {0}")]
+    Stopped(String),
+    /// Another decider has taken over.
+    #[error("another decider has taken over: {0}")]
+    Overtaken(String),
+}
+
+/// What a turn left to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// More is due at once, and there is room for it.
+    More,
+    /// More is due, and waits for a delivery.
+    Blocked,
+    /// Nothing until the next input, delivery or [`Driver::next_due`].
+    Nothing,
+}
+
+/// See the module.
+pub struct Driver {
+    core: Core,
+    journal: Arc<dyn Journal>,
+    source: Arc<dyn Source>,
+    clock: Clock,
+    /// Sealed, and not taken by the journal yet.
+    waiting: VecDeque<Record>,
+}
+
+impl Driver {
+    /// Takes over: the fleet is that at the journal's head.
+    pub fn begin(settings: Settings, fleet: Fleet, journal: Arc<dyn Journal>, at: Reading) -> Driver {
+        let head: Option<Cursor> = journal.head();
+        let clock = Clock::begin(head.as_ref().map_or(Time::EPOCH, |head| head.time), at);
+        let core = Core::take_over(settings, fleet, head.as_ref(), at.wall);
+        Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new() }
+    }
+
+    /// The decider without its journal.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Whether it takes inputs: if not, they wait for a delivery.
+    pub fn is_open(&self) -> bool {
+        !self.core.is_full() && self.waiting.is_empty()
+    }
+
+    /// Whether everything that was decided is durable.
+    pub fn is_quiet(&self) -> bool {
+        self.core.in_flight() == 0 && self.waiting.is_empty()
+    }
+
+    /// How long it may wait from now on, if nothing comes in; `None` if nothing will ever be due.
+    pub fn next_due(&mut self, at: Reading) -> Option<std::time::Duration> {
+        let now = self.clock.read(at);
+        self.core.next_due().map(|due| due.since(now))
+    }
+
+    /// Someone asks. The answer is an effect, when it is durable.
+    pub fn intent(&mut self, ticket: Ticket, request: &Request, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.intent(ticket, request, now);
+        self.waiting.extend(self.core.early());
+    }
+
+    /// An executor has connected; `attach` is random.
+    pub fn connected(&mut self, connection: Connection, attach: Attach) {
+        self.core.connected(connection, attach);
+    }
+
+    /// An executor's connection is gone.
+    pub fn disconnected(&mut self, connection: Connection) {
+        self.core.disconnected(connection);
+    }
+
+    /// An executor said something.
+    pub fn said(&mut self, connection: Connection, message: ToDecider, at: Reading) {
+        let now = self.clock.read(at);
+        let source = Arc::clone(&self.source);
+        self.core.said(connection, message, now, &|position| recorded(&*source, position));
+        self.waiting.extend(self.core.early());
+    }
+
+    /// Due work, then a commit if there is room for one on the way.
+    pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
+        let now = self.clock.read(at);
+        let more = self.core.work(now);
+        self.waiting.extend(self.core.early());
+        while let Some(record) = self.waiting.pop_front() {
+            if let Some(record) = self.append(record)? {
+                self.waiting.push_front(record);
+                break;
+            }
+        }
+        if self.waiting.is_empty()
+            && self.core.in_flight() < DEPTH
+            && let Some(record) = self.core.seal()
+            && let Some(record) = self.append(record)?
+        {
+            self.waiting.push_back(record);
+        }
+        Ok(match more {
+            true if self.core.in_flight() < DEPTH => Left::More,
+            true => Left::Blocked,
+            false => Left::Nothing,
+        })
+    }
+
+    /// Gives a record back if the journal has no room for it now.
+    fn append(&self, record: Record) -> Result<Option<Record>, Ended> {
+        match self.journal.append(record) {
+            Ok(()) => Ok(None),
+            Err(AppendError::Busy(record)) => Ok(Some(*record)),
+            Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
+            Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
+                Err(Ended::Stopped(error.to_string()))
+            }
+        }
+    }
+
+    /// What the journal tells. `publish` gets records before the effects that they let go of are to be had.
+    pub fn take(&mut self, delivery: Delivery, publish: &mut dyn FnMut(&[Arc<Record>])) -> Result<(), Ended> {
+        match delivery {
+            Delivery::Records(records) => {
+                let own = self.core.delivered(&records);
+                publish(&records);
+                if own {
+                    Ok(())
+                } else {
+                    Err(Ended::Overtaken("a record of another writer stands in the journal".into()))
+                }
+            }
+            Delivery::Skipped(skipped) => {
+                tracing::warn!(?skipped, "a record in the journal does not count");
+                Ok(())
+            }
+            Delivery::Indefinite(error) => {
+                Err(Ended::Overtaken(format!("an append has no outcome: {error}")))
+            }
+            Delivery::Stopped(error) => Err(Ended::Stopped(error.to_string())),
+        }
+    }
+
+    /// What is to be done now, in order.
+    pub fn effects(&mut self) -> Vec<Effect> {
+        self.core.effects()
+    }
+}
+
+/// The hash of the record that ends at the position, if one does.
+fn recorded(source: &dyn Source, position: Position) -> Option<Hash> {
+    let record = source.records(position).ok()?.next()?.ok()?;
+    (record.last() == position).then(|| record.hash())
+}

@@ -1,0 +1,269 @@
+//! What goes wrong in a simulated world, and how.
+
+use std::time::Duration;
+
+use chancery_executor::session::Input;
+use chancery_journal::memory::Fate;
+use chancery_projector::Folding;
+
+use super::executor::Linked;
+use super::fault::Fault;
+use super::producer::State;
+use super::universe::{Universe, tell};
+use crate::check::Violation;
+
+/// States that are kept, at most.
+const SNAPSHOTS: usize = 8;
+
+impl Universe {
+    /// Something of what may go wrong in this world does.
+    pub fn break_something(&mut self) -> Result<(), Violation> {
+        let may: Vec<Fault> = self.script.faults.iter().copied().collect();
+        let Some(fault) = self.random.pick(&may).copied() else { return Ok(()) };
+        let machine = usize::try_from(self.random.below(self.machines.len() as u64)).unwrap_or(0);
+        let seat = usize::try_from(self.random.below(self.seats.len() as u64)).unwrap_or(0);
+        let happened = match fault {
+            Fault::ServerCrash => self.crash_server(seat),
+            Fault::ServerPause => self.pause_server(seat),
+            Fault::ClockLeap => self.leap(seat),
+            Fault::AmbiguousAppend => self.blur(seat),
+            Fault::LateAppend => self.log.land_late(),
+            Fault::DuplicateRecord => self.repeat_record(),
+            Fault::Noise => self.noise(),
+            Fault::LinkBreak => return self.break_link(),
+            Fault::HalfOpen => return self.half_open(),
+            Fault::ExecutorCrash => self.stop_executor(machine),
+            Fault::ExecutorPause => self.pause_executor(machine),
+            Fault::ExecutorLeave => {
+                self.counts.add(fault.word());
+                return self.executor(machine, Input::Leave);
+            }
+            Fault::Strike => self.strike(machine),
+            Fault::Wipe => self.wipe(machine),
+            Fault::RepeatedRequest => self.repeat_request(),
+            Fault::LongSilence => self.silence(),
+            // They strike where they belong, when it is their moment.
+            Fault::SecondDecider
+            | Fault::OldSnapshot
+            | Fault::FullJournal
+            | Fault::DuplicateMessage
+            | Fault::ExecutorReplaced
+            | Fault::WorkTwice
+            | Fault::BadBehaviour
+            | Fault::StaleList
+            | Fault::MissedChange
+            | Fault::LostRequest
+            | Fault::LostAnswer
+            | Fault::BadRequest => false,
+        };
+        if happened {
+            tell!(self, "FAULT {}", fault.word());
+            self.counts.add(fault.word());
+        }
+        Ok(())
+    }
+
+    fn crash_server(&mut self, seat: usize) -> bool {
+        let down = Duration::from_millis(self.random.below(5000));
+        let Some(server) = &self.seats[seat].server else { return false };
+        let journal = std::sync::Arc::clone(server.journal());
+        let waiting = journal.waiting() as u64;
+        let kept = self.random.below(waiting + 1);
+        match self.random.below(3) {
+            // The disk had some of it.
+            0 => {
+                journal.step(usize::try_from(kept).unwrap_or(0));
+                journal.lose_waiting();
+            }
+            1 => {
+                journal.lose_waiting();
+            }
+            // It is still on its way, and lands some day.
+            _ => {}
+        }
+        tell!(self, "server {seat} is killed, with {waiting} commits on their way");
+        self.stop_server(seat);
+        self.seats[seat].down = self.now + down;
+        true
+    }
+
+    /// A server is no more: nobody is told, links break.
+    pub fn stop_server(&mut self, seat: usize) {
+        let Some(server) = self.seats[seat].server.take() else { return };
+        if server.journal().waiting() > 0 {
+            self.ghosts.push(std::sync::Arc::clone(server.journal()));
+        }
+        for call in self.calls.iter_mut().filter(|call| call.state == State::Sent(seat)) {
+            call.state = State::Unknown;
+        }
+        for link in self.links.values_mut().filter(|link| link.seat == seat) {
+            link.served = false;
+            link.up.clear();
+        }
+        self.sweep_links();
+    }
+
+    fn pause_server(&mut self, seat: usize) -> bool {
+        let lease = u64::try_from(self.script.lease.as_millis()).unwrap_or(1000);
+        let until = self.now + Duration::from_millis(self.random.below(3 * lease));
+        let Some(server) = &mut self.seats[seat].server else { return false };
+        server.paused = Some(until);
+        true
+    }
+
+    fn leap(&mut self, seat: usize) -> bool {
+        let far = *self.random.pick(&[2_000_000, 120_000_000, 7_200_000_000]).unwrap_or(&0);
+        let by = i64::try_from(self.random.below(2 * far)).unwrap_or(0) - i64::try_from(far).unwrap_or(0);
+        self.seats[seat].wall = by;
+        if let Some(server) = &mut self.seats[seat].server {
+            server.wall = by;
+        }
+        true
+    }
+
+    fn blur(&mut self, seat: usize) -> bool {
+        let fate = *self.random.pick(&[Fate::Landed, Fate::Lost, Fate::Late]).unwrap_or(&Fate::Lost);
+        let Some(server) = &self.seats[seat].server else { return false };
+        server.journal().blur_next(fate);
+        true
+    }
+
+    fn repeat_record(&mut self) -> bool {
+        let entries = self.log.entries();
+        let Some(old) = self.random.pick(&entries) else { return false };
+        self.log.inject(old.clone());
+        true
+    }
+
+    fn noise(&mut self) -> bool {
+        let entries = self.log.entries();
+        let mut bytes = match (self.random.below(3), self.random.pick(&entries)) {
+            // A record that was cut in its header, as a torn write leaves it.
+            (0, Some(record)) => record[..record.len().min(40)].to_vec(),
+            // Another fleet's.
+            (1, Some(record)) => {
+                let text = String::from_utf8_lossy(record);
+                text.replacen("\"fleet\":\"sim\"", "\"fleet\":\"other\"", 1).into_bytes()
+            }
+            _ => Vec::new(),
+        };
+        let more = self.random.below(30);
+        bytes.extend((0..more).map(|_| self.random.bits() as u8));
+        // A cut record with nothing behind it that continues the chain is none.
+        self.log.inject(bytes);
+        true
+    }
+
+    fn break_link(&mut self) -> Result<(), Violation> {
+        let numbers: Vec<u64> = self.links.keys().copied().collect();
+        let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
+        let keep = usize::try_from(self.random.below(4)).unwrap_or(0);
+        let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
+        let machine = link.machine;
+        let (held, seat) = (link.held, link.seat);
+        link.up.truncate(keep.max(1));
+        self.counts.add(Fault::LinkBreak.word());
+        tell!(self, "FAULT link break of executor {machine}");
+        if !held || self.random.chance(300) {
+            // The server is the first to see it.
+            self.close(seat, number);
+            return Ok(());
+        }
+        self.let_go(machine);
+        self.executor(machine, Input::Disconnected)
+    }
+
+    fn half_open(&mut self) -> Result<(), Violation> {
+        let numbers: Vec<u64> = self.links.keys().copied().collect();
+        let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
+        let Some(link) = self.links.get_mut(&number).filter(|link| link.held) else { return Ok(()) };
+        let machine = link.machine;
+        link.held = false;
+        link.silent = true;
+        link.down.clear();
+        self.counts.add(Fault::HalfOpen.word());
+        tell!(self, "FAULT executor {machine} loses its link, and the server is not told");
+        if let Some(process) = &mut self.machines[machine].process {
+            process.link = Linked::No;
+            process.listing = super::executor::Listing::No;
+        }
+        self.sweep_links();
+        self.executor(machine, Input::Disconnected)
+    }
+
+    /// An executor is no more. Work under way is done or not; nobody is told of it.
+    pub fn stop_executor(&mut self, machine: usize) -> bool {
+        self.let_go(machine);
+        let Some(process) = self.machines[machine].process.take() else { return false };
+        for work in process.works {
+            if self.random.chance(500) {
+                self.carry_out(machine, &work);
+            }
+        }
+        let down = Duration::from_millis(self.random.below(3000));
+        tell!(self, "executor {machine} is gone");
+        self.machines[machine].down = self.now + down;
+        true
+    }
+
+    fn pause_executor(&mut self, machine: usize) -> bool {
+        let lease = u64::try_from(self.script.lease.as_millis()).unwrap_or(1000);
+        let until = self.now + Duration::from_millis(self.random.below(3 * lease));
+        let Some(process) = &mut self.machines[machine].process else { return false };
+        process.paused = Some(until);
+        true
+    }
+
+    fn strike(&mut self, machine: usize) -> bool {
+        let alive: Vec<_> = self.worlds[machine].alive().map(|(incarnation, _)| incarnation).collect();
+        let Some(victim) = self.random.pick(&alive).copied() else { return false };
+        if let Some(told) = self.worlds[machine].strike(victim) {
+            tell!(self, "{victim} dies on machine {machine}");
+            self.show(machine, told);
+        }
+        true
+    }
+
+    fn wipe(&mut self, machine: usize) -> bool {
+        // A machine that loses its disk loses its executor too.
+        self.stop_executor(machine);
+        self.worlds[machine].wipe();
+        self.machines[machine].seen = None;
+        true
+    }
+
+    fn repeat_request(&mut self) -> bool {
+        let Some(last) = (self.calls.len() as u64).checked_sub(1) else { return false };
+        let call = usize::try_from(self.random.between(0, last)).unwrap_or(0);
+        if self.seats.iter().all(|seat| seat.server.is_none()) {
+            return false;
+        }
+        self.send(call);
+        true
+    }
+
+    fn silence(&mut self) -> bool {
+        let hours = self.random.between(1, 30);
+        self.pass(Duration::from_mins(hours));
+        self.wake();
+        true
+    }
+
+    /// Keeps the state that a server's projector has, as snapshots do: through its bytes.
+    pub fn keep_state(&mut self, seat: usize) {
+        let Some(state) = self.seats[seat].server.as_ref().and_then(super::server::Server::state) else {
+            return;
+        };
+        let mut bytes = Vec::new();
+        state.encode(&mut bytes).expect("memory takes all");
+        let Folding { at, watermark, .. } = state.clone();
+        let fleet =
+            chancery_projector::snapshot::decode(&mut &bytes[..]).expect("what was encoded is decoded");
+        self.snapshots.push(Folding { fleet, at, watermark });
+        if self.snapshots.len() > SNAPSHOTS {
+            let drop = self.random.below(SNAPSHOTS as u64);
+            self.snapshots.remove(usize::try_from(drop).unwrap_or(0));
+        }
+        self.counts.add("snapshot");
+    }
+}

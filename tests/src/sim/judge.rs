@@ -1,0 +1,211 @@
+//! Judges a simulated world: reads the log as any auditor would, and compares what everybody says with it.
+
+use std::sync::Arc;
+
+use chancery_events::event::{Event, Line};
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::protocol::{Envelope, FromDecider};
+use chancery_events::record::{Hash, Record};
+use chancery_events::refusal::Code;
+use chancery_executor::simulated::World;
+use chancery_journal::Records;
+use chancery_journal::memory::MemoryLog;
+use chancery_projector::{Fold, Folding, Touched, row_of};
+use rustc_hash::FxHashMap;
+
+use super::fault::Counts;
+use crate::check::{Alive, Checker, Violation};
+use crate::history::History;
+use crate::model::Model;
+
+/// See the module.
+pub struct Judge {
+    records: Records,
+    checker: Checker,
+    model: Model,
+    /// The state by the machine that users run, folded by nobody else.
+    fold: Fold,
+    /// Where each record ends.
+    ends: FxHashMap<Position, Hash>,
+    head: Position,
+}
+
+/// A violation of an invariant, by its number in the rules.
+pub fn violation(invariant: u8, what: impl Into<String>, position: Option<Position>) -> Violation {
+    Violation { invariant, what: what.into(), position }
+}
+
+impl Judge {
+    /// Has read nothing yet.
+    pub fn new(log: &MemoryLog) -> Judge {
+        Judge {
+            records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
+            checker: Checker::new(),
+            model: Model::new(),
+            fold: Fold::default(),
+            ends: FxHashMap::default(),
+            head: Position::ZERO,
+        }
+    }
+
+    /// The last position that is durable and valid.
+    pub fn position(&self) -> Position {
+        self.head
+    }
+
+    /// The state there.
+    pub fn state(&self) -> Option<&Folding> {
+        self.fold.state()
+    }
+
+    /// Reads what has become durable.
+    pub fn look(&mut self, counts: &mut Counts) -> Result<(), Violation> {
+        while let Some(record) = self.records.next() {
+            let record =
+                record.map_err(|error| violation(1, format!("the log cannot be read: {error}"), None))?;
+            self.take(&record, counts)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, record: &Arc<Record>, counts: &mut Counts) -> Result<(), Violation> {
+        self.head = record.last();
+        self.ends.insert(record.last(), record.hash());
+        self.checker.take(record)?;
+        let at = Some(record.first());
+        self.model.take(record).map_err(|error| violation(2, error.to_string(), at))?;
+        self.fold
+            .take(record, &mut Touched::default())
+            .map_err(|error| violation(2, format!("{error}: {:?}", std::error::Error::source(&error)), at))?;
+        for (position, line) in record.events() {
+            let at = Some(position);
+            let bad = |error: chancery_events::event::BadEvent| violation(2, error.to_string(), at);
+            let line = Line::read(line).map_err(bad)?;
+            let Some(type_name) = Fact::TYPES.iter().find(|name| ***name == *line.type_name) else {
+                continue;
+            };
+            counts.add(type_name);
+            if !matches!(*type_name, "entity.parked.v1" | "intent.refused.v1") {
+                continue;
+            }
+            match line.event().map_err(bad)? {
+                Event::Fact { fact: Fact::EntityParked(fact), .. } => {
+                    return Err(violation(
+                        9,
+                        format!("{} was left alone: {}", fact.subject, fact.detail),
+                        at,
+                    ));
+                }
+                Event::Fact { fact: Fact::IntentRefused(fact), .. } if fact.code == Code::Internal => {
+                    return Err(violation(9, format!("an intent could not be decided: {}", fact.detail), at));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What runs is what may run.
+    pub fn alive(&self, worlds: &[World]) -> Result<(), Violation> {
+        let alive: Vec<_> = worlds
+            .iter()
+            .flat_map(World::alive)
+            .map(|(incarnation, processes)| Alive { incarnation, processes })
+            .collect();
+        self.checker.alive(&alive)
+    }
+
+    /// What a decider says to an executor was decided on nothing that is not durable.
+    pub fn said(&self, message: &FromDecider) -> Result<(), Violation> {
+        let (envelope, incarnation) = match message {
+            FromDecider::Welcome { envelope, .. }
+            | FromDecider::Accepted { envelope, .. }
+            | FromDecider::Beat { envelope, .. } => (envelope, None),
+            FromDecider::Command { envelope, command } => (envelope, Some(command.incarnation)),
+            FromDecider::Forget { envelope, incarnation }
+            | FromDecider::Judged { envelope, incarnation, .. } => (envelope, Some(*incarnation)),
+            FromDecider::Refused { .. } | FromDecider::Closed { .. } => return Ok(()),
+        };
+        let Envelope { head, .. } = envelope;
+        let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
+        if !known {
+            let what = format!("an executor is told of a head {} that is not in the log", head.position);
+            return Err(violation(1, what, None));
+        }
+        match incarnation {
+            Some(id) if matches!(message, FromDecider::Command { .. }) && id.position() > self.head => {
+                Err(violation(
+                    1,
+                    format!("a command for {id}, which the log does not know, leaves a decider"),
+                    None,
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A position that somebody is told is durable.
+    pub fn told(&self, position: Position) -> Result<(), Violation> {
+        if position <= self.head {
+            return Ok(());
+        }
+        Err(violation(
+            1,
+            format!("an answer names position {position}, which is not durable"),
+            Some(position),
+        ))
+    }
+
+    /// What producers were told stands in the log.
+    pub fn history(&self, history: &History) -> Result<(), Violation> {
+        self.checker.history(history)
+    }
+
+    /// The second model sees what the projector's rows say.
+    pub fn rows(&self) -> Result<(), Violation> {
+        let Some(state) = self.fold.state() else { return Ok(()) };
+        let mut ours = row_of::shown(&state.fleet);
+        let theirs = self.model.rows();
+        for (key, mut theirs) in theirs {
+            let Some(mut ours) = ours.remove(&key) else {
+                return Err(violation(
+                    2,
+                    format!("no row of {} {}, and there should be one", key.0, key.1),
+                    None,
+                ));
+            };
+            for row in [&mut ours, &mut theirs] {
+                if let Some(row) = row.as_object_mut() {
+                    row.remove("message");
+                }
+            }
+            if ours != theirs {
+                let what = format!("the row of {} {} is {ours}, and should be {theirs}", key.0, key.1);
+                return Err(violation(2, what, None));
+            }
+        }
+        match ours.into_keys().next() {
+            Some((kind, key)) => {
+                Err(violation(2, format!("a row of {kind} {key}, and there should be none"), None))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Somebody's state is that of the log at its place.
+    pub fn same_state(&self, state: &Folding) -> Result<(), Violation> {
+        let at = Some(state.at.position);
+        if self.ends.get(&state.at.position) != Some(&state.at.hash) {
+            return Err(violation(2, "a state stands behind a record that is not in the log", at));
+        }
+        let Some(own) = self.fold.state().filter(|own| own.at.position == state.at.position) else {
+            return Ok(());
+        };
+        let hash = |state: &Folding| state.hash().map_err(|error| violation(2, error.to_string(), at));
+        if hash(own)? == hash(state)? {
+            return Ok(());
+        }
+        Err(violation(2, "two states of the same position differ", at))
+    }
+}

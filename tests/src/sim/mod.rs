@@ -1,0 +1,75 @@
+//! Deterministic simulation: whole worlds in one thread, each played from one seed.
+//!
+//! In reading order: what a seed draws ([`script`]), what may go wrong ([`fault`]), the world and its parts
+//! ([`universe`], [`server`], [`executor`], [`producer`]), what can happen in a step ([`step`], [`breakage`]), who
+//! judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
+//! of the journal are those that users run. [`play`] plays a seed; [`shrink`] makes a failure smaller.
+
+mod breakage;
+pub mod executor;
+pub mod fault;
+mod judge;
+pub mod producer;
+mod random;
+pub mod script;
+pub mod server;
+mod settle;
+pub mod shrink;
+mod step;
+pub mod universe;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use fault::{Counts, Fault};
+pub use script::Script;
+
+use crate::check::Violation;
+use universe::Universe;
+
+/// What became of a world.
+#[derive(Debug)]
+pub struct Played {
+    /// What happened how often.
+    pub counts: Counts,
+    /// The world's time in the end, in seconds.
+    pub seconds: f64,
+    /// Events in its log.
+    pub events: u64,
+    /// The hash of its last record, which tells worlds apart.
+    pub hash: String,
+    /// What does not hold, if anything does not.
+    pub violation: Option<Violation>,
+    /// What happened, if it was told.
+    pub story: Vec<String>,
+}
+
+/// Whether a story is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Story {
+    /// It costs more than the world.
+    Told,
+    /// Only what came of it.
+    Untold,
+}
+
+/// Plays a script to its end, or to the first violation.
+pub fn play(script: Script, story: Story) -> Played {
+    let mut world = Universe::new(script, story == Story::Told);
+    let ended = catch_unwind(AssertUnwindSafe(|| world.play()));
+    let violation = match ended {
+        Ok(ended) => ended.err(),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            Some(judge::violation(0, format!("a panic: {text}"), None))
+        }
+    };
+    Played {
+        seconds: world.now.as_secs_f64(),
+        events: world.judge.position().get(),
+        hash: world.judge.state().map(|state| state.at.hash.to_string()).unwrap_or_default(),
+        violation,
+        story: world.story.take().unwrap_or_default(),
+        counts: world.counts,
+    }
+}

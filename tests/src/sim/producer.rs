@@ -1,0 +1,248 @@
+//! Producers of a simulated world: they ask what the script says, from what they read, and ask again until they are
+//! answered.
+
+use chancery::decider::Verdict;
+use chancery_events::intent::{Intent, Request};
+use chancery_events::refusal::Code;
+use chancery_events::time::Time;
+use chancery_machine::state::{Operation, OperationState};
+use chancery_projector::Folding;
+use serde_json::{Value, json};
+
+use super::fault::Fault;
+use super::judge::violation;
+use super::script::Input;
+use super::server::{Ask, wall_at};
+use super::universe::{Universe, tell};
+use crate::check::Violation;
+use crate::history::{self, OpId};
+
+/// What a producer knows of its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It was sent to the server at this seat.
+    Sent(usize),
+    /// It is not known what became of it.
+    Unknown,
+    /// It was answered.
+    Answered,
+}
+
+/// A request, asked again until it is answered.
+pub struct Call {
+    /// What is asked.
+    pub request: Request,
+    /// What is known of it.
+    pub state: State,
+    /// The invocation under way.
+    op: Option<OpId>,
+    /// The first answer: every other must be the same.
+    answer: Option<Verdict>,
+}
+
+impl Universe {
+    /// Asks the next of the script.
+    pub fn post(&mut self) {
+        let Some(input) = self.script.inputs.get(self.asked).cloned() else { return };
+        self.asked += 1;
+        if matches!(input, Input::Bad { .. }) {
+            if !self.script.faults.contains(&Fault::BadRequest) {
+                return;
+            }
+            self.counts.add(Fault::BadRequest.word());
+        }
+        let Some((type_name, data, expect)) = self.words(&input) else { return };
+        let mut id = format!("i{}", self.asked);
+        let mut time = None;
+        if let Input::Bad { which } = input {
+            match which {
+                1 => id = "i1".into(),
+                2 => time = Some(Time::from_micros(wall_at(self.now, 0).micros() + 86_400_000_000)),
+                _ => {}
+            }
+        }
+        if time.is_none() && self.random.chance(700) {
+            let skew = i64::try_from(self.random.below(4_000_000)).unwrap_or(0) - 2_000_000;
+            time = Some(wall_at(self.now, skew));
+        }
+        self.call(&id, &type_name, &data, time, expect);
+    }
+
+    /// Approves all that waits, as the log has it; rejects one that cannot be approved.
+    pub fn ask_to_approve(&mut self) -> bool {
+        let Some(state) = self.judge.state() else { return false };
+        let pending: Vec<_> =
+            state.fleet.operations().sorted().into_iter().filter_map(shown).take(100).collect();
+        let number = self.calls.len();
+        // One that cannot be carried out spoils the approval of all: it is tried alone, and then rejected.
+        let data = match number % 3 {
+            0 => json!({"operations": asked(&pending)}),
+            1 => json!({"operations": asked(&pending[..1])}),
+            _ => json!({"operations": [pending[0].0], "reason": "it cannot be approved"}),
+        };
+        let verb = if number % 3 == 2 { "operation.reject" } else { "operation.approve" };
+        self.call(&format!("end{number}"), verb, &data, None, None);
+        true
+    }
+
+    fn call(&mut self, id: &str, type_name: &str, data: &Value, time: Option<Time>, expect: Option<u64>) {
+        let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string());
+        let intent =
+            intent.expect("a known type").unwrap_or_else(|error| panic!("{type_name} {data}: {error}"));
+        let request = Request {
+            id: id.parse().expect("an id"),
+            source: "sim".parse().expect("a source"),
+            actor: ["ann", "bob"][usize::from(self.random.chance(300))].parse().expect("an actor"),
+            time,
+            expect,
+            traceparent: None,
+            intent,
+        };
+        self.calls.push(Call { request, state: State::Unknown, op: None, answer: None });
+        self.send(self.calls.len() - 1);
+    }
+
+    /// Sends a request to some server.
+    pub fn send(&mut self, call: usize) {
+        let up: Vec<usize> =
+            (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
+        let Some(seat) = self.random.pick(&up).copied() else { return };
+        let Call { request, op, state, .. } = &mut self.calls[call];
+        let request = request.clone();
+        *op = Some(self.history.invoke(request.key(), request.digest(), request.intent.type_name()));
+        *state = State::Sent(seat);
+        tell!(
+            self,
+            "{} asks server {seat}: {} {} ({})",
+            request.actor,
+            request.intent.type_name(),
+            request.intent.data_json(),
+            request.id
+        );
+        if self.strikes(Fault::LostRequest, 100) {
+            tell!(self, "… and the request is lost");
+            self.calls[call].state = State::Unknown;
+            return;
+        }
+        if let Some(server) = &mut self.seats[seat].server {
+            server.asks.push_back(Ask { call, request });
+        }
+    }
+
+    /// A server answers.
+    pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), Violation> {
+        self.judge.told(verdict.position)?;
+        let lost = self.strikes(Fault::LostAnswer, 100);
+        let told = match &*verdict.result {
+            Ok(_) => history::Verdict::Accepted,
+            Err(refusal) => history::Verdict::Refused(refusal.code),
+        };
+        tell!(
+            self,
+            "the answer to {} is {told:?} at {}{}",
+            self.calls[call].request.id,
+            verdict.position,
+            if lost { ", and is lost" } else { "" }
+        );
+        let Call { state, op, answer, request } = &mut self.calls[call];
+        // These are about the key and its time, and not the verdict on the intent.
+        let passing =
+            matches!(told, history::Verdict::Refused(Code::Expired | Code::FromTheFuture | Code::KeyReused));
+        match answer {
+            Some(first) if first != verdict && !passing => {
+                let what = format!("intent {} is answered {verdict:?}, and was {first:?}", request.id);
+                return Err(violation(1, what, Some(verdict.position)));
+            }
+            Some(_) => {}
+            None if passing => {}
+            None => *answer = Some(verdict.clone()),
+        }
+        if lost {
+            *state = State::Unknown;
+            return Ok(());
+        }
+        *state = State::Answered;
+        if let Some(op) = op.take() {
+            self.history.ok(op, verdict.position, told);
+        }
+        self.counts.add(if told == history::Verdict::Accepted { "accepted" } else { "refused" });
+        Ok(())
+    }
+
+    /// What some reader sees; it may be old.
+    fn read(&mut self) -> Option<&Folding> {
+        let states: Vec<usize> = (0..self.seats.len())
+            .filter(|seat| self.seats[*seat].server.as_ref().is_some_and(|server| server.state().is_some()))
+            .collect();
+        let seat = *self.random.pick(&states)?;
+        self.seats[seat].server.as_ref()?.state()
+    }
+
+    /// Operations that wait for approval, as some reader sees them, with the hashes shown.
+    pub fn pending(&mut self) -> Vec<(String, String)> {
+        let Some(state) = self.read() else { return Vec::new() };
+        state.fleet.operations().sorted().into_iter().filter_map(shown).collect()
+    }
+
+    fn replica(&mut self, which: u64) -> Option<String> {
+        let state = self.read()?;
+        let all = state.fleet.replicas().sorted();
+        let index = usize::try_from(which).unwrap_or(0).checked_rem(all.len())?;
+        Some(all[index].name.to_string())
+    }
+
+    fn words(&mut self, input: &Input) -> Option<(String, Value, Option<u64>)> {
+        let one = |pending: &[(String, String)], which: u64| {
+            let index = usize::try_from(which).unwrap_or(0).checked_rem(pending.len())?;
+            Some(pending[index].clone())
+        };
+        Some(match input {
+            Input::Ask { type_name, data } => ((*type_name).into(), data.clone(), None),
+            Input::OfReplica { verb, which } => {
+                (format!("replica.{verb}"), json!({"name": self.replica(*which)?}), None)
+            }
+            Input::Approve { which } => {
+                let mut pending = self.pending();
+                if let Some(which) = which {
+                    pending = vec![one(&pending, *which)?];
+                }
+                pending.truncate(100);
+                ("operation.approve".into(), json!({"operations": asked(&pending)}), None)
+            }
+            Input::Reject { which } => {
+                let (operation, _) = one(&self.pending(), *which)?;
+                ("operation.reject".into(), json!({"operations": [operation], "reason": "no"}), None)
+            }
+            Input::Bad { which } => match which {
+                0 => ("replica.stop".into(), json!({"name": "nobody-1"}), None),
+                3 => ("replica.start".into(), json!({"name": self.replica(3)?}), Some(9999)),
+                4 => {
+                    let (operation, _) = one(&self.pending(), 1)?;
+                    let shown = json!([{"operation": operation, "hash": "0".repeat(64)}]);
+                    ("operation.approve".into(), json!({"operations": shown}), None)
+                }
+                5 => ("operation.approve".into(), json!({"operations": []}), None),
+                6 => (
+                    "deployment.create".into(),
+                    json!({"plan": "p0", "name": "bad", "spec": {"count": 4_000_000_000u32}}),
+                    None,
+                ),
+                _ => ("plan.set_activity".into(), json!({"name": "p9", "activity": "active"}), None),
+            },
+        })
+    }
+}
+
+/// What is shown of an operation that waits for approval: itself and the hash of what it will do.
+fn shown(operation: &Operation) -> Option<(String, String)> {
+    match &operation.state {
+        OperationState::PendingApproval(proposal) => {
+            Some((operation.id.to_string(), proposal.hash.to_string()))
+        }
+        _ => None,
+    }
+}
+
+fn asked(shown: &[(String, String)]) -> Vec<Value> {
+    shown.iter().map(|(operation, hash)| json!({"operation": operation, "hash": hash})).collect()
+}

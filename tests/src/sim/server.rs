@@ -1,0 +1,177 @@
+//! A server of a simulated world: the decider that users run, with its journal, its projector's state and what waits
+//! for it. It does one thing at a time, when the world says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chancery::decider::clock::Reading;
+use chancery::decider::core::{Effect, Settings, Ticket};
+use chancery::decider::driver::{Driver, Ended, Left};
+use chancery_events::id::{Lineage, Writer};
+use chancery_events::intent::Request;
+use chancery_events::time::Time;
+use chancery_journal::memory::{MemoryJournal, MemoryLog};
+use chancery_journal::{Delivery, Journal};
+use chancery_machine::fleet::Fleet;
+use chancery_projector::{Fold, FoldError, Folding, Touched};
+
+/// The fleet of every simulated world.
+pub const FLEET: &str = "sim";
+
+/// Something that waits for a server's attention.
+#[derive(Debug)]
+pub struct Ask {
+    /// Whose call it is.
+    pub call: usize,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// A server that runs.
+pub struct Server {
+    driver: Driver,
+    journal: Arc<MemoryJournal>,
+    deliveries: Arc<Mutex<VecDeque<Delivery>>>,
+    /// What readers see: the projector's state.
+    fold: Fold,
+    /// Requests that were sent to it.
+    pub asks: VecDeque<Ask>,
+    /// Whose request each ticket is.
+    pub calls: BTreeMap<Ticket, usize>,
+    tickets: u64,
+    began: Duration,
+    /// How far its wall clock is from the world's time.
+    pub wall: i64,
+    /// Until when it stands still.
+    pub paused: Option<Duration>,
+    /// Whether it can do more at once.
+    pub left: Left,
+}
+
+/// Time zero of simulated worlds, on the wall.
+pub const EPOCH: i64 = 1_700_000_000_000_000;
+
+/// What the wall clock says at a world's time, with an error.
+pub fn wall_at(now: Duration, error: i64) -> Time {
+    Time::from_micros(EPOCH + i64::try_from(now.as_micros()).unwrap_or(i64::MAX / 4) + error)
+}
+
+impl Server {
+    /// Starts one: from a snapshot if it has one, then from the log.
+    pub fn start(
+        log: &MemoryLog,
+        snapshot: Option<Folding>,
+        random: u64,
+        lease: Duration,
+        now: Duration,
+        wall: i64,
+    ) -> Result<Server, FoldError> {
+        let mut fold = Fold::from(snapshot);
+        let records = log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
+        for record in records {
+            fold.take(&record.expect("nobody breaks the chain"), &mut Touched::default())?;
+        }
+        let deliveries: Arc<Mutex<VecDeque<Delivery>>> = Arc::default();
+        let sink = Arc::clone(&deliveries);
+        let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
+        let journal = Arc::new(log.open(Box::new(take)).expect("nobody breaks the chain"));
+        let fleet = fold.state().map(|state| state.fleet.clone());
+        let settings = Settings {
+            fleet: FLEET.parse().expect("a fleet's name"),
+            writer: Writer::from_random(random),
+            build: "sim".into(),
+            address: None,
+            lease,
+        };
+        let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
+        let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };
+        let driver = Driver::begin(settings, fleet, Arc::clone(&journal) as Arc<dyn Journal>, reading);
+        Ok(Server {
+            driver,
+            journal,
+            deliveries,
+            fold,
+            asks: VecDeque::new(),
+            calls: BTreeMap::new(),
+            tickets: 0,
+            began: now,
+            wall,
+            paused: None,
+            left: Left::More,
+        })
+    }
+
+    /// Its decider.
+    pub fn driver(&mut self) -> &mut Driver {
+        &mut self.driver
+    }
+
+    /// Its way to the log.
+    pub fn journal(&self) -> &Arc<MemoryJournal> {
+        &self.journal
+    }
+
+    /// The state that its readers see.
+    pub fn state(&self) -> Option<&Folding> {
+        self.fold.state()
+    }
+
+    /// What its clocks say.
+    pub fn reading(&self, now: Duration) -> Reading {
+        Reading { wall: wall_at(now, self.wall), steady: now.saturating_sub(self.began) }
+    }
+
+    /// Deliveries that wait.
+    pub fn delivered(&self) -> usize {
+        self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Takes one delivery.
+    pub fn take(&mut self) -> Result<Vec<Effect>, Ended> {
+        let next = self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let Some(delivery) = next else { return Ok(Vec::new()) };
+        let fold = &mut self.fold;
+        let mut misfold = None;
+        let taken = self.driver.take(delivery, &mut |records| {
+            for record in records {
+                if let Err(error) = fold.take(record, &mut Touched::default()) {
+                    misfold.get_or_insert(error);
+                }
+            }
+        });
+        if let Some(error) = misfold {
+            panic!("a projector cannot fold what was delivered: {error:?}");
+        }
+        self.left = Left::More;
+        let effects = self.driver.effects();
+        taken.map(|()| effects)
+    }
+
+    /// Decides the next request, if it takes any.
+    pub fn ask(&mut self, now: Duration) {
+        let reading = self.reading(now);
+        if let Some(Ask { call, request }) = self.asks.pop_front() {
+            self.tickets += 1;
+            self.calls.insert(Ticket(self.tickets), call);
+            self.driver.intent(Ticket(self.tickets), &request, reading);
+            self.left = Left::More;
+        }
+    }
+
+    /// A turn.
+    pub fn turn(&mut self, now: Duration) -> Result<Vec<Effect>, Ended> {
+        let reading = self.reading(now);
+        self.left = self.driver.turn(reading)?;
+        Ok(self.driver.effects())
+    }
+
+    /// When it has something to do by itself, in the world's time.
+    pub fn due(&mut self, now: Duration) -> Option<Duration> {
+        if let Some(paused) = self.paused {
+            return Some(paused);
+        }
+        let reading = self.reading(now);
+        self.driver.next_due(reading).map(|pause| now + pause.max(Duration::from_millis(2)))
+    }
+}

@@ -1,0 +1,199 @@
+//! After the last fault: everything must settle, in a bounded number of steps, and all must agree.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_executor::simulated::Faults;
+use chancery_machine::fleet::Fleet;
+use chancery_machine::state::{IncarnationState, OperationState};
+use chancery_projector::Folding;
+
+use super::judge::violation;
+use super::producer::State;
+use super::universe::{Universe, tell};
+use crate::check::Violation;
+
+/// Steps in which everything must have settled.
+const STEPS: usize = 30_000;
+/// What may go by meanwhile: longer than any deadline in a script.
+const TIME: Duration = Duration::from_hours(12);
+/// How often somebody looks whether anything waits for approval, and orchestrators look around.
+const ROUND: Duration = Duration::from_secs(20);
+
+impl Universe {
+    /// No more faults: everybody wakes, what was lost is started again, and what waits for people is approved.
+    pub fn settle(&mut self) -> Result<(), Violation> {
+        tell!(self, "no more faults");
+        self.faulty = false;
+        while self.log.land_late() {}
+        for world in &mut self.worlds {
+            world.set_faults(Faults::default());
+        }
+        for seat in &mut self.seats {
+            seat.down = self.now;
+            if let Some(server) = &mut seat.server {
+                server.paused = None;
+            }
+        }
+        for machine in &mut self.machines {
+            machine.down = machine.down.min(self.now);
+            if let Some(process) = &mut machine.process {
+                process.paused = None;
+            }
+        }
+        let end = self.now + TIME;
+        let mut round = self.now;
+        for _ in 0..STEPS {
+            let possible = self.possible();
+            let action = self.random.pick(&possible).copied();
+            if let Some(action) = action {
+                self.act(action)?;
+                self.judge()?;
+                continue;
+            }
+            if self.now >= round {
+                round = self.now + ROUND;
+                self.look_around();
+                if self.approve_all() {
+                    continue;
+                }
+            }
+            if self.stuck().is_none() {
+                return self.agree();
+            }
+            let due = self.due().unwrap_or(round).min(round).max(self.now + Duration::from_micros(1));
+            self.pass(due.saturating_sub(self.now));
+            self.wake();
+            if self.now > end {
+                break;
+            }
+        }
+        let stuck = self.stuck().unwrap_or_else(|| "steps without end".into());
+        Err(violation(9, format!("it does not settle: {stuck}"), None))
+    }
+
+    /// Orchestrators that may miss changes look around now and then, and tell all they see.
+    fn look_around(&mut self) {
+        for (machine, world) in self.machines.iter().zip(&self.worlds) {
+            if let Some(process) = &machine.process {
+                for report in world.list() {
+                    process.board.show(report);
+                }
+            }
+        }
+    }
+
+    /// Approves all that waits, and rejects what cannot be approved. Whether there was any.
+    fn approve_all(&mut self) -> bool {
+        let Some(state) = self.judge.state() else { return false };
+        let pending = |operation: &&chancery_machine::state::Operation| {
+            matches!(operation.state, OperationState::PendingApproval(_))
+        };
+        let waits = state.fleet.operations().sorted().into_iter().any(|operation| pending(&operation));
+        waits && self.ask_to_approve()
+    }
+
+    /// Why it has not settled, if it has not.
+    fn stuck(&mut self) -> Option<String> {
+        if let Some(call) = self.calls.iter().find(|call| call.state != State::Answered) {
+            return Some(format!("intent {} has no answer", call.request.id));
+        }
+        let Some(state) = self.judge.state() else { return Some("nobody decides".into()) };
+        let fleet = &state.fleet;
+        if let Some(stuck) = stuck_in(fleet) {
+            return Some(stuck);
+        }
+        let running: BTreeSet<IncarnationId> = fleet
+            .incarnations()
+            .sorted()
+            .iter()
+            .filter(|incarnation| incarnation.state == IncarnationState::Running)
+            .map(|incarnation| incarnation.id)
+            .collect();
+        let cluster =
+            |index: usize| fleet.clusters().sorted().iter().any(|c| c.name.as_str() == format!("c{index}"));
+        let mut alive = BTreeSet::new();
+        for (index, world) in self.worlds.iter().enumerate() {
+            alive.extend(world.alive().map(|(incarnation, _)| incarnation));
+            if !cluster(index) {
+                continue;
+            }
+            if let Some(report) = world.list().iter().find(|report| !running.contains(&report.incarnation)) {
+                let known = fleet.lineages().current == report.incarnation.lineage();
+                if known {
+                    return Some(format!("machine {index} still keeps {report:?}"));
+                }
+            }
+        }
+        if let Some(lost) = running.iter().find(|id| !alive.contains(*id)) {
+            return Some(format!("{lost} is said to run, and does not"));
+        }
+        alive.iter().find(|id| !running.contains(*id)).map(|id| format!("{id} runs, and nobody says so"))
+    }
+
+    /// All who have an opinion have the same.
+    fn agree(&mut self) -> Result<(), Violation> {
+        self.judge.rows()?;
+        self.judge.history(&self.history)?;
+        let replayed = self.replay()?;
+        self.judge.same_state(&replayed)?;
+        for seat in &mut self.seats {
+            let Some(server) = &mut seat.server else { continue };
+            let Some(state) = server.state().cloned() else { continue };
+            self.judge.same_state(&state)?;
+            let driver = server.driver();
+            if driver.is_quiet() && driver.core().durable().position == state.at.position {
+                self.judge.same_state(&Folding { fleet: driver.core().fleet().clone(), ..state })?;
+            }
+        }
+        self.counts.add("settled");
+        self.counts
+            .add_many("alive in the end", self.worlds.iter().map(|world| world.alive().count() as u64).sum());
+        Ok(())
+    }
+
+    /// The state by a snapshot of any age and what follows it.
+    fn replay(&mut self) -> Result<Folding, Violation> {
+        let snapshot = self.random.pick(&self.snapshots).cloned();
+        let mut fold = chancery_projector::Fold::from(snapshot);
+        let records =
+            self.log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
+        for record in records {
+            let record = record.map_err(|error| violation(1, error.to_string(), None))?;
+            fold.take(&record, &mut chancery_projector::Touched::default())
+                .map_err(|error| violation(2, error.to_string(), None))?;
+        }
+        fold.state().cloned().ok_or_else(|| violation(9, "nothing was ever decided", None))
+    }
+}
+
+/// What is stuck in a state, if anything is.
+fn stuck_in(fleet: &Fleet) -> Option<String> {
+    for operation in fleet.operations().sorted() {
+        let waits = match &operation.state {
+            OperationState::Preparing => {
+                // It may wait for a place for as long as there is none.
+                let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
+                if reasons { None } else { Some("is preparing, and nobody says why") }
+            }
+            OperationState::PendingApproval(_) => Some("waits for approval"),
+            OperationState::Running(_) => Some("is running"),
+            OperationState::Ended(_) => None,
+        };
+        if let Some(waits) = waits {
+            return Some(format!("operation {} of {} {waits}", operation.id, operation.replica));
+        }
+    }
+    for incarnation in fleet.incarnations().sorted() {
+        let settled = match &incarnation.state {
+            IncarnationState::Running | IncarnationState::Ended(_) => incarnation.command.is_none(),
+            _ => false,
+        };
+        if !settled {
+            let (state, command) = (&incarnation.state, &incarnation.command);
+            return Some(format!("incarnation {} is {state:?} with {command:?}", incarnation.id));
+        }
+    }
+    None
+}

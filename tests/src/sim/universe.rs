@@ -1,0 +1,278 @@
+//! A simulated world: servers, executors, machines, producers and what is between them, one step at a time.
+//!
+//! Nothing here decides anything that users rely on: it calls what they run, in an order that the seed draws, and
+//! breaks what the seed says may break.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::protocol::{FromDecider, ToDecider};
+use chancery_executor::simulated::{Faults, World};
+use chancery_journal::memory::{MemoryJournal, MemoryLog};
+use chancery_projector::Folding;
+
+use super::executor::Machine;
+use super::fault::{Counts, Fault};
+use super::judge::Judge;
+use super::producer::Call;
+use super::random::Random;
+use super::script::Script;
+use super::server::{FLEET, Server};
+use super::step::Action;
+use crate::check::Violation;
+use crate::history::History;
+
+/// A place where a server may run.
+pub struct Seat {
+    /// The server, if one runs.
+    pub server: Option<Server>,
+    /// Until when nobody starts one again.
+    pub down: Duration,
+    /// How far the wall clock there is from the world's time.
+    pub wall: i64,
+}
+
+/// A connection between an executor and a server.
+pub struct Link {
+    /// Whose.
+    pub machine: usize,
+    /// To which seat.
+    pub seat: usize,
+    /// What is on its way to the server.
+    pub up: VecDeque<Up>,
+    /// What is on its way to the executor.
+    pub down: VecDeque<FromDecider>,
+    /// Whether the executor holds its end.
+    pub held: bool,
+    /// Whether the server holds its end.
+    pub served: bool,
+    /// Whether it goes nowhere, and the server is not told.
+    pub silent: bool,
+}
+
+/// What a server hears of a connection.
+pub enum Up {
+    /// It is there.
+    Connected,
+    /// The executor said something.
+    Said(ToDecider),
+    /// It is gone.
+    Gone,
+}
+
+/// See the module.
+pub struct Universe {
+    /// As drawn.
+    pub script: Script,
+    /// Draws the order of things.
+    pub random: Random,
+    /// The world's time, from zero.
+    pub now: Duration,
+    /// What outlives every server.
+    pub log: MemoryLog,
+    /// Where servers run.
+    pub seats: Vec<Seat>,
+    /// Writers whose servers are dead, and whose appends are still on their way.
+    pub ghosts: Vec<Arc<MemoryJournal>>,
+    /// States that were kept, oldest first.
+    pub snapshots: Vec<Folding>,
+    /// Machines of executors: one a cluster.
+    pub machines: Vec<Machine>,
+    /// What truly runs there.
+    pub worlds: Vec<World>,
+    /// Connections by their numbers.
+    pub links: BTreeMap<u64, Link>,
+    /// Connections ever.
+    pub linked: u64,
+    /// What producers have asked.
+    pub calls: Vec<Call>,
+    /// The next input of the script.
+    pub asked: usize,
+    /// What producers were told.
+    pub history: History,
+    /// Whose judgement it is whether all is well.
+    pub judge: Judge,
+    /// What happened how often.
+    pub counts: Counts,
+    /// Whether things may go wrong.
+    pub faulty: bool,
+    /// What happened, for people; kept if somebody wants to read it.
+    pub story: Option<Vec<String>>,
+    /// Steps taken.
+    pub taken: u64,
+}
+
+/// Adds a line to the story, if one is told.
+macro_rules! tell {
+    ($world:expr, $($words:tt)*) => {
+        if $world.story.is_some() {
+            let line = format!($($words)*);
+            $world.add_to_story(line);
+        }
+    };
+}
+pub(super) use tell;
+
+impl Universe {
+    /// The world of a script, before its first step.
+    pub fn new(script: Script, with_story: bool) -> Universe {
+        let mut random = Random::new(script.seed ^ 0x5eed);
+        let log = MemoryLog::new(FLEET);
+        log.hold();
+        let seats =
+            (0..script.servers).map(|_| Seat { server: None, down: Duration::ZERO, wall: 0 }).collect();
+        let machines = (0..script.clusters).map(|number| {
+            let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
+            Machine::new(format!("ex{number}"), drift)
+        });
+        let machines = machines.collect();
+        let behaviour = |number| {
+            let seed = script.seed.wrapping_mul(31).wrapping_add(number);
+            let share = if script.faults.contains(&Fault::BadBehaviour) { script.misbehave } else { 0 };
+            World::new(Faults::default().seeded(seed, share))
+        };
+        let worlds = (0..script.clusters).map(behaviour).collect();
+        Universe {
+            judge: Judge::new(&log),
+            random,
+            now: Duration::ZERO,
+            log,
+            seats,
+            ghosts: Vec::new(),
+            snapshots: Vec::new(),
+            machines,
+            worlds,
+            links: BTreeMap::new(),
+            linked: 0,
+            calls: Vec::new(),
+            asked: 0,
+            history: History::new(),
+            counts: Counts::default(),
+            faulty: true,
+            story: with_story.then(Vec::new),
+            script,
+            taken: 0,
+        }
+    }
+
+    /// Adds a line to the story.
+    pub fn add_to_story(&mut self, line: String) {
+        let head = self.judge.position();
+        if let Some(story) = &mut self.story {
+            story.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
+        }
+    }
+
+    /// Whether this goes wrong now: only if the seed says that it may, and so many times of a thousand.
+    pub fn strikes(&mut self, fault: Fault, of_a_thousand: u64) -> bool {
+        let strikes = self.faulty && self.script.faults.contains(&fault) && self.random.chance(of_a_thousand);
+        if strikes {
+            self.counts.add(fault.word());
+        }
+        strikes
+    }
+
+    /// Time goes on.
+    pub fn pass(&mut self, by: Duration) {
+        self.now += by;
+        for index in 0..self.worlds.len() {
+            for told in self.worlds[index].advance(self.now) {
+                self.show(index, told);
+            }
+        }
+    }
+
+    /// What an orchestrator tells its executor, unless that misses it.
+    pub fn show(&mut self, machine: usize, told: chancery_executor::plan::Told) {
+        if self.machines[machine].process.is_some() && self.strikes(Fault::MissedChange, 200) {
+            tell!(self, "machine {machine}: a change is missed");
+            return;
+        }
+        if let Some(process) = &self.machines[machine].process {
+            process.show(told);
+        }
+    }
+
+    /// The next moment at which something happens by itself.
+    pub fn due(&mut self) -> Option<Duration> {
+        let now = self.now;
+        let mut due: Vec<Duration> = Vec::new();
+        for seat in &mut self.seats {
+            match &mut seat.server {
+                Some(server) => due.extend(server.due(now)),
+                None => due.push(seat.down),
+            }
+        }
+        for machine in &self.machines {
+            match &machine.process {
+                Some(process) => {
+                    due.extend(process.paused);
+                    if process.paused.is_none() {
+                        due.extend(process.core.due().map(|clock| machine.world_time(clock)));
+                    }
+                }
+                None => due.push(machine.down),
+            }
+        }
+        due.extend(self.worlds.iter().filter_map(World::due));
+        due.into_iter().filter(|due| *due > now).min()
+    }
+
+    /// Every judgement that costs little, after each step.
+    pub fn judge(&mut self) -> Result<(), Violation> {
+        self.judge.look(&mut self.counts)?;
+        self.judge.alive(&self.worlds)?;
+        self.taken += 1;
+        if self.taken % 32 == 0 {
+            self.judge.rows()?;
+            for seat in &self.seats {
+                if let Some(state) = seat.server.as_ref().and_then(Server::state) {
+                    self.judge.same_state(state)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Universe {
+    /// Plays to the end.
+    pub fn play(&mut self) -> Result<(), Violation> {
+        let script = &self.script;
+        tell!(
+            self,
+            "seed {}: {} clusters, {} servers, faults {:?}",
+            script.seed,
+            script.clusters,
+            script.servers,
+            script.faults
+        );
+        for _ in 0..self.script.steps {
+            let action = self.draw();
+            self.act(action)?;
+            self.judge()?;
+        }
+        self.settle()
+    }
+
+    /// What happens next.
+    fn draw(&mut self) -> Action {
+        let possible = self.possible();
+        let running: Vec<usize> =
+            (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
+        let idle = possible.is_empty();
+        match self.random.below(100) {
+            0..=2 if !self.script.faults.is_empty() => Action::Break,
+            3 if self.script.faults.contains(&Fault::LateAppend) => Action::Stray,
+            4 => match self.random.pick(&running) {
+                Some(seat) => Action::Snapshot(*seat),
+                None => Action::Pass,
+            },
+            5..=9 if self.asked < self.script.inputs.len() && !running.is_empty() => Action::Post,
+            10..=29 => Action::Pass,
+            _ if idle => Action::Pass,
+            _ => self.random.pick(&possible).copied().unwrap_or(Action::Pass),
+        }
+    }
+}

@@ -7,6 +7,9 @@ pub mod history;
 pub mod model;
 pub mod sim;
 
+#[cfg(test)]
+mod story;
+
 mod client;
 mod processes;
 mod server;

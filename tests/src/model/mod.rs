@@ -2,17 +2,32 @@
 //!
 //! Maps, no index, everything computed anew at each reading. Written from the rules and the words, beside the state
 //! machine and the projector's rows, to be compared with both.
+//!
+//! In reading order: what is kept of each entity, how facts change it, and the rows that follow.
+
+mod entities;
+mod fold;
+mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
-use chancery_events::event::BadEvent;
+use chancery_events::event::{BadEvent, Event};
 use chancery_events::record::Record;
 use chancery_projector::RowKind;
 use serde_json::Value;
 
+use entities::{At, Entities};
+
+/// The rows of everything, by kind and key.
+pub type Rows = BTreeMap<(RowKind, String), Value>;
+
 /// Folds facts and gives rows.
 #[derive(Clone, Default, Debug)]
-pub struct Model {}
+pub struct Model {
+    entities: Entities,
+}
 
 impl Model {
     /// Nothing has happened yet.
@@ -21,12 +36,89 @@ impl Model {
     }
 
     /// Takes the next valid record of the journal.
-    pub fn take(&mut self, _record: &Record) -> Result<(), BadEvent> {
+    pub fn take(&mut self, record: &Record) -> Result<(), BadEvent> {
+        let header = record.header();
+        for (position, line) in record.events() {
+            if let Event::Fact { fact, .. } = Event::read(line)? {
+                self.entities.fold(&fact, At { position, time: header.time, lineage: header.lineage });
+            }
+        }
         Ok(())
     }
 
-    /// The rows, by kind and key, without their messages, which are prose.
-    pub fn rows(&self) -> BTreeMap<(RowKind, String), Value> {
-        BTreeMap::new()
+    /// The rows, as they are compared: see [`comparable`].
+    pub fn rows(&self) -> Rows {
+        rows::of(&self.entities)
+            .into_iter()
+            .map(|(key, row)| {
+                let row = comparable(key.0, row);
+                (key, row)
+            })
+            .collect()
     }
+}
+
+/// The key of a row that was served, as the fields of the row say it; `None` if they do not.
+pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
+    let text = |field: &str| row[field].as_str();
+    Some(match kind {
+        RowKind::Deployments => format!("{}/{}", text("plan")?, text("name")?),
+        RowKind::Commands => format!("{}/{}", text("incarnation")?, row["revision"].as_u64()?),
+        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions => text("id")?.to_owned(),
+        RowKind::Clusters | RowKind::Capabilities | RowKind::Nodes | RowKind::Plans | RowKind::Replicas => {
+            text("name")?.to_owned()
+        }
+    })
+}
+
+/// A row without what the rules leave open: messages, which are prose; counts of zero; of what consists of other
+/// entities, whether a change of these is a change of it, and so when it last changed.
+pub fn comparable(kind: RowKind, mut row: Value) -> Value {
+    fn drop_zeros(counts: &mut Value) {
+        if let Value::Object(counts) = counts {
+            counts.values_mut().for_each(drop_zeros);
+            counts.retain(|_, count| *count != 0 && *count != Value::Object(serde_json::Map::new()));
+        }
+    }
+    if let Value::Object(fields) = &mut row {
+        fields.remove("message");
+        if matches!(kind, RowKind::Nodes | RowKind::Plans | RowKind::Deployments | RowKind::Replicas) {
+            fields.remove("changed");
+            fields.remove("position");
+        }
+        if kind == RowKind::Plans {
+            for of in ["replicas", "operations"] {
+                fields.get_mut(of).into_iter().for_each(drop_zeros);
+            }
+        }
+    }
+    row
+}
+
+/// What differs between the model's rows and those that readers were served, made [`comparable`], in words: at most
+/// ten differences.
+pub fn differences(model: &Rows, served: &Rows) -> Vec<String> {
+    let keys: std::collections::BTreeSet<_> = model.keys().chain(served.keys()).collect();
+    let mut found = Vec::new();
+    for key in keys {
+        let name = format!("{}/{}", key.0, key.1);
+        match (model.get(key), served.get(key)) {
+            (Some(a), Some(b)) if a == b => {}
+            (Some(Value::Object(a)), Some(Value::Object(b))) => {
+                let fields: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+                for field in fields.into_iter().filter(|field| a.get(*field) != b.get(*field)) {
+                    let show = |value: Option<&Value>| value.map_or_else(|| "none".into(), Value::to_string);
+                    let (a, b) = (show(a.get(field)), show(b.get(field)));
+                    found.push(format!("{name}: {field} should be {a}, and is {b}"));
+                }
+            }
+            (Some(_), None) => found.push(format!("{name}: is missing")),
+            (None, Some(_)) => found.push(format!("{name}: should not be there")),
+            (a, b) => found.push(format!("{name}: should be {a:?}, and is {b:?}")),
+        }
+        if found.len() >= 10 {
+            break;
+        }
+    }
+    found
 }

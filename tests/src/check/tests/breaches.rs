@@ -4,10 +4,10 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use serde_json::json;
 
 use super::check;
-use super::story::Stage::{
+use crate::story::Stage::{
     Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
 };
-use super::story::{HASH, Stage, Story, lineage, process, proposal, replica_at, story};
+use crate::story::{HASH, Stage, Story, lineage, process, proposal, replica_at, story};
 
 type Breach = (Stage, u8, &'static str, fn(&mut Story));
 
@@ -386,9 +386,11 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
         (Fleet, 8, "an object that was never issued is removed", |s| {
             judge(s, IncarnationId::issue(lineage(), Position::new(3)), 3);
         }),
-        (Running, 8, "what runs is removed", |s| judge(s, s.incarnation.expect("one"), 3)),
+        (Running, 8, "what runs is removed", |s| {
+            judge(s, s.incarnation.expect("one"), 3);
+        }),
         (Stopped, 8, "the executor knows a later position", |s| {
-            judge(s, s.incarnation.expect("one"), 10_000)
+            judge(s, s.incarnation.expect("one"), 10_000);
         }),
         (Deleted, 8, "nobody reported it", |s| {
             let cause = s.last();

@@ -1,7 +1,6 @@
 //! A journal that is right passes, and each way of breaking it is found as a breach of the invariant that it is.
 
 mod breaches;
-mod story;
 
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::refusal::Code;
@@ -9,7 +8,7 @@ use serde_json::json;
 
 use super::{Alive, Checker, Violation};
 use crate::history::{History, Verdict};
-use story::{Stage, Story, lineage, story};
+use crate::story::{Stage, Story, lineage, story};
 
 fn check(story: &Story) -> Result<Checker, Violation> {
     let mut checker = Checker::new();
@@ -21,14 +20,7 @@ fn check(story: &Story) -> Result<Checker, Violation> {
 
 #[test]
 fn a_journal_that_is_right_passes_at_every_stage() {
-    use Stage::{
-        Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped,
-        Stopping,
-    };
-    for stage in [
-        Fleet, Deployed, Reserved, Approved, Started, Running, StopAsked, Stopping, Stopped, StartAsked,
-        Deleted,
-    ] {
+    for &stage in Stage::ALL {
         let checked = check(&story(stage));
         assert!(checked.is_ok(), "{stage:?}: {}", checked.err().map(|e| e.to_string()).unwrap_or_default());
     }

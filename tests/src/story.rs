@@ -1,4 +1,4 @@
-//! Journals written by hand, event by event, for the checker to judge.
+//! Journals written by hand, event by event, for the checker to judge and the model to fold.
 
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
@@ -10,34 +10,34 @@ use chancery_events::record::{Begins, Draft, Hash, HeaderParts, Record};
 use chancery_events::time::Time;
 use serde_json::{Value, json};
 
-pub(super) const HASH: &str = "0000000000000000000000000000abcd";
+pub(crate) const HASH: &str = "0000000000000000000000000000abcd";
 const BEGAN: i64 = 1_795_251_600_000_000;
 
 /// A commit in the making: its events and how it says it continues the one before.
 #[derive(Clone)]
-pub(super) struct Commit {
-    pub(super) events: Vec<Event>,
-    pub(super) begins: bool,
-    pub(super) term: u64,
-    pub(super) writer: u64,
-    pub(super) seconds: i64,
+pub(crate) struct Commit {
+    pub(crate) events: Vec<Event>,
+    pub(crate) begins: bool,
+    pub(crate) term: u64,
+    pub(crate) writer: u64,
+    pub(crate) seconds: i64,
     /// Positions left out before it.
-    pub(super) gap: u64,
-    pub(super) breaks_chain: bool,
+    pub(crate) gap: u64,
+    pub(crate) breaks_chain: bool,
 }
 
 /// A journal in the making, with the ids that it issued last.
-pub(super) struct Story {
-    pub(super) commits: Vec<Commit>,
+pub(crate) struct Story {
+    pub(crate) commits: Vec<Commit>,
     next: u64,
     asked: u64,
-    pub(super) replica: String,
-    pub(super) operation: Option<OperationId>,
-    pub(super) incarnation: Option<IncarnationId>,
-    pub(super) session: Option<SessionId>,
+    pub(crate) replica: String,
+    pub(crate) operation: Option<OperationId>,
+    pub(crate) incarnation: Option<IncarnationId>,
+    pub(crate) session: Option<SessionId>,
 }
 
-pub(super) fn lineage() -> Lineage {
+pub(crate) fn lineage() -> Lineage {
     Lineage::from_random(0x00c0_ffee)
 }
 
@@ -57,7 +57,7 @@ impl Story {
     }
 
     /// A takeover.
-    pub(super) fn begin(&mut self, term: u64) {
+    pub(crate) fn begin(&mut self, term: u64) {
         self.commit();
         let last = self.commits.last_mut().expect("a commit");
         (last.begins, last.term, last.writer) = (true, term, term);
@@ -67,7 +67,7 @@ impl Story {
     }
 
     /// Closes the commit.
-    pub(super) fn commit(&mut self) {
+    pub(crate) fn commit(&mut self) {
         let (term, writer, seconds) =
             self.commits.last().map_or((1, 1, 0), |c| (c.term, c.writer, c.seconds + 1));
         let events = Vec::new();
@@ -88,13 +88,13 @@ impl Story {
         self.next - 1
     }
 
-    pub(super) fn fact(&mut self, cause: u64, type_name: &str, data: &Value) -> u64 {
+    pub(crate) fn fact(&mut self, cause: u64, type_name: &str, data: &Value) -> u64 {
         let fact = Fact::read(type_name, &data.to_string()).expect("a type").expect("its data");
         self.push(Event::Fact { cause: Position::new(cause), fact })
     }
 
     /// An intent of `ann` without a verdict.
-    pub(super) fn intent(&mut self, id: &str, type_name: &str, data: &Value) -> u64 {
+    pub(crate) fn intent(&mut self, id: &str, type_name: &str, data: &Value) -> u64 {
         let intent = Intent::read(type_name, &data.to_string()).expect("a type").expect("its data");
         let [id, source, actor] = [id, "tests", "ann"].map(str::to_owned);
         let (id, source) = (id.parse().expect("an id"), source.parse().expect("a source"));
@@ -104,21 +104,21 @@ impl Story {
     }
 
     /// Its verdict.
-    pub(super) fn accept(&mut self, intent: u64, outcome: &str) -> u64 {
+    pub(crate) fn accept(&mut self, intent: u64, outcome: &str) -> u64 {
         let request = self.request(intent);
         let (key, digest) = (request.key(), request.digest());
         let data = json!({"key": key, "digest": digest, "at": BEGAN, "outcome": outcome});
         self.fact(intent, "intent.accepted.v1", &data)
     }
 
-    pub(super) fn refuse(&mut self, intent: u64, code: &str) -> u64 {
+    pub(crate) fn refuse(&mut self, intent: u64, code: &str) -> u64 {
         let request = self.request(intent);
         let (key, digest) = (request.key(), request.digest());
         let data = json!({"key": key, "digest": digest, "at": BEGAN, "code": code, "detail": "no"});
         self.fact(intent, "intent.refused.v1", &data)
     }
 
-    pub(super) fn request(&self, intent: u64) -> Request {
+    pub(crate) fn request(&self, intent: u64) -> Request {
         let mut events = self.commits.iter().flat_map(|commit| &commit.events);
         match events.nth(intent as usize - 1) {
             Some(Event::Intent(request)) => request.clone(),
@@ -127,7 +127,7 @@ impl Story {
     }
 
     /// An intent of `ann` that holds.
-    pub(super) fn ask(&mut self, type_name: &str, data: &Value) -> u64 {
+    pub(crate) fn ask(&mut self, type_name: &str, data: &Value) -> u64 {
         self.asked += 1;
         let id = format!("id-{}", self.asked);
         let intent = self.intent(&id, type_name, data);
@@ -135,23 +135,23 @@ impl Story {
         intent
     }
 
-    pub(super) fn saw(&mut self, type_name: &str, data: &Value) -> u64 {
+    pub(crate) fn saw(&mut self, type_name: &str, data: &Value) -> u64 {
         let observation = Observation::read(type_name, &data.to_string()).expect("a type").expect("its data");
         self.push(Event::Observation { by: "local-1".parse().expect("a name"), observation })
     }
 
     /// A report about the last incarnation, in the last session.
-    pub(super) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
+    pub(crate) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
         let report = json!({"incarnation": self.incarnation, "revision": revision, "saw": saw});
         self.saw("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
     }
 
-    pub(super) fn open_operation(&mut self, cause: u64, data: &Value) {
+    pub(crate) fn open_operation(&mut self, cause: u64, data: &Value) {
         let position = self.fact(cause, "operation.opened.v1", data);
         self.operation = Some(OperationId::issue(lineage(), Position::new(position)));
     }
 
-    pub(super) fn reserve(&mut self, amount: u64) {
+    pub(crate) fn reserve(&mut self, amount: u64) {
         let cause = self.next - 1;
         let data = json!({
             "operation": self.operation, "replica": self.replica, "node": "n1", "deployment": "d1",
@@ -162,7 +162,7 @@ impl Story {
     }
 
     /// `ann` approves the last operation.
-    pub(super) fn approve(&mut self, hash: &str) {
+    pub(crate) fn approve(&mut self, hash: &str) {
         let shown = json!({"operation": self.operation, "hash": hash});
         let asked = self.ask("operation.approve.v1", &json!({"operations": [shown]}));
         let data = json!({
@@ -172,22 +172,22 @@ impl Story {
         self.fact(asked, "operation.approved.v1", &data);
     }
 
-    pub(super) fn end_operation(&mut self, cause: u64, end: &Value) {
+    pub(crate) fn end_operation(&mut self, cause: u64, end: &Value) {
         let data = json!({"operation": self.operation, "replica": self.replica, "end": end});
         self.fact(cause, "operation.ended.v1", &data);
     }
 
-    pub(super) fn end_incarnation(&mut self, cause: u64, end: &Value) {
+    pub(crate) fn end_incarnation(&mut self, cause: u64, end: &Value) {
         let data =
             json!({"incarnation": self.incarnation, "replica": self.replica, "node": "n1", "end": end});
         self.fact(cause, "incarnation.ended.v1", &data);
     }
 
-    pub(super) fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.next - 1
     }
 
-    pub(super) fn records(&self) -> Vec<Record> {
+    pub(crate) fn records(&self) -> Vec<Record> {
         let (mut records, mut first, mut prev) = (Vec::new(), 1, Hash::ZERO);
         for commit in self.commits.iter().filter(|commit| !commit.events.is_empty()) {
             let mut draft = Draft::new();
@@ -215,17 +215,17 @@ impl Story {
     }
 }
 
-pub(super) fn proposal(expires: i64) -> Value {
+pub(crate) fn proposal(expires: i64) -> Value {
     json!({"hash": HASH, "expires": expires})
 }
 
-pub(super) fn process() -> Value {
+pub(crate) fn process() -> Value {
     json!([{"payload": "app", "index": 0, "pid": 7, "addresses": [], "status": "online"}])
 }
 
 /// How far a story goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// A node in a cluster that an executor holds, and a plan of which everything is approved by people.
     Fleet,
     /// A deployment of one replica has begun; its create looks for a place.
@@ -244,8 +244,27 @@ pub(super) enum Stage {
     Deleted,
 }
 
+impl Stage {
+    /// Every one, in order.
+    pub(crate) const ALL: &[Stage] = &[
+        Stage::Fleet,
+        Stage::Deployed,
+        Stage::Reserved,
+        Stage::Approved,
+        Stage::Started,
+        Stage::Running,
+        Stage::StopAsked,
+        Stage::Stopping,
+        Stage::Stopped,
+        Stage::StartAsked,
+        Stage::Deleted,
+    ];
+}
+
+type Step = fn(&mut Story);
+
 /// A story that is right, up to a stage.
-pub(super) fn story(until: Stage) -> Story {
+pub(crate) fn story(until: Stage) -> Story {
     let mut s = Story::new();
     let cause = s.ask("cluster.apply.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
     s.fact(cause, "cluster.applied.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
@@ -267,7 +286,7 @@ pub(super) fn story(until: Stage) -> Story {
     let cause = s.ask("plan.apply.v1", &json!({"name": "web", "spec": spec}));
     s.fact(cause, "plan.applied.v1", &json!({"name": "web", "generation": 1, "spec": spec}));
     s.commit();
-    let steps: [(Stage, fn(&mut Story)); 10] = [
+    let steps: [(Stage, Step); 10] = [
         (Stage::Deployed, deploy),
         (Stage::Reserved, |s| s.reserve(600)),
         (Stage::Approved, |s| s.approve(HASH)),
@@ -300,13 +319,15 @@ fn deploy(s: &mut Story) {
     s.open_operation(cause, &json!({"replica": s.replica, "kind": "create", "deployment": "d1"}));
 }
 
-pub(super) fn replica_at(position: u64) -> String {
+pub(crate) fn replica_at(position: u64) -> String {
     ReplicaName::issue(&"web".parse().expect("a service"), Position::new(position)).to_string()
 }
 
 fn start(s: &mut Story) {
-    let saw = s.report(1, &json!({"ensured": {"processes": process()}}));
-    let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
+    let mut processes = process();
+    processes[0]["status"] = json!("initializing");
+    let saw = s.report(1, &json!({"ensured": {"processes": processes}}));
+    let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": processes});
     s.fact(saw, "incarnation.ensured.v1", &data);
 }
 

@@ -1,0 +1,84 @@
+//! The model beside the projector, on the same journals.
+
+use std::sync::Arc;
+
+use chancery_events::record::Record;
+use chancery_journal::{Cursor, ReadError, Records, Source};
+use chancery_projector::{Projector, Query, RowKind, Tuning};
+use serde_json::{Value, json};
+
+use super::{Model, Rows, comparable, differences};
+use crate::story::{Stage, Story, story};
+
+/// A journal that is not going to grow.
+struct Whole(Vec<Arc<Record>>);
+
+impl Source for Whole {
+    fn head(&self) -> Option<Cursor> {
+        self.0.last().map(|record| Cursor::after(record))
+    }
+
+    fn records(&self, from: chancery_events::id::Position) -> Result<Records, ReadError> {
+        let rest: Vec<_> = self.0.iter().filter(|record| record.last() >= from).cloned().map(Ok).collect();
+        Ok(Box::new(rest.into_iter()))
+    }
+}
+
+/// The rows that the projector makes.
+fn projected(records: &[Record]) -> Rows {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let source = Arc::new(Whole(records.iter().cloned().map(Arc::new).collect()));
+    let mut projector =
+        Projector::open(dir.path(), "default", source, None, Tuning::default()).expect("a projector");
+    projector.catch_up().expect("a journal that can be folded");
+    let reader = projector.reader();
+    let mut rows = Rows::new();
+    for kind in RowKind::ALL {
+        let page = reader.list_json(*kind, &Query { limit: Some(1000), ..Query::default() }).expect("a page");
+        assert!(page.next.is_none(), "a page holds all");
+        let items: Vec<Value> = serde_json::from_str(&page.items).expect("an array");
+        rows.extend(items.into_iter().map(|row| ((*kind, key(*kind, &row)), comparable(*kind, row))));
+    }
+    rows
+}
+
+/// The key of a row, read off the row.
+fn key(kind: RowKind, row: &Value) -> String {
+    super::key_of(kind, row).expect("a row names itself")
+}
+
+fn modelled(records: &[Record]) -> Rows {
+    let mut model = Model::new();
+    for record in records {
+        model.take(record).expect("a record that can be read");
+    }
+    model.rows()
+}
+
+fn compare(what: &str, story: &Story) {
+    let records = story.records();
+    let found = differences(&modelled(&records), &projected(&records));
+    assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn model_and_projector_agree_at_every_stage() {
+    for stage in Stage::ALL {
+        compare(&format!("{stage:?}"), &story(*stage));
+    }
+}
+
+#[test]
+fn what_differs_is_named() {
+    let mut rows = modelled(&story(Stage::Running).records());
+    let right = rows.clone();
+    assert_eq!(differences(&right, &rows), [""; 0]);
+    let node = rows.get_mut(&(RowKind::Nodes, "n1".to_owned())).expect("a node");
+    node["remaining"]["cpu"] = json!(1);
+    let found = differences(&right, &rows);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("nodes/n1: remaining should be"), "{found:?}");
+    rows.remove(&(RowKind::Nodes, "n1".to_owned()));
+    assert_eq!(differences(&right, &rows), ["nodes/n1: is missing"]);
+    assert_eq!(differences(&rows, &right), ["nodes/n1: should not be there"]);
+}

@@ -39,7 +39,7 @@ use chancery_events::subject::Subject;
 
 use crate::history::History;
 use chain::Chain;
-use state::{At, Debt, DeploymentStage, Input, Life, Said, World};
+use state::{At, Debt, Input, Life, Said, World};
 use verdicts::Verdicts;
 use violation::{Check, demand};
 
@@ -144,8 +144,8 @@ impl Checker {
                 }
                 Debt::Created(plan, name) => {
                     let plan_of = self.world.plans.get(&plan);
-                    let there = plan_of.and_then(|of| of.deployments.get(&name));
-                    let there = there.is_some_and(|d| !matches!(d.stage, DeploymentStage::Over(_)));
+                    // It may be superseded itself by a later intent of the same record.
+                    let there = plan_of.is_some_and(|of| of.deployments.contains_key(&name));
                     demand!(
                         6,
                         there,

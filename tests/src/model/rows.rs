@@ -139,6 +139,9 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
     for (kind, word) in kept.is.outcomes.iter().copied().chain(open) {
         *operations.entry(kind.to_string()).or_default().entry(word.to_owned()).or_default() += 1;
     }
+    // Reasons are those of operations that wait now.
+    let waits = operations.values().any(|counts| counts.contains_key("preparing"));
+    let waiting = if waits { kept.is.waiting.clone() } else { Vec::new() };
     PlanRow {
         name: name.clone(),
         generation: kept.is.generation,
@@ -148,7 +151,7 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
         next: mine(false),
         replicas,
         operations,
-        waiting: kept.is.waiting.clone(),
+        waiting,
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,

@@ -166,7 +166,13 @@ impl Server {
         Ok(self.driver.effects())
     }
 
-    /// When it has something to do by itself, in the world's time.
+    /// Whether it has something to do by itself now.
+    pub fn is_due(&mut self, now: Duration) -> bool {
+        let reading = self.reading(now);
+        self.left == Left::More || self.driver.next_due(reading).is_some_and(|pause| pause.is_zero())
+    }
+
+    /// When it will look again whether it has something to do by itself, in the world's time.
     pub fn due(&mut self, now: Duration) -> Option<Duration> {
         if let Some(paused) = self.paused {
             return Some(paused);

@@ -70,6 +70,7 @@ impl Universe {
             }
         }
         let stuck = self.stuck().unwrap_or_else(|| "steps without end".into());
+        tell!(self, "possible {:?}, due {:?}", self.possible(), self.due());
         Err(violation(9, format!("it does not settle: {stuck}"), None))
     }
 

@@ -94,9 +94,7 @@ impl Universe {
             if !server.asks.is_empty() && server.driver().is_open() {
                 all.extend([Action::Ask(index); 2]);
             }
-            if server.left == Left::More
-                || server.due(now).is_some_and(|due| due <= now + Duration::from_millis(2))
-            {
+            if server.is_due(now) {
                 all.push(Action::Turn(index));
             }
         }

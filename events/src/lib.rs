@@ -13,6 +13,7 @@ pub mod id;
 pub mod intent;
 pub mod name;
 pub mod observation;
+pub mod planted;
 pub mod protocol;
 pub mod record;
 pub mod refusal;

@@ -20,6 +20,7 @@ use std::time::Duration;
 use chancery_events::fact::Effect;
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
+use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Command, RunSpec, Standing};
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +70,7 @@ impl Order {
 
     /// Whether it may start what is not there.
     pub(crate) fn may_start(&self) -> bool {
-        self.aim == Aim::Up && self.standing == Standing::Open
+        self.aim == Aim::Up && (self.standing == Standing::Open || planted::is(Bug::StartsAgain))
     }
 
     fn rank(&self) -> (u32, u32) {

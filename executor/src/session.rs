@@ -18,6 +18,7 @@ use std::time::Duration;
 use chancery_events::fact::Judgement;
 use chancery_events::id::{Attach, IncarnationId, Lineage};
 use chancery_events::observation::Report;
+use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
 
 mod lease;
@@ -188,7 +189,7 @@ impl Core {
                 }
             }
             FromDecider::Forget { envelope, incarnation } => {
-                if self.believes(&envelope)? {
+                if self.believes(&envelope)? && !planted::is(Bug::NeverForgets) {
                     self.queue.add(Work::Forget(incarnation));
                 }
             }
@@ -272,7 +273,7 @@ impl Core {
     /// A judgement is carried out only if it cannot be that of a decider, or a journal, that does not know better.
     fn may_remove(&self, envelope: &Envelope, incarnation: IncarnationId, judgement: Judgement) -> bool {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
-        let its_own = Some(incarnation.lineage()) == self.lineage();
+        let its_own = Some(incarnation.lineage()) == self.lineage() || planted::is(Bug::RemovesForeign);
         match judgement {
             Judgement::Quarantine => {
                 tracing::warn!(%incarnation, "left as it is: the fleet does not know it as its own");
@@ -303,7 +304,8 @@ impl Core {
             return Err(Stop::NewerElsewhere(format!("{id} is here, and this one has not issued it yet")));
         }
         let attach = connection.attach;
-        let mut reports = reports.into_iter();
+        let most = if planted::is(Bug::KeepsLevelToItself) { 0 } else { usize::MAX };
+        let mut reports = reports.into_iter().take(most);
         loop {
             let part: Vec<Report> = reports.by_ref().take(LEVEL_PART).collect();
             let last = if reports.len() == 0 { Part::Last } else { Part::More };
@@ -329,7 +331,8 @@ impl Core {
 
     fn begin_work(&mut self, now: Duration, out: &mut Vec<Output>) {
         // Not before the list was looked at: it may show that this decider is an old one.
-        if !self.lease.may_act(now) || matches!(self.phase, Phase::Listing(_)) {
+        let may_act = self.lease.may_act(now) || planted::is(Bug::ActsAfterLease);
+        if !may_act || matches!(self.phase, Phase::Listing(_)) {
             return;
         }
         while let Some(work) = self.queue.next() {

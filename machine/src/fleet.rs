@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
 use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::planted::{self, Bug};
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
@@ -314,7 +315,7 @@ impl Image {
         fn all<E: Entity>(fleet: &Fleet) -> Vec<E> {
             E::table(fleet).sorted().into_iter().cloned().collect()
         }
-        Image {
+        let mut image = Image {
             head: fleet.head,
             term: fleet.term,
             lineages: fleet.lineages.clone(),
@@ -328,7 +329,14 @@ impl Image {
             incarnations: all(fleet),
             operations: all(fleet),
             sessions: all(fleet),
+        };
+        if planted::is(Bug::SnapshotWithoutKeys) {
+            image.keys = Keys::default();
         }
+        if planted::is(Bug::SnapshotWithoutCommands) {
+            image.incarnations.iter_mut().for_each(|incarnation| incarnation.command = None);
+        }
+        image
     }
 
     /// The fleet, with its indexes.

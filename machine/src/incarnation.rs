@@ -19,6 +19,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
+use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
@@ -56,7 +57,7 @@ pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact>
             };
             end_by_proof(fleet, incarnation, end, processes.clone(), &mut draft);
         }
-        (state, Saw::Gone) if report.revision >= incarnation.revision => {
+        (state, Saw::Gone) if report.revision >= incarnation.revision || planted::is(Bug::TakesOldGone) => {
             let end = match state {
                 IncarnationState::Stopping(then) => then.clone(),
                 IncarnationState::Creating => {
@@ -77,7 +78,7 @@ pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact>
         }
         // It reflects less than what is asked now: what it saw may be over.
         (_, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
-            if report.revision < incarnation.revision => {}
+            if report.revision < incarnation.revision && !planted::is(Bug::TakesOldReports) => {}
         (IncarnationState::Creating | IncarnationState::Starting, Saw::Ready { processes }) => {
             draft.push(IncarnationRunning {
                 incarnation: incarnation.id,
@@ -240,6 +241,9 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             let then = IncarnationEnd::Failed { reason: reason.clone() };
             unwind(fleet, incarnation, reason, then, ctx, &mut draft);
         }
+        IncarnationState::Stopping(then) if planted::is(Bug::TimeoutIsDeath) => {
+            end_by_proof(fleet, incarnation, then.clone(), Vec::new(), &mut draft);
+        }
         IncarnationState::Stopping(then) => draft.push(IncarnationCommanded {
             incarnation: id,
             replica: incarnation.replica.clone(),
@@ -275,7 +279,10 @@ pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact>
 }
 
 pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) -> Result<(), Contradiction> {
-    let id = IncarnationId::issue(at.lineage, at.position);
+    let mut id = IncarnationId::issue(at.lineage, at.position);
+    if planted::is(Bug::ReusesIds) {
+        id = IncarnationId::issue(at.lineage, fact.operation.position());
+    }
     let node = fleet.want::<Node>(&fact.node)?;
     let domain = node.spec.domain.clone();
     let cluster = node.cluster.clone().ok_or_else(|| Contradiction {
@@ -344,7 +351,7 @@ pub(crate) fn begun(
         match kind {
             OperationKind::Create | OperationKind::Start => {
                 incarnation.state = IncarnationState::Creating;
-                command(incarnation, Effect::Ensure, deadline, at);
+                command(incarnation, Effect::Ensure, deadline.filter(|_| !planted::is(Bug::NoDeadline)), at);
             }
             OperationKind::Stop | OperationKind::Delete => {
                 // One that is being stopped already is only remembered differently.

@@ -18,6 +18,7 @@ use chancery_events::fact::{
 use chancery_events::id::OperationId;
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::name::{DeploymentName, NodeName};
+use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Approval, OperationKind, PlanSpec, Runtime};
 use chancery_events::subject::Subject;
@@ -90,11 +91,11 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "does not wait for approval"));
         };
-        if proposal.expires <= ctx.now {
+        if proposal.expires <= ctx.now && !planted::is(Bug::ApprovesExpired) {
             let detail = format!("operation {id} expired at {}", proposal.expires);
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "has expired"));
         }
-        if proposal.hash != shown.hash {
+        if proposal.hash != shown.hash && !planted::is(Bug::ApprovesAnyHash) {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
             return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
         }
@@ -313,7 +314,7 @@ fn down(
         incarnation: active.map(|incarnation| incarnation.id),
         deadline: active.map(|incarnation| incarnation::stop_deadline(fleet, incarnation, ctx.now)),
     });
-    if active.is_none() {
+    if active.is_none() || (kind == OperationKind::Delete && planted::is(Bug::DeletesWithoutProof)) {
         draft.push(OperationEnded {
             operation: id,
             replica: replica.name.clone(),
@@ -358,7 +359,8 @@ fn reserve(
     ctx: &Context,
     draft: &mut Draft,
 ) {
-    let automatic = plan.spec.approval.of(operation.kind) == Approval::Automatic;
+    let automatic =
+        plan.spec.approval.of(operation.kind) == Approval::Automatic || planted::is(Bug::ApprovesByItself);
     if let Some(reason) = obstacle(fleet, &place.node, spec).filter(|_| automatic) {
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
@@ -454,6 +456,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     fleet.change::<Replica>(&fact.replica, |replica| {
         replica.will = match kind {
             OperationKind::Create | OperationKind::Start => Will::Running,
+            OperationKind::Stop if planted::is(Bug::StopDoesNotLast) => Will::Running,
             OperationKind::Stop => Will::Stopped,
             OperationKind::Delete => Will::Deleted,
         };

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chancery_events::amount::Amounts;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{CapabilityName, ClusterName, DomainName, Key, NodeName, StorageClass, ZoneName};
+use chancery_events::planted::{self, Bug};
 use chancery_events::spec::NodeState;
 
 use crate::state::{Incarnation, Node};
@@ -140,7 +141,14 @@ impl Places {
                 *held.volumes.entry(class.clone()).or_default() += bytes;
             }
         } else {
-            held.amounts = held.amounts.checked_sub(incarnation.amounts).unwrap_or(Amounts::ZERO);
+            let times = if planted::is(Bug::NeverReleases) {
+                0
+            } else {
+                1 + u8::from(planted::is(Bug::ReleasesTwice))
+            };
+            for _ in 0..times {
+                held.amounts = held.amounts.checked_sub(incarnation.amounts).unwrap_or(Amounts::ZERO);
+            }
             held.incarnations.remove(&incarnation.id);
             for (class, bytes) in &incarnation.volumes {
                 if let Some(sum) = held.volumes.get_mut(class) {
@@ -150,7 +158,7 @@ impl Places {
                     }
                 }
             }
-            if held.incarnations.is_empty() {
+            if held.incarnations.is_empty() && !planted::is(Bug::NeverReleases) {
                 self.held.remove(&incarnation.node);
             }
         }
@@ -159,7 +167,8 @@ impl Places {
 
     fn entry(&self, node: &NodeName) -> Option<(&Spot, Free)> {
         let spot = self.spots.get(node)?;
-        let held = self.held.get(node).map_or(Amounts::ZERO, |held| held.amounts);
+        let held = self.held.get(node).filter(|_| !planted::is(Bug::IgnoresHeld));
+        let held = held.map_or(Amounts::ZERO, |held| held.amounts);
         let free = spot.room.checked_sub(held).unwrap_or(Amounts::ZERO);
         Some((spot, (free.cpu, free.memory, free.disk, node.clone())))
     }

@@ -7,13 +7,16 @@
 //! ```
 //! Losing one proves nothing about what runs: placements stay, and are handed out again to whoever comes next.
 
-use chancery_events::fact::{Fact, Judgement, ObjectJudged, SessionClosed, SessionOpened};
+use chancery_events::fact::{
+    Fact, IncarnationEnd, IncarnationEnded, Judgement, ObjectJudged, SessionClosed, SessionOpened,
+};
 use chancery_events::id::SessionId;
 use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
+use chancery_events::planted::{self, Bug};
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::state::{Cluster, Session};
+use crate::state::{Cluster, IncarnationState, Session};
 
 /// Closed sessions of a cluster are kept so many.
 const KEPT: usize = 20;
@@ -54,6 +57,9 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
     if session.executor == hello.executor {
         return Ok(Some(session.id));
     }
+    if planted::is(Bug::TwoHolders) {
+        return Ok(None);
+    }
     Err(HelloRefused::Held { cluster: name, holder: session.executor.to_string() })
 }
 
@@ -71,7 +77,25 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
     let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
     let closed =
         |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
-    open.map(closed).into_iter().collect()
+    let mut facts: Vec<Fact> = open.map(closed).into_iter().collect();
+    if let Some(session) = open.filter(|_| planted::is(Bug::LostSessionIsDeath)) {
+        facts.extend(fleet.incarnations().sorted().into_iter().filter_map(|incarnation| {
+            let dead =
+                incarnation.cluster == session.cluster && incarnation.state == IncarnationState::Running;
+            let end = IncarnationEnd::Failed { reason: "its executor is lost".into() };
+            let (id, replica, node) = (incarnation.id, incarnation.replica.clone(), incarnation.node.clone());
+            let ended = IncarnationEnded {
+                incarnation: id,
+                replica,
+                node,
+                end,
+                displaces: None,
+                processes: Vec::new(),
+            };
+            dead.then(|| ended.into())
+        }));
+    }
+    facts
 }
 
 /// An object with our labels that has no place in the fleet. It is removed only if this journal issued its id and
@@ -84,7 +108,8 @@ pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
         return Vec::new();
     }
     let ours = fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
-    let judgement = if ours { Judgement::Remove } else { Judgement::Quarantine };
+    let judgement =
+        if ours || planted::is(Bug::RemovesForeign) { Judgement::Remove } else { Judgement::Quarantine };
     let revision = saw.revision.saturating_add(1);
     vec![ObjectJudged { cluster: session.cluster.clone(), incarnation: id, judgement, revision }.into()]
 }
@@ -106,7 +131,9 @@ pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<
         session.meta.bump(at);
     })?;
     fleet.change::<Cluster>(&fact.cluster, |cluster| {
-        cluster.session = None;
+        if !planted::is(Bug::KeepsLostSession) {
+            cluster.session = None;
+        }
         cluster.meta.touch(at);
     })?;
     // Sessions are few: one a connection of an executor that was away for a lease.

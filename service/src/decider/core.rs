@@ -15,6 +15,7 @@ use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::intent::Request;
 use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
+use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{FromDecider, Head};
 use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, Record};
 use chancery_events::refusal::{Code, Refusal};
@@ -100,9 +101,12 @@ impl Core {
     /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
     /// a term.
     pub fn take_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
-        let term = end.map_or(Term::FIRST, |end| end.term.next());
+        let mut term = end.map_or(Term::FIRST, |end| end.term.next());
+        if let Some(end) = end.filter(|_| planted::is(Bug::SameTermAgain)) {
+            term = end.term;
+        }
         let (position, hash) = end.map_or((Position::ZERO, Hash::ZERO), |end| (end.position, end.hash));
-        let time = end.map_or(now, |end| end.time.max(now));
+        let time = end.filter(|_| !planted::is(Bug::ClockGoesBack)).map_or(now, |end| end.time.max(now));
         let lineage = fleet.lineages().current;
         let sessions = Sessions::resume(&fleet, time);
         let mut core = Core {
@@ -257,7 +261,11 @@ impl Core {
         let reused = match repeat(self.fleet.keys(), request) {
             Repeat::Known(known) => {
                 let verdict = Verdict { position: known.verdict, result: Arc::clone(&known.reply) };
-                self.hold(Held::Answer(ticket, verdict));
+                if planted::is(Bug::RepeatsBeforeDurable) {
+                    self.release(Held::Answer(ticket, verdict));
+                } else {
+                    self.hold(Held::Answer(ticket, verdict));
+                }
                 return;
             }
             Repeat::Reused(refusal) => Some(refusal),
@@ -418,7 +426,11 @@ impl Core {
     /// Holds something back until all that it was decided on is durable.
     pub(super) fn hold(&mut self, held: Held) {
         let position = self.fleet.head();
-        if position <= self.durable.position {
+        let too_early = match held {
+            Held::Answer(..) => planted::is(Bug::AnswersBeforeDurable),
+            Held::Send(..) | Held::Close(_) => planted::is(Bug::SpeaksBeforeDurable),
+        };
+        if position <= self.durable.position || too_early {
             self.release(held);
         } else {
             self.held.push_back((position, held));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{Attach, Position};
 use chancery_events::intent::Request;
+use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::{Hash, Record};
 use chancery_events::time::Time;
@@ -141,6 +142,7 @@ impl Driver {
     fn append(&self, record: Record) -> Result<Option<Record>, Ended> {
         match self.journal.append(record) {
             Ok(()) => Ok(None),
+            Err(AppendError::Busy(_)) if planted::is(Bug::DropsBusyCommit) => Ok(None),
             Err(AppendError::Busy(record)) => Ok(Some(*record)),
             Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
             Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {

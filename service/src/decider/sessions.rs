@@ -12,6 +12,7 @@ use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_events::observation::{
     IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello, SessionOver,
 };
+use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{
     Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider,
 };
@@ -57,6 +58,9 @@ impl Sessions {
         let mut sessions = Sessions::default();
         for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
             sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
+        }
+        if planted::is(Bug::ForgetsRetries) {
+            return sessions;
         }
         sessions.retries =
             fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();
@@ -144,16 +148,16 @@ impl Core {
         match message {
             ToDecider::Hello { executor, cluster, runtime, seen } => {
                 let hello = SessionHello { cluster, executor, runtime };
-                self.hello(connection, hello, seen, recorded);
+                self.hello(connection, hello, seen, now, recorded);
             }
             ToDecider::Level { attach, reports, part: _ } => {
-                let Some(id) = self.speaker(connection, attach) else { return };
+                let Some(id) = self.speaker(connection, attach, now) else { return };
                 for report in reports {
                     self.report(id, report);
                 }
             }
             ToDecider::Report { attach, sequence, report } => {
-                let Some(id) = self.speaker(connection, attach) else { return };
+                let Some(id) = self.speaker(connection, attach, now) else { return };
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
                 if sequence > live.sequence {
                     live.sequence = sequence;
@@ -162,12 +166,12 @@ impl Core {
                 self.say(id, What::Accepted(sequence));
             }
             ToDecider::Heartbeat { attach, beat } => {
-                if let Some(id) = self.speaker(connection, attach) {
+                if let Some(id) = self.speaker(connection, attach, now) {
                     self.say(id, What::Beat(beat));
                 }
             }
             ToDecider::Goodbye { attach } => {
-                if let Some(id) = self.speaker(connection, attach) {
+                if let Some(id) = self.speaker(connection, attach, now) {
                     self.end_session(id, SessionEnd::Left);
                     self.hold(Held::Close(connection));
                 }
@@ -176,13 +180,15 @@ impl Core {
     }
 
     /// The session that the connection may speak for; it has been heard. Anyone else is told to say hello again.
-    fn speaker(&mut self, connection: Connection, attach: Attach) -> Option<SessionId> {
-        let time = self.time();
+    ///
+    /// It is heard when it is heard, which may be later than the time of the commit in the making: a lease that is
+    /// answered must not end before its length has passed.
+    fn speaker(&mut self, connection: Connection, attach: Attach, now: Time) -> Option<SessionId> {
         let id = self.sessions.by_connection.get(&connection).copied();
         if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
             && live.attached == Some((connection, attach))
         {
-            live.heard = time;
+            live.heard = live.heard.max(now);
             return id;
         }
         self.refuse_connection(connection, What::Closed("this connection holds no session".into()));
@@ -200,6 +206,7 @@ impl Core {
         connection: Connection,
         hello: SessionHello,
         seen: Option<(Lineage, Head)>,
+        now: Time,
         recorded: &dyn Fn(Position) -> Option<Hash>,
     ) {
         if let Some((reason, again)) = self.unfit(seen, recorded) {
@@ -226,7 +233,7 @@ impl Core {
                 id
             }
         };
-        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position));
+        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
     }
 
     /// Why an executor that has seen this may not work for this decider.
@@ -254,11 +261,18 @@ impl Core {
             .then(|| (format!("it has seen another record at position {}", head.position), Again::Never))
     }
 
-    fn attach(&mut self, connection: Connection, id: SessionId, hello: SessionHello, seen: Position) {
+    fn attach(
+        &mut self,
+        connection: Connection,
+        id: SessionId,
+        hello: SessionHello,
+        seen: Position,
+        now: Time,
+    ) {
         let time = self.time();
         let Some(attach) = self.sessions.drawn.get(&connection).copied() else { return };
         if !self.sessions.live.contains_key(&id) {
-            self.sessions.open(id, hello.executor, hello.cluster.clone(), time);
+            self.sessions.open(id, hello.executor, hello.cluster.clone(), now);
         }
         let old = self.sessions.live.get(&id).and_then(|live| live.attached);
         if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
@@ -267,7 +281,7 @@ impl Core {
             self.hold(Held::Close(old));
         }
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
-        (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, time);
+        (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, now);
         self.sessions.by_connection.insert(connection, id);
         let inventory: Vec<_> = self.fleet.index().inventory(&hello.cluster).collect();
         // One that failed and is tried again later is sent when its time comes.
@@ -376,7 +390,7 @@ impl Core {
             Fact::OperationApproved(fact) => self.command_again(fact.incarnation),
             Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation)),
             Fact::CommandFailed(fact) => {
-                if let Some(when) = fact.not_before {
+                if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {
                     self.sessions.retries.insert((when, fact.incarnation));
                 }
             }

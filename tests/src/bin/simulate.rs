@@ -12,6 +12,10 @@ fn main() -> ExitCode {
     if let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
         return one(seed);
     }
+    #[cfg(feature = "planted")]
+    if std::env::args().nth(1).as_deref() == Some("planted") {
+        return planted();
+    }
     let mut numbers = std::env::args().skip(1).filter_map(|number| number.parse().ok());
     let seeds: u64 = numbers.next().unwrap_or(1000);
     let from: u64 = numbers.next().unwrap_or(1);
@@ -85,4 +89,22 @@ fn many(from: u64, seeds: u64) -> ExitCode {
         began.elapsed().as_secs_f64()
     );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Hunts each planted mistake.
+#[cfg(feature = "planted")]
+fn planted() -> ExitCode {
+    use chancery_events::planted::Bug;
+    use chancery_tests::sim::hunt::hunt;
+    let mut missed = 0;
+    for bug in Bug::ALL {
+        match hunt(*bug, 1000) {
+            Some((seed, violation)) => println!("{bug:?}: seed {seed}, {violation}"),
+            None => {
+                missed += 1;
+                println!("{bug:?}: NOT FOUND");
+            }
+        }
+    }
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use chancery_events::fact::Effect;
+use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::protocol::{Command, RunSpec, Standing};
 use chancery_executor::session::Input;
 use chancery_journal::memory::Fate;
 use chancery_projector::Folding;
@@ -39,6 +42,7 @@ impl Universe {
                 return self.executor(machine, Input::Leave);
             }
             Fault::Strike => self.strike(machine),
+            Fault::ForeignObject => self.foreign(machine),
             Fault::Wipe => self.wipe(machine),
             Fault::RepeatedRequest => self.repeat_request(),
             Fault::LongSilence => self.silence(),
@@ -197,7 +201,8 @@ impl Universe {
         let Some(process) = self.machines[machine].process.take() else { return false };
         for work in process.works {
             if self.random.chance(500) {
-                self.carry_out(machine, &work);
+                // Whether it may be done is judged where work is done in earnest.
+                let _ = self.carry_out(machine, &work);
             }
         }
         let down = Duration::from_millis(self.random.below(3000));
@@ -215,7 +220,8 @@ impl Universe {
     }
 
     fn strike(&mut self, machine: usize) -> bool {
-        let alive: Vec<_> = self.worlds[machine].alive().map(|(incarnation, _)| incarnation).collect();
+        let ours = |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+        let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
         if let Some(told) = self.worlds[machine].strike(victim) {
             tell!(self, "{victim} dies on machine {machine}");
@@ -224,10 +230,29 @@ impl Universe {
         true
     }
 
+    fn foreign(&mut self, machine: usize) -> bool {
+        let id = IncarnationId::issue(Lineage::from_random(self.random.bits()), Position::new(7));
+        let spec = RunSpec {
+            replica: "stranger-1".parse().expect("a name"),
+            plan: "stranger".parse().expect("a name"),
+            node: "elsewhere".parse().expect("a name"),
+            payloads: Vec::new(),
+        };
+        let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);
+        let grace = Duration::ZERO;
+        let command = Command { incarnation: id, revision, attempt, effect, standing, grace, spec };
+        // Strangers do not come with our faults.
+        let told = self.worlds[machine].carry_out(&command);
+        self.judge.strangers.insert(id, machine);
+        self.show(machine, told);
+        true
+    }
+
     fn wipe(&mut self, machine: usize) -> bool {
         // A machine that loses its disk loses its executor too.
         self.stop_executor(machine);
         self.worlds[machine].wipe();
+        self.judge.strangers.retain(|_, on| *on != machine);
         self.machines[machine].seen = None;
         true
     }

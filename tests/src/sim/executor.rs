@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use chancery_events::id::{SessionId, Term};
 use chancery_events::observation::Report;
 use chancery_events::spec::Runtime;
 use chancery_executor::board::Board;
@@ -64,6 +65,8 @@ pub struct Process {
     pub board: Board,
     /// Until when it stands still.
     pub paused: Option<Duration>,
+    /// The session under which it works, and the term that last spoke to it.
+    pub under: Option<(SessionId, Term)>,
 }
 
 impl Machine {
@@ -102,6 +105,7 @@ impl Machine {
             done: Vec::new(),
             board: Board::default(),
             paused: None,
+            under: None,
         });
     }
 }

@@ -63,6 +63,8 @@ faults! {
     BadBehaviour = "bad behaviour",
     /// What runs dies.
     Strike = "strike",
+    /// There is an object on a machine that is another fleet's.
+    ForeignObject = "foreign object",
     /// A machine loses everything.
     Wipe = "wipe",
     /// A list is old when it arrives.

@@ -1,10 +1,12 @@
 //! Judges a simulated world: reads the log as any auditor would, and compares what everybody says with it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::event::{Event, Line};
 use chancery_events::fact::Fact;
-use chancery_events::id::Position;
+use chancery_events::id::{IncarnationId, Position, SessionId, Term};
+use chancery_events::observation::SessionEnd;
 use chancery_events::protocol::{Envelope, FromDecider};
 use chancery_events::record::{Hash, Record};
 use chancery_events::refusal::Code;
@@ -15,6 +17,7 @@ use chancery_projector::{Fold, Folding, Touched, row_of};
 use rustc_hash::FxHashMap;
 
 use super::fault::Counts;
+use super::words;
 use crate::check::{Alive, Checker, Violation};
 use crate::history::History;
 use crate::model::{self, Model};
@@ -29,6 +32,10 @@ pub struct Judge {
     /// Where each record ends.
     ends: FxHashMap<Position, Hash>,
     head: Position,
+    /// Objects of others, by machine.
+    pub strangers: BTreeMap<IncarnationId, usize>,
+    /// Sessions that were lost, and the term that says so.
+    lost: BTreeMap<SessionId, Term>,
 }
 
 /// A violation of an invariant, by its number in the rules.
@@ -46,6 +53,8 @@ impl Judge {
             fold: Fold::default(),
             ends: FxHashMap::default(),
             head: Position::ZERO,
+            strangers: BTreeMap::new(),
+            lost: BTreeMap::new(),
         }
     }
 
@@ -86,7 +95,7 @@ impl Judge {
                 continue;
             };
             counts.add(type_name);
-            if !matches!(*type_name, "entity.parked.v1" | "intent.refused.v1") {
+            if !matches!(*type_name, "entity.parked.v1" | "intent.refused.v1" | "session.closed.v1") {
                 continue;
             }
             match line.event().map_err(bad)? {
@@ -100,6 +109,9 @@ impl Judge {
                 Event::Fact { fact: Fact::IntentRefused(fact), .. } if fact.code == Code::Internal => {
                     return Err(violation(9, format!("an intent could not be decided: {}", fact.detail), at));
                 }
+                Event::Fact { fact: Fact::SessionClosed(fact), .. } if fact.end == SessionEnd::Lost => {
+                    self.lost.insert(fact.session, record.header().term);
+                }
                 _ => {}
             }
         }
@@ -108,9 +120,15 @@ impl Judge {
 
     /// What runs is what may run.
     pub fn alive(&self, worlds: &[World]) -> Result<(), Violation> {
+        for (stranger, machine) in &self.strangers {
+            if !worlds[*machine].list().iter().any(|report| report.incarnation == *stranger) {
+                return Err(violation(8, format!("{stranger}, which is not ours, was removed"), None));
+            }
+        }
         let alive: Vec<_> = worlds
             .iter()
             .flat_map(World::alive)
+            .filter(|(incarnation, _)| !self.strangers.contains_key(incarnation))
             .map(|(incarnation, processes)| Alive { incarnation, processes })
             .collect();
         self.checker.alive(&alive)
@@ -118,31 +136,28 @@ impl Judge {
 
     /// What a decider says to an executor was decided on nothing that is not durable.
     pub fn said(&self, message: &FromDecider) -> Result<(), Violation> {
-        let (envelope, incarnation) = match message {
-            FromDecider::Welcome { envelope, .. }
-            | FromDecider::Accepted { envelope, .. }
-            | FromDecider::Beat { envelope, .. } => (envelope, None),
-            FromDecider::Command { envelope, command } => (envelope, Some(command.incarnation)),
-            FromDecider::Forget { envelope, incarnation }
-            | FromDecider::Judged { envelope, incarnation, .. } => (envelope, Some(*incarnation)),
-            FromDecider::Refused { .. } | FromDecider::Closed { .. } => return Ok(()),
-        };
-        let Envelope { head, .. } = envelope;
+        let Some(Envelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
             let what = format!("an executor is told of a head {} that is not in the log", head.position);
             return Err(violation(1, what, None));
         }
-        match incarnation {
-            Some(id) if matches!(message, FromDecider::Command { .. }) && id.position() > self.head => {
-                Err(violation(
-                    1,
-                    format!("a command for {id}, which the log does not know, leaves a decider"),
-                    None,
-                ))
+        match message {
+            FromDecider::Command { command, .. } if command.incarnation.position() > self.head => {
+                let what = format!("a command for {}, which the log does not know", command.incarnation);
+                Err(violation(1, what, None))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Work is begun under a session, as told by a term: not when that term has said that it is lost.
+    pub fn begun(&self, session: SessionId, term: Term) -> Result<(), Violation> {
+        if self.lost.get(&session) == Some(&term) {
+            let what = format!("an executor begins work under session {session}, which its decider has lost");
+            return Err(violation(3, what, None));
+        }
+        Ok(())
     }
 
     /// A position that somebody is told is durable.

@@ -8,6 +8,8 @@
 mod breakage;
 pub mod executor;
 pub mod fault;
+#[cfg(feature = "planted")]
+pub mod hunt;
 mod judge;
 pub mod producer;
 mod random;

@@ -116,7 +116,9 @@ impl Universe {
             |index: usize| fleet.clusters().sorted().iter().any(|c| c.name.as_str() == format!("c{index}"));
         let mut alive = BTreeSet::new();
         for (index, world) in self.worlds.iter().enumerate() {
-            alive.extend(world.alive().map(|(incarnation, _)| incarnation));
+            let ours =
+                |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+            alive.extend(world.alive().filter_map(ours));
             if !cluster(index) {
                 continue;
             }

@@ -6,6 +6,7 @@ use chancery::decider::Connection;
 use chancery::decider::core::Effect;
 use chancery::decider::driver::{Ended, Left};
 use chancery_events::id::Attach;
+use chancery_events::protocol::Standing;
 use chancery_executor::session::{Input, Output, Stop, Work};
 use chancery_journal::Journal;
 
@@ -197,10 +198,7 @@ impl Universe {
             Action::Tick(machine) => self.executor(machine, Input::Tick),
             Action::Connect(machine) => self.connect(machine),
             Action::List(machine) => self.list(machine),
-            Action::Work(machine) => {
-                self.work(machine);
-                Ok(())
-            }
+            Action::Work(machine) => self.work(machine),
             Action::Done(machine) => {
                 let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
                 let done = process.done.remove(0);
@@ -364,6 +362,11 @@ impl Universe {
             return self.executor(machine, Input::Disconnected);
         };
         tell!(self, "executor {machine} hears {}", words::from_decider(&message));
+        if let (Some(envelope), Some(process)) =
+            (words::envelope(&message), &mut self.machines[machine].process)
+        {
+            process.under = Some((envelope.session, envelope.head.term));
+        }
         if twice {
             self.executor(machine, Input::Heard(message.clone()))?;
         }
@@ -422,21 +425,23 @@ impl Universe {
         }
     }
 
-    fn work(&mut self, machine: usize) {
+    fn work(&mut self, machine: usize) -> Result<(), Violation> {
         let twice = self.strikes(Fault::WorkTwice, 100);
-        let Some(process) = &mut self.machines[machine].process else { return };
+        let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
         process.done.push(work.incarnation());
         tell!(self, "executor {machine} does {}", words::work(&work));
         for _ in 0..=u8::from(twice) {
-            self.carry_out(machine, &work);
+            self.carry_out(machine, &work)?;
         }
+        Ok(())
     }
 
     /// What an orchestrator does with a piece of work, whoever still waits for it.
-    pub fn carry_out(&mut self, machine: usize, work: &Work) {
+    pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
         self.counts.add("work done");
+        let starts = self.worlds[machine].starts();
         let world = &mut self.worlds[machine];
         let told = match work {
             Work::CarryOut(command) => Some(world.carry_out(command)),
@@ -451,6 +456,12 @@ impl Universe {
                 }
             }
         }
+        let again = matches!(work, Work::CarryOut(command) if command.standing == Standing::Met);
+        if again && self.worlds[machine].starts() > starts {
+            let what = format!("{} ran before, and is started again", work.incarnation());
+            return Err(super::judge::violation(3, what, None));
+        }
+        Ok(())
     }
 
     /// Gives an executor an input, and does what comes of it.
@@ -474,7 +485,12 @@ impl Universe {
                 }
                 Output::List => process.listing = Listing::Asked,
                 Output::Persist(seen) => self.machines[machine].seen = Some(seen),
-                Output::Begin(work) => process.works.push(work),
+                Output::Begin(work) => {
+                    process.works.push(work);
+                    if let Some((session, term)) = process.under {
+                        self.judge.begun(session, term)?;
+                    }
+                }
                 Output::Stop(stop) => {
                     tell!(self, "executor {machine} stops: {stop}");
                     self.counts.add(match stop {

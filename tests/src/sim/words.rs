@@ -77,3 +77,16 @@ pub(super) fn work(work: &Work) -> String {
         Work::Forget(incarnation) => format!("forget {}", short(*incarnation)),
     }
 }
+
+/// Who speaks, if the message says so.
+pub(super) fn envelope(message: &FromDecider) -> Option<&Envelope> {
+    match message {
+        FromDecider::Welcome { envelope, .. }
+        | FromDecider::Accepted { envelope, .. }
+        | FromDecider::Beat { envelope, .. }
+        | FromDecider::Command { envelope, .. }
+        | FromDecider::Forget { envelope, .. }
+        | FromDecider::Judged { envelope, .. } => Some(envelope),
+        FromDecider::Refused { .. } | FromDecider::Closed { .. } => None,
+    }
+}

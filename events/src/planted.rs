@@ -1,0 +1,116 @@
+//! Mistakes that can be switched on, to show that the tests find them.
+//!
+//! Only with the feature `planted`, which no release has: without it [`is`] is a constant, and nothing of a mistake is
+//! compiled in. Each is one that somebody could make; where it would be made, the code asks for it by name.
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// A mistake.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Bug {
+            $($(#[$doc])* $name),*
+        }
+
+        impl Bug {
+            /// Every one.
+            pub const ALL: &[Bug] = &[$(Bug::$name),*];
+        }
+    };
+}
+
+bugs! {
+    /// An answer leaves before it is durable.
+    AnswersBeforeDurable,
+    /// A command leaves before it is durable.
+    SpeaksBeforeDurable,
+    /// A repeat is answered although the first verdict is not durable.
+    RepeatsBeforeDurable,
+    /// A key that was used before is decided again.
+    DecidesRepeats,
+    /// The keys of refused intents are forgotten.
+    ForgetsRefusedKeys,
+    /// A snapshot does not hold the keys.
+    SnapshotWithoutKeys,
+    /// A snapshot does not hold what is asked of incarnations.
+    SnapshotWithoutCommands,
+    /// The fold leaves out the last of many events.
+    FoldMissesLast,
+    /// A report that reflects less than what is asked now changes something.
+    TakesOldReports,
+    /// `gone` counts whatever it reflects.
+    TakesOldGone,
+    /// A lost session is taken for the death of what it held.
+    LostSessionIsDeath,
+    /// What does not end in time is taken for dead.
+    TimeoutIsDeath,
+    /// A deleted replica is forgotten before its run has ended.
+    DeletesWithoutProof,
+    /// What an incarnation held is given back twice.
+    ReleasesTwice,
+    /// What an incarnation held is never given back.
+    NeverReleases,
+    /// Placement does not look at what is held.
+    IgnoresHeld,
+    /// An incarnation gets the number of its operation.
+    ReusesIds,
+    /// An approval counts whatever was shown.
+    ApprovesAnyHash,
+    /// An approval counts although it comes too late.
+    ApprovesExpired,
+    /// The plan's rule approves what a person should.
+    ApprovesByItself,
+    /// A stopped replica is still wanted.
+    StopDoesNotLast,
+    /// A command that failed is never tried again.
+    NeverRetries,
+    /// A new decider forgets which commands are to be tried again.
+    ForgetsRetries,
+    /// What is started has no deadline.
+    NoDeadline,
+    /// A new decider goes on in the term of the last one.
+    SameTermAgain,
+    /// A new decider's clock may stand before the last one's.
+    ClockGoesBack,
+    /// The rule of the journal looks at positions alone.
+    ChainIgnoresWriters,
+    /// A commit that the journal has no room for is dropped.
+    DropsBusyCommit,
+    /// A second executor gets a cluster that another one holds.
+    TwoHolders,
+    /// Objects that are not ours are removed.
+    RemovesForeign,
+    /// An executor begins work after its lease.
+    ActsAfterLease,
+    /// An executor starts again what ran once in the same incarnation.
+    StartsAgain,
+    /// An executor never drops what is over.
+    NeverForgets,
+    /// An executor that comes back does not say what it has.
+    KeepsLevelToItself,
+    /// The decider forgets what it was told of a session's end, and keeps the cluster for the lost one.
+    KeepsLostSession,
+}
+
+/// Switches one on, or all off, for this thread.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Bug>) {
+    ON.set(bug);
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static ON: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether the mistake is to be made.
+#[cfg(feature = "planted")]
+pub fn is(bug: Bug) -> bool {
+    ON.get() == Some(bug)
+}
+
+/// Whether the mistake is to be made: never, in this build.
+#[cfg(not(feature = "planted"))]
+#[inline]
+pub const fn is(_: Bug) -> bool {
+    false
+}

@@ -35,8 +35,6 @@ bugs! {
     SnapshotWithoutCommands,
     /// The fold leaves out the last of many events.
     FoldMissesLast,
-    /// A report that reflects less than what is asked now changes something.
-    TakesOldReports,
     /// `gone` counts whatever it reflects.
     TakesOldGone,
     /// A lost session is taken for the death of what it held.

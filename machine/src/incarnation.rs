@@ -78,7 +78,7 @@ pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact>
         }
         // It reflects less than what is asked now: what it saw may be over.
         (_, Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. })
-            if report.revision < incarnation.revision && !planted::is(Bug::TakesOldReports) => {}
+            if report.revision < incarnation.revision => {}
         (IncarnationState::Creating | IncarnationState::Starting, Saw::Ready { processes }) => {
             draft.push(IncarnationRunning {
                 incarnation: incarnation.id,

@@ -10,7 +10,8 @@ use chancery_events::fact::{Effect, Fact, Judgement};
 use chancery_events::id::{Attach, IncarnationId, Lineage, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_events::observation::{
-    IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello, SessionOver,
+    Hope, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello,
+    SessionOver,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{
@@ -24,6 +25,9 @@ use chancery_machine::state::Incarnation;
 
 use super::core::{Core, Held};
 use super::handle::Connection;
+
+/// An executor that could not look after what is said to run is asked again after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// A session as this decider sees it live.
 #[derive(Debug)]
@@ -348,6 +352,11 @@ impl Core {
                 tracing::warn!(incarnation = %id, executor = %by, "a report about what another cluster hosts is ignored");
             }
             Some(incarnation) if incarnation.is_live() => {
+                let is_met = incarnation.command.is_none() && report.revision == incarnation.revision;
+                if is_met && matches!(report.saw, Saw::Failed { hope: Hope::Retry, .. }) {
+                    // Nobody waits for an outcome, but whether it is still there has not been found out.
+                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, id));
+                }
                 self.observation(
                     &by,
                     Observation::IncarnationReported(IncarnationReported { session, report }),
@@ -413,7 +422,7 @@ impl Core {
 
     fn command_again(&mut self, incarnation: Option<IncarnationId>) {
         let Some(incarnation) = incarnation.and_then(|id| self.fleet.incarnations().get(&id)) else { return };
-        if !Incarnation::is_live(incarnation) || incarnation.command.is_none() {
+        if !Incarnation::is_live(incarnation) || incarnation.asked.is_none() {
             return;
         }
         let cluster = incarnation.cluster.clone();

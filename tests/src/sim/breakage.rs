@@ -53,6 +53,7 @@ impl Universe {
             | Fault::DuplicateMessage
             | Fault::ExecutorReplaced
             | Fault::WorkTwice
+            | Fault::WorkFails
             | Fault::BadBehaviour
             | Fault::StaleList
             | Fault::MissedChange

@@ -59,6 +59,8 @@ faults! {
     ExecutorReplaced = "executor replaced",
     /// A piece of work is done twice.
     WorkTwice = "work done twice",
+    /// A piece of work is not done: the orchestrator does not answer.
+    WorkFails = "work failed",
     /// Starting fails, times out although it succeeds, is slow, succeeds in part, or what runs ends by itself.
     BadBehaviour = "bad behaviour",
     /// What runs dies.

@@ -9,6 +9,7 @@ use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{IncarnationState, OperationState};
 use chancery_projector::Folding;
 
+use super::fault::Fault;
 use super::judge::violation;
 use super::producer::State;
 use super::universe::{Universe, tell};
@@ -54,7 +55,9 @@ impl Universe {
             }
             if self.now >= round {
                 round = self.now + ROUND;
-                self.look_around();
+                if self.script.faults.contains(&Fault::MissedChange) {
+                    self.look_around();
+                }
                 if self.approve_all() {
                     continue;
                 }
@@ -116,12 +119,13 @@ impl Universe {
             |index: usize| fleet.clusters().sorted().iter().any(|c| c.name.as_str() == format!("c{index}"));
         let mut alive = BTreeSet::new();
         for (index, world) in self.worlds.iter().enumerate() {
-            let ours =
-                |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
-            alive.extend(world.alive().filter_map(ours));
+            // Nobody can be told of what runs on machines of a cluster that was forgotten.
             if !cluster(index) {
                 continue;
             }
+            let ours =
+                |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+            alive.extend(world.alive().filter_map(ours));
             if let Some(report) = world.list().iter().find(|report| !running.contains(&report.incarnation)) {
                 let known = fleet.lineages().current == report.incarnation.lineage();
                 if known {

@@ -6,6 +6,7 @@ use chancery::decider::Connection;
 use chancery::decider::core::Effect;
 use chancery::decider::driver::{Ended, Left};
 use chancery_events::id::Attach;
+use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::Standing;
 use chancery_executor::session::{Input, Output, Stop, Work};
 use chancery_journal::Journal;
@@ -440,6 +441,18 @@ impl Universe {
 
     /// What an orchestrator does with a piece of work, whoever still waits for it.
     pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
+        if let Work::CarryOut(command) = work
+            && self.machines[machine].process.is_some()
+            && self.strikes(Fault::WorkFails, 600)
+        {
+            tell!(self, "… which fails");
+            let saw = Saw::Failed { message: "no answer".into(), hope: Hope::Retry };
+            let report = Report { incarnation: command.incarnation, revision: command.revision, saw };
+            if let Some(process) = &self.machines[machine].process {
+                process.board.show(report);
+            }
+            return Ok(());
+        }
         self.counts.add("work done");
         let starts = self.worlds[machine].starts();
         let world = &mut self.worlds[machine];

@@ -199,8 +199,9 @@ pub(crate) fn run() -> Result<Vec<Row>> {
             journal.close()?;
         }
         let floor = median(floors);
-        rows.push(Row { workload: "W1", callers, ours: median(alone), floor: floor.clone() });
-        rows.push(Row { workload: "W1 group", callers, ours: median(grouped), floor });
+        let load = format!("{callers} callers");
+        rows.push(Row::new("W1", &load, median(alone)).share_of("floor", floor.clone(), 0.8));
+        rows.push(Row::new("W1 group", load, median(grouped)).share_of("floor", floor, 0.8));
     }
     Ok(rows)
 }

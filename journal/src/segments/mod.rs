@@ -7,9 +7,8 @@
 //! spare                       the next segment, in the making
 //! <position>-<offset>.cut     what was cut off on opening, kept for people
 //! ```
-//! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer's thread,
-//! the catalog that it shares with readers, and these; beside them the check that changes
-//! nothing. What must stay true: what is acknowledged was synced; what
+//! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer, the catalog
+//! that it shares with readers, and these; beside them the check that changes nothing. What must stay true: what is acknowledged was synced; what
 //! was ever named as synced is there or the journal does not open; one process writes.
 
 mod catalog;
@@ -40,7 +39,7 @@ use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
 use catalog::Catalog;
 use open::failed;
-use queue::Queue;
+use queue::{Appended, Queue};
 use writer::Writer;
 
 pub use disk::{Disk, DiskFile, FileSystem};
@@ -97,7 +96,7 @@ impl Options {
 pub struct SegmentJournal {
     queue: Arc<Queue>,
     catalog: Arc<Catalog>,
-    /// The writer's thread, and the lock that it writes under.
+    /// The journal's thread, and the lock that is held for it.
     running: Mutex<Option<(JoinHandle<()>, File)>>,
 }
 
@@ -119,7 +118,6 @@ impl SegmentJournal {
             disk,
             dir: options.dir.clone(),
             largest: options.largest_segment,
-            pause: options.pause,
             catalog: ready.catalog.clone(),
             open: ready.open,
             spare: None,
@@ -128,28 +126,14 @@ impl SegmentJournal {
             sink,
             buffer: Vec::new(),
         };
-        let queue = Arc::new(Queue::new(ready.chain, options.queue));
+        let queue = Arc::new(Queue::new(ready.chain, options.queue, options.pause, writer));
         let its_queue = queue.clone();
         let thread = std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || {
-                let _end = EndOnPanic(&its_queue);
-                writer.run(&its_queue);
-            })
+            .spawn(move || writer::serve(&its_queue))
             .map_err(failed("start a thread for", &options.dir))?;
         let running = Mutex::new(Some((thread, lock)));
         Ok((SegmentJournal { queue, catalog: ready.catalog, running }, ready.opened))
-    }
-}
-
-/// A sink that panics takes the writer with it; nobody must go on appending to nothing.
-struct EndOnPanic<'a>(&'a Queue);
-
-impl Drop for EndOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.end(false);
-        }
     }
 }
 
@@ -187,6 +171,14 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
 impl Journal for SegmentJournal {
     fn append(&self, record: Record) -> Result<(), AppendError> {
         self.queue.append(record)
+    }
+
+    fn append_here(&self, record: Record) -> Result<(), AppendError> {
+        match self.queue.append_here(record)? {
+            Appended::Taken(writer, record) => writer.write(&self.queue, [*record]),
+            Appended::Queued => {}
+        }
+        Ok(())
     }
 
     fn head(&self) -> Option<Cursor> {

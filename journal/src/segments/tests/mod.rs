@@ -101,6 +101,13 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
+/// Puts a file in the place of another. Emptying the one that is there would be simpler, but makes some file systems
+/// write it out at once.
+fn put(path: &Path, bytes: &[u8]) {
+    fs::remove_file(path).expect("removed");
+    fs::write(path, bytes).expect("written");
+}
+
 fn position_of(records: &[Record]) -> Position {
     records.last().map_or(Position::ZERO, Record::last)
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use chancery_events::subject::Subject;
 
 use crate::chain::{Broken, Cursor, SkipReason, Skipped};
 
@@ -67,6 +68,14 @@ pub trait Source: Send + Sync {
 
     /// The records from the one that holds `from` on. Beyond the head there are none yet.
     fn records(&self, from: Position) -> Result<Records, ReadError>;
+
+    /// The records with events about the subject at `from` or after it, or that issue its id, in order, up to the
+    /// head as it is while they are read; others may be among them. A journal that knows where they are reads no
+    /// others.
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+        let _ = subject;
+        self.records(from)
+    }
 }
 
 /// Why a record was not queued. It will never be in the log.

@@ -3,21 +3,25 @@
 //! ```text
 //! lock                        held by the process that has it open
 //! 00000000000000000001.seg    frames, then zeros; named after its first position
+//! 00000000000000000001.post   what is where in it, made when it is full
 //! 00000000000000094117.seg
 //! spare                       the next segment, in the making
 //! <position>-<offset>.cut     what was cut off on opening, kept for people
 //! ```
 //! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer, the catalog
-//! that it shares with readers, and these; beside them the check that changes nothing. What must stay true: what is acknowledged was synced; what
+//! that it shares with readers, and these; postings, where they are kept, and reading by them; beside them the check that changes nothing. What must stay true: what is acknowledged was synced; what
 //! was ever named as synced is there or the journal does not open; one process writes.
 
+mod about;
 mod catalog;
 mod disk;
 mod frame;
 mod open;
+mod postings;
 mod queue;
 mod reader;
 mod scan;
+mod shelf;
 mod spare;
 mod verify;
 mod writer;
@@ -40,6 +44,7 @@ use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
 use catalog::Catalog;
 use open::failed;
 use queue::{Appended, Queue};
+use shelf::Filing;
 use writer::Writer;
 
 pub use disk::{Disk, DiskFile, FileSystem};
@@ -96,8 +101,15 @@ impl Options {
 pub struct SegmentJournal {
     queue: Arc<Queue>,
     catalog: Arc<Catalog>,
-    /// The journal's thread, and the lock that is held for it.
-    running: Mutex<Option<(JoinHandle<()>, File)>>,
+    running: Mutex<Option<Running>>,
+}
+
+/// What ends with the journal.
+struct Running {
+    /// The journal's thread.
+    writer: JoinHandle<()>,
+    filing: Filing,
+    lock: File,
 }
 
 impl SegmentJournal {
@@ -126,13 +138,15 @@ impl SegmentJournal {
             sink,
             buffer: Vec::new(),
         };
+        let filing = Filing::start(ready.catalog.clone());
+        let filing = filing.map_err(failed("start a thread for", &options.dir))?;
         let queue = Arc::new(Queue::new(ready.chain, options.queue, options.pause, writer));
         let its_queue = queue.clone();
         let thread = std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || writer::serve(&its_queue))
             .map_err(failed("start a thread for", &options.dir))?;
-        let running = Mutex::new(Some((thread, lock)));
+        let running = Mutex::new(Some(Running { writer: thread, filing, lock }));
         Ok((SegmentJournal { queue, catalog: ready.catalog, running }, ready.opened))
     }
 }
@@ -191,8 +205,9 @@ impl Journal for SegmentJournal {
 
     fn close(&self) -> Result<(), CloseError> {
         self.queue.close();
-        if let Some((thread, lock)) = catalog::lock(&self.running).take() {
-            let has_panicked = thread.join().is_err();
+        if let Some(Running { writer, filing, lock }) = catalog::lock(&self.running).take() {
+            let has_panicked = writer.join().is_err();
+            drop(filing);
             drop(lock);
             if has_panicked {
                 return Err(CloseError::Stopped);

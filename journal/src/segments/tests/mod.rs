@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod failure;
+mod postings;
 
 use std::fs;
 use std::io;

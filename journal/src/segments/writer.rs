@@ -7,7 +7,7 @@
 //! its sync has returned without error; after any error nothing is written, synced or delivered any more.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -159,8 +159,9 @@ impl Writer {
     }
 
     fn write_and_sync(&mut self) -> io::Result<()> {
-        self.open.file.write_at(&self.buffer, self.open.offset)?;
-        self.open.file.sync()?;
+        let path = &self.open.segment.path;
+        self.open.file.write_at(&self.buffer, self.open.offset).map_err(failed("write to", path))?;
+        self.open.file.sync().map_err(failed("sync", path))?;
         self.open.offset += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())
@@ -192,12 +193,14 @@ impl Writer {
                 self.make_now(need)
             }
         };
-        let (file, size) = match made {
+        let made = match made {
             // The disk was full a while ago, when nobody waited for the room. Maybe it is not any more.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need)?,
-            made => made?,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need),
+            made => made,
         };
-        self.open = adopt(&*self.disk, &self.dir, first, file, size)?;
+        let (file, size) = made.map_err(failed("make the next segment in", &self.dir))?;
+        let adopted = adopt(&*self.disk, &self.dir, first, file, size);
+        self.open = adopted.map_err(failed("make a segment in", &self.dir))?;
         self.catalog.add(self.open.segment.clone());
         self.is_named = true;
         Ok(())
@@ -210,10 +213,15 @@ impl Writer {
     }
 }
 
+/// The sink gets one error; it says what was tried with what.
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{operation} {}: {error}", path.display()))
+}
+
 /// Makes the spare the segment that begins at `first`.
 pub(super) fn adopt(
     disk: &dyn Disk,
-    dir: &std::path::Path,
+    dir: &Path,
     first: Position,
     file: Box<dyn DiskFile>,
     size: u64,

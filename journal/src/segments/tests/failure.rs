@@ -110,7 +110,11 @@ fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Recor
             Ok(Delivery::Records(records)) => {
                 acknowledged.extend(records.iter().map(|one| Record::clone(one)));
             }
-            Ok(Delivery::Stopped(_)) => was_told += 1,
+            Ok(Delivery::Stopped(error)) => {
+                let text = error.to_string();
+                assert!(text.contains(&options.dir.display().to_string()), "it says where: {text}");
+                was_told += 1;
+            }
             other => panic!("not {other:?}"),
         }
     }

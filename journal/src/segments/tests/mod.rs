@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 mod failure;
 mod postings;
+mod torn;
 
 use std::fs;
 use std::io;

@@ -8,6 +8,9 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result};
 
+use crate::load::round;
+use crate::table::Cell;
+
 /// Bytes that are zero-filled ahead, before the clock runs: overwriting is cheaper to sync than growing.
 const AHEAD: usize = 512 << 20;
 
@@ -45,6 +48,14 @@ impl Floor {
             queue.send((bytes.clone(), done.clone())).context("append")?;
             durable.recv().context("wait")
         }
+    }
+
+    /// A round of callers with 400 bytes each, on a new file.
+    pub(crate) fn round(callers: usize) -> Result<Cell> {
+        let floor = Floor::open()?;
+        let cell = round(callers, |_| Ok(floor.caller(vec![b'x'; 400])))?;
+        floor.close()?;
+        Ok(cell)
     }
 
     pub(crate) fn close(self) -> Result<()> {

@@ -5,8 +5,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::ROUND;
-use crate::table::Cell;
+use crate::table::{Cell, median};
+use crate::{ROUND, ROUNDS};
+
+/// One side of a cell: what does a round.
+pub(crate) type Side<'a> = Box<dyn FnMut() -> Result<Cell> + 'a>;
+
+/// Runs the sides by turns, and keeps the median round of each.
+pub(crate) fn by_turns<const N: usize>(mut sides: [Side<'_>; N]) -> Result<[Cell; N]> {
+    let mut cells = [const { Vec::new() }; N];
+    for _ in 0..ROUNDS {
+        for (side, cells) in sides.iter_mut().zip(&mut cells) {
+            cells.push(side()?);
+        }
+    }
+    Ok(cells.map(median))
+}
 
 /// Runs so many callers for a round. Each gets a call of its own from `caller`.
 pub(crate) fn round<C>(callers: usize, mut caller: impl FnMut(usize) -> Result<C>) -> Result<Cell>
@@ -37,4 +51,25 @@ fn repeat(mut call: impl FnMut() -> Result<()>, stop: &AtomicBool) -> Result<Vec
         latencies.push(began.elapsed());
     }
     Ok(latencies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_run_by_turns_and_the_median_of_each_is_kept() {
+        let order = std::cell::RefCell::new(String::new());
+        let side = |name: char, rates: [f64; ROUNDS]| {
+            let (mut rates, order) = (rates.into_iter(), &order);
+            let side: Side<'_> = Box::new(move || {
+                order.borrow_mut().push(name);
+                Ok(Cell::rate(rates.next().expect("no more rounds")))
+            });
+            side
+        };
+        let cells = by_turns([side('a', [9.0, 1.0, 5.0]), side('b', [2.0, 3.0, 4.0])]).expect("rounds");
+        assert_eq!(*order.borrow(), "ababab");
+        assert_eq!(cells.map(|cell| cell.rate.to_string()), ["5", "3"]);
+    }
 }

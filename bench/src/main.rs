@@ -1,39 +1,83 @@
-//! Workloads, each beside its floor in the same run: the disk's fdatasync drifts, so only ratios mean anything.
+//! Workloads, each beside its floor or peers in the same run: the disk drifts, so only ratios mean anything.
 //!
-//! Ours and the floor run alternately, several rounds; the table shows medians.
+//! Ours and the others run by turns, several rounds; what is kept is the round of the median rate. Each workload runs
+//! in a process of its own, so that the memory shown is its own. To add one, write a module with a `run` and a line
+//! in [`WORKLOADS`].
 
 mod floor;
+mod http;
 mod load;
+mod process;
+mod server;
 mod table;
 mod w1;
 mod w2;
 
-use anyhow::{Result, bail};
+use std::process::{Command, Stdio};
 
-/// Rounds of each cell; ours and the floor by turns.
+use anyhow::{Context as _, Result, bail, ensure};
+
+use table::Row;
+
+/// Rounds of each cell; ours and the others by turns.
 const ROUNDS: usize = 3;
 /// How long a round lasts.
 const ROUND: std::time::Duration = std::time::Duration::from_millis(1500);
 /// Callers at a time.
 const CALLERS: [usize; 4] = [1, 8, 32, 128];
+/// Before the name of a workload: run it here, and print its rows as JSON.
+const HERE: &str = "--here";
+
+/// One workload.
+struct Workload {
+    name: &'static str,
+    what: &'static str,
+    run: fn() -> Result<Vec<Row>>,
+}
+
+/// All workloads.
+const WORKLOADS: &[Workload] = &[
+    Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
+    Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
+];
 
 fn main() -> Result<()> {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w.eq_ignore_ascii_case(name));
-    for name in &wanted {
-        if !["W1", "W2"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
-            bail!("there is no workload {name}: W1, W2");
-        }
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, name] = args.as_slice()
+        && first == HERE
+    {
+        let rows = (named(name)?.run)()?;
+        serde_json::to_writer(std::io::stdout().lock(), &rows)?;
+        return Ok(());
     }
+    let wanted: Vec<_> = if args.is_empty() {
+        WORKLOADS.iter().collect()
+    } else {
+        args.iter().map(|name| named(name)).collect::<Result<_>>()?
+    };
     let mut rows = Vec::new();
-    if wants("W1") {
-        rows.extend(w1::run()?);
+    for workload in wanted {
+        println!("{}: {}", workload.name, workload.what);
+        let new = apart(workload.name).with_context(|| format!("run {}", workload.name))?;
+        table::print(&new);
+        rows.extend(new);
     }
-    if wants("W2") {
-        rows.extend(w2::run()?);
-    }
-    table::print(&rows);
     table::write(&rows)
+}
+
+fn named(name: &str) -> Result<&'static Workload> {
+    let Some(found) = WORKLOADS.iter().find(|known| known.name.eq_ignore_ascii_case(name)) else {
+        let known: Vec<_> = WORKLOADS.iter().map(|w| format!("  {}  {}", w.name, w.what)).collect();
+        bail!("there is no workload {name}; there are\n{}", known.join("\n"));
+    };
+    Ok(found)
+}
+
+/// Runs a workload in a process of its own.
+fn apart(name: &str) -> Result<Vec<Row>> {
+    let done = Command::new(std::env::current_exe()?).args([HERE, name]).stderr(Stdio::inherit()).output()?;
+    ensure!(done.status.success(), "it ended with {}", done.status);
+    Ok(serde_json::from_slice(&done.stdout)?)
 }
 
 /// A folder on the disk to measure, gone afterwards.

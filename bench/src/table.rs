@@ -4,32 +4,95 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// What one side did in one cell.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cell {
-    /// Calls a second.
+    /// Things done a second.
     pub(crate) rate: f64,
-    /// Of a call.
-    pub(crate) p50: Duration,
-    /// Of a call.
-    pub(crate) p99: Duration,
+    /// Of one, in milliseconds; zero where single ones are not timed.
+    pub(crate) p50_ms: f64,
+    /// Of one, in milliseconds.
+    pub(crate) p99_ms: f64,
+    /// The most memory that the process measured has held at once, in MiB.
+    pub(crate) memory_mib: Option<f64>,
+    /// Cores that it kept busy.
+    pub(crate) cores: Option<f64>,
 }
 
-/// One row: the same load on both sides.
-#[derive(Clone, Debug)]
+/// One row: the same load on ours and on what stands beside it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
-    pub(crate) workload: &'static str,
-    pub(crate) callers: usize,
-    pub(crate) ours: Cell,
-    pub(crate) floor: Cell,
+    workload: String,
+    /// How much, as `32 callers`.
+    load: String,
+    ours: Cell,
+    beside: Vec<Beside>,
+    checks: Vec<Check>,
+}
+
+/// A floor or a peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Beside {
+    name: String,
+    cell: Cell,
+    /// Ours to its rate.
+    ratio: f64,
+}
+
+/// A bar, and whether it is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Check {
+    what: String,
+    value: f64,
+    bar: Bar,
+    reached: bool,
+}
+
+/// What a value should be.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Bar {
+    AtLeast(f64),
+    Below(f64),
+}
+
+impl Row {
+    pub(crate) fn new(workload: impl Into<String>, load: impl Into<String>, ours: Cell) -> Row {
+        Row { workload: workload.into(), load: load.into(), ours, beside: Vec::new(), checks: Vec::new() }
+    }
+
+    /// With something beside ours.
+    pub(crate) fn beside(mut self, name: &str, cell: Cell) -> Row {
+        let ratio = self.ours.rate / cell.rate;
+        self.beside.push(Beside { name: name.to_owned(), cell, ratio });
+        self
+    }
+
+    /// With something beside ours, of whose rate ours should be this share.
+    pub(crate) fn share_of(self, name: &str, cell: Cell, share: f64) -> Row {
+        let ratio = self.ours.rate / cell.rate;
+        self.beside(name, cell).check(&format!("ratio to {name}"), ratio, Bar::AtLeast(share))
+    }
+
+    /// With a value that should reach a bar.
+    pub(crate) fn check(mut self, what: &str, value: f64, bar: Bar) -> Row {
+        let reached = match bar {
+            Bar::AtLeast(bar) => value >= bar,
+            Bar::Below(bar) => value < bar,
+        };
+        self.checks.push(Check { what: what.to_owned(), value, bar, reached });
+        self
+    }
 }
 
 /// The cell of the median rate.
 pub(crate) fn median(mut cells: Vec<Cell>) -> Cell {
     cells.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-    cells.swap_remove(cells.len() / 2)
+    let middle = cells.len() / 2;
+    cells.into_iter().nth(middle).unwrap_or_default()
 }
 
 impl Cell {
@@ -37,35 +100,55 @@ impl Cell {
     pub(crate) fn of(mut latencies: Vec<Duration>, took: Duration) -> Cell {
         latencies.sort_unstable();
         let at = |share: f64| {
-            latencies.get((latencies.len() as f64 * share) as usize).copied().unwrap_or_default()
+            let index = (latencies.len() as f64 * share) as usize;
+            latencies.get(index).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
         };
-        Cell { rate: latencies.len() as f64 / took.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+        let rate = latencies.len() as f64 / took.as_secs_f64();
+        Cell { p50_ms: at(0.5), p99_ms: at(0.99), ..Cell::rate(rate) }
     }
 
-    fn json(&self) -> Value {
-        json!({"rate": self.rate, "p50_us": self.p50.as_micros(), "p99_us": self.p99.as_micros()})
+    /// Where only the whole is timed.
+    pub(crate) fn rate(rate: f64) -> Cell {
+        Cell { rate, ..Cell::default() }
     }
 }
 
 pub(crate) fn print(rows: &[Row]) {
-    let head = ["workload", "callers", "ours/s", "floor/s", "ratio", "ours p50/p99 ms", "floor p50/p99 ms"];
-    println!(
-        "{:9} {:>7} {:>10} {:>10} {:>6} {:>17} {:>17}",
-        head[0], head[1], head[2], head[3], head[4], head[5], head[6]
-    );
-    let times =
-        |cell: &Cell| format!("{:.2} / {:.2}", cell.p50.as_secs_f64() * 1e3, cell.p99.as_secs_f64() * 1e3);
-    for row in rows {
+    let line = |cells: [&str; 9]| {
+        let [workload, load, who, rate, ratio, p50, p99, memory, cores] = cells;
         println!(
-            "{:9} {:>7} {:>10.0} {:>10.0} {:>6.2} {:>17} {:>17}",
-            row.workload,
-            row.callers,
-            row.ours.rate,
-            row.floor.rate,
-            row.ours.rate / row.floor.rate,
-            times(&row.ours),
-            times(&row.floor)
+            "{workload:9} {load:16} {who:22} {rate:>10} {ratio:>6} {p50:>8} {p99:>8} {memory:>7} {cores:>6}"
         );
+    };
+    line(["workload", "load", "", "a second", "ratio", "p50 ms", "p99 ms", "MiB", "cores"]);
+    for row in rows {
+        let ours = std::iter::once(("ours", &row.ours, None));
+        let others = row.beside.iter().map(|b| (b.name.as_str(), &b.cell, Some(b.ratio)));
+        for (index, (who, cell, ratio)) in ours.chain(others).enumerate() {
+            let (workload, load) = if index == 0 { (&*row.workload, &*row.load) } else { ("", "") };
+            let some = |value: Option<f64>, digits: usize| {
+                value.filter(|value| *value > 0.0).map_or(String::new(), |value| format!("{value:.digits$}"))
+            };
+            line([
+                workload,
+                load,
+                who,
+                &some(Some(cell.rate), 0),
+                &some(ratio, 2),
+                &some(Some(cell.p50_ms), 2),
+                &some(Some(cell.p99_ms), 2),
+                &some(cell.memory_mib, 0),
+                &some(cell.cores, 2),
+            ]);
+        }
+        for check in &row.checks {
+            let (word, bar) = match check.bar {
+                Bar::AtLeast(bar) => ("at least", bar),
+                Bar::Below(bar) => ("below", bar),
+            };
+            let verdict = if check.reached { "reached" } else { "MISSED" };
+            println!("          {verdict}: {} {:.2}, {word} {bar:.2}", check.what, check.value);
+        }
     }
 }
 
@@ -74,11 +157,38 @@ pub(crate) fn write(rows: &[Row]) -> Result<()> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
     std::fs::create_dir_all(&dir)?;
     let path = dir.join(format!("{seconds}.json"));
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|r| json!({"workload": r.workload, "callers": r.callers, "ours": r.ours.json(), "floor": r.floor.json(), "ratio": r.ours.rate / r.floor.rate}))
-        .collect();
     std::fs::write(&path, serde_json::to_vec_pretty(&json!({"time": seconds, "rows": rows}))?)?;
     println!("written to {}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_told_by_its_rate_and_the_places_in_its_order() {
+        let latencies = (1..=100).rev().map(Duration::from_millis).collect();
+        let cell = Cell::of(latencies, Duration::from_secs(2));
+        let shown = format!("{:.1} {:.1} {:.1}", cell.rate, cell.p50_ms, cell.p99_ms);
+        assert_eq!(shown, "50.0 51.0 100.0");
+        assert!(Cell::of(Vec::new(), Duration::from_secs(1)).p50_ms.abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn the_median_is_of_the_rates() {
+        let cells = [3.0, 1.0, 2.0].map(Cell::rate).to_vec();
+        assert!((median(cells).rate - 2.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn a_bar_is_reached_or_missed() {
+        let row = Row::new("W0", "1", Cell::rate(80.0)).share_of("floor", Cell::rate(100.0), 0.8).check(
+            "seconds",
+            3.0,
+            Bar::Below(3.0),
+        );
+        let reached: Vec<_> = row.checks.iter().map(|check| check.reached).collect();
+        assert_eq!(reached, [true, false]);
+    }
 }

@@ -1,15 +1,14 @@
 //! W1: durable appends of 400-byte events to the embedded journal, in process, in two ways.
 //!
-//! *W1*: each caller seals a record of its own on the chain, appends it and waits until it is delivered: the journal
-//! alone. *W1 group*: what a decider does around its decisions, on a thread of its own: it collects what waits into
-//! one record and answers when that is delivered; at most two are on their way. That costs two more hops between
-//! threads for each call.
+//! *W1 group*: what a decider does around its decisions, on a thread of its own: it collects what waits into one
+//! record, appends it, and answers when that is delivered. Where nothing else waits it makes the record durable
+//! itself; at most two are on their way. *W1 alone*: each caller seals a record of its own on the chain, appends it and
+//! waits until it is delivered; no program here writes like that, but it shows what a record costs.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{Lineage, Position, Term, Writer};
@@ -18,13 +17,15 @@ use chancery_events::time::Time;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::{Delivery, Journal as _};
 
+use crate::CALLERS;
 use crate::floor::Floor;
-use crate::load::round;
-use crate::table::{Row, median};
-use crate::{CALLERS, ROUNDS};
+use crate::load::{by_turns, round};
+use crate::table::{Cell, Row};
 
 /// Records on their way, at most.
 const DEPTH: usize = 2;
+/// Words taken before what was collected is sealed, at most.
+const BATCH: usize = 512;
 
 /// What callers share who append by themselves.
 struct Direct {
@@ -67,6 +68,13 @@ impl Direct {
         Ok(self.journal.append(record)?)
     }
 
+    fn round(callers: usize) -> Result<Cell> {
+        let direct = Direct::open()?;
+        let cell = round(callers, |_| Ok(direct.caller(line())))?;
+        direct.journal.close()?;
+        Ok(cell)
+    }
+
     fn caller(self: &Arc<Direct>, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
         let direct = Arc::clone(self);
         let (done, durable) = sync_channel(1);
@@ -100,14 +108,14 @@ enum Word {
 }
 
 /// A committer that collects what waits.
-struct Ours {
+struct Group {
     queue: Sender<Word>,
     committer: JoinHandle<Result<()>>,
     _folder: tempfile::TempDir,
 }
 
-impl Ours {
-    fn open() -> Result<Ours> {
+impl Group {
+    fn open() -> Result<Group> {
         let folder = crate::folder()?;
         let (queue, words) = channel();
         let told = queue.clone();
@@ -121,7 +129,14 @@ impl Ours {
         });
         let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), "bench"), sink)?;
         let committer = std::thread::spawn(move || commit(&journal, &words));
-        Ok(Ours { queue, committer, _folder: folder })
+        Ok(Group { queue, committer, _folder: folder })
+    }
+
+    fn round(callers: usize) -> Result<Cell> {
+        let group = Group::open()?;
+        let cell = round(callers, |_| Ok(group.caller(line())))?;
+        group.close()?;
+        Ok(cell)
     }
 
     fn caller(&self, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
@@ -144,13 +159,14 @@ fn commit(journal: &SegmentJournal, words: &Receiver<Word>) -> Result<()> {
     let mut flying: VecDeque<Vec<SyncSender<()>>> = VecDeque::new();
     let (mut first, mut prev, mut begins) = (Position::FIRST, Hash::ZERO, Some(Begins::Term));
     draft.push(br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#)?;
+    let mut next = None;
     loop {
-        let word = match words.recv_timeout(Duration::from_secs(10)) {
-            Ok(word) => word,
-            Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => bail!("nobody is left"),
-        };
-        for word in std::iter::once(word).chain(words.try_iter()) {
+        if next.is_none() {
+            next = Some(words.recv().context("nobody is left")?);
+        }
+        // As many as a decider takes before it looks at its work.
+        for _ in 0..BATCH {
+            let Some(word) = next.take() else { break };
             match word {
                 Word::Append(line, caller) => {
                     draft.push(&line)?;
@@ -164,13 +180,14 @@ fn commit(journal: &SegmentJournal, words: &Receiver<Word>) -> Result<()> {
                 Word::Stopped(why) => bail!("the journal stopped: {why}"),
                 Word::Close => return Ok(journal.close()?),
             }
+            next = words.try_recv().ok();
         }
         if flying.len() < DEPTH && !draft.is_empty() {
             let parts = parts(first, prev, begins.take());
             let record = std::mem::take(&mut draft).seal(parts)?;
             (first, prev) = (record.last().plus(1), record.hash());
             flying.push_back(std::mem::take(&mut callers));
-            journal.append(record)?;
+            if next.is_none() { journal.append_here(record)? } else { journal.append(record)? }
         }
     }
 }
@@ -186,21 +203,14 @@ fn line() -> Vec<u8> {
 pub(crate) fn run() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let (mut alone, mut grouped, mut floors) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            let floor = Floor::open()?;
-            floors.push(round(callers, |_| Ok(floor.caller(line())))?);
-            floor.close()?;
-            let direct = Direct::open()?;
-            alone.push(round(callers, |_| Ok(direct.caller(line())))?);
-            direct.journal.close()?;
-            let journal = Ours::open()?;
-            grouped.push(round(callers, |_| Ok(journal.caller(line())))?);
-            journal.close()?;
-        }
-        let floor = median(floors);
-        rows.push(Row { workload: "W1", callers, ours: median(alone), floor: floor.clone() });
-        rows.push(Row { workload: "W1 group", callers, ours: median(grouped), floor });
+        let [floor, group, alone] = by_turns([
+            Box::new(|| Floor::round(callers)),
+            Box::new(|| Group::round(callers)),
+            Box::new(|| Direct::round(callers)),
+        ])?;
+        let load = format!("{callers} callers");
+        rows.push(Row::new("W1 group", &load, group).share_of("floor", floor.clone(), 0.8));
+        rows.push(Row::new("W1 alone", load, alone).beside("floor", floor));
     }
     Ok(rows)
 }

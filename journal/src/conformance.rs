@@ -92,6 +92,12 @@ impl Author {
         self.seal(|me, now| at.follow(&me.by, now, None), &lines)
     }
 
+    /// One more record, of these events.
+    pub fn record_of(&mut self, lines: &[String]) -> Record {
+        let at = self.at.expect("a genesis came before");
+        self.seal(|me, now| at.follow(&me.by, now, None), lines)
+    }
+
     /// Takes over.
     pub fn takeover(&mut self) -> Record {
         let at = self.at.expect("a genesis came before");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use chancery_events::subject::Subject;
 
 use crate::chain::{Broken, Cursor, SkipReason, Skipped};
 
@@ -30,14 +31,21 @@ pub enum Delivery {
     Stopped(Box<dyn Error + Send + Sync>),
 }
 
-/// Where a journal delivers. Called from the journal's own thread, one call at a time; it must be quick and must
-/// not call the journal.
+/// Where a journal delivers. Called from the journal's own thread or within [`Journal::append_here`], one call at a
+/// time; it must be quick and must not call the journal.
 pub type Sink = Box<dyn FnMut(Delivery) + Send>;
 
 /// A fleet's journal, open for writing. It delivers what comes after the head that it had when it was opened.
 pub trait Journal: Send + Sync {
     /// Queues a record and returns; its outcome comes to the sink. The queue is bounded.
     fn append(&self, record: Record) -> Result<(), AppendError>;
+
+    /// Queues a record like [`Journal::append`]; where nothing else is on its way, it may be made durable on this
+    /// thread, and its outcome may come to the sink before this returns. That saves waking one thread: for an
+    /// appender that has nothing else to do until then.
+    fn append_here(&self, record: Record) -> Result<(), AppendError> {
+        self.append(record)
+    }
 
     /// The last record that is durable and valid; `None` before the first.
     fn head(&self) -> Option<Cursor>;
@@ -60,6 +68,14 @@ pub trait Source: Send + Sync {
 
     /// The records from the one that holds `from` on. Beyond the head there are none yet.
     fn records(&self, from: Position) -> Result<Records, ReadError>;
+
+    /// The records with events about the subject at `from` or after it, or that issue its id, in order, up to the
+    /// head as it is while they are read; others may be among them. A journal that knows where they are reads no
+    /// others.
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+        let _ = subject;
+        self.records(from)
+    }
 }
 
 /// Why a record was not queued. It will never be in the log.

@@ -1,9 +1,11 @@
 //! Files of snapshots: states at a position, so that a start need not fold everything.
 //!
 //! `<position>.snap` is one line of JSON that says what it is, then the state, whose form is not our concern. It is
-//! written under another name, synced, renamed, and the folder synced; the newest two are kept. What must stay true:
-//! a snapshot can be dropped at any time and is never trusted: one that is damaged, or that the reader cannot use,
-//! gives way to the one before it, and then to a full fold.
+//! written under another name, synced, renamed, and the folder synced; of the older ones fewer and fewer are kept
+//! ([`superfluous`]). What must stay true: a snapshot can be dropped at any time and is never trusted: one that is
+//! damaged, or that the reader cannot use, gives way to the one before it, and then to a full fold.
+
+mod thinning;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
@@ -19,8 +21,9 @@ use sha2::{Digest as _, Sha256};
 use crate::chain::Cursor;
 use crate::journal::{ReadError, Source};
 
+pub use thinning::superfluous;
+
 const FORMAT: u32 = 1;
-const KEEP: usize = 2;
 /// The first line is padded to this length, because it is written once more when the state's hash is known.
 const META: usize = 2048;
 
@@ -117,7 +120,7 @@ impl Snapshots {
         Ok(Snapshots { dir })
     }
 
-    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops all but the newest two.
+    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops what is superfluous.
     pub fn write(
         &self,
         fleet: Arc<str>,
@@ -145,8 +148,11 @@ impl Snapshots {
         let meta = write_file(&unfinished, meta, state).map_err(failed("write the snapshot", &unfinished))?;
         fs::rename(&unfinished, &path).map_err(failed("rename to", &path))?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", &self.dir))?;
-        for (_, old) in self.list()?.into_iter().skip(KEEP) {
-            fs::remove_file(&old).map_err(failed("remove", &old))?;
+        let files = self.list()?;
+        let positions: Vec<_> = files.iter().map(|(position, _)| *position).collect();
+        let superfluous = superfluous(&positions);
+        for (_, old) in files.iter().filter(|(position, _)| superfluous.contains(position)) {
+            fs::remove_file(old).map_err(failed("remove", old))?;
         }
         Ok(meta)
     }
@@ -291,13 +297,27 @@ mod tests {
         Some(state)
     }
 
+    /// With a state that says where it is.
+    fn put(snapshots: &Snapshots, position: u64) {
+        let state = format!("state at {position}");
+        let written = snapshots
+            .write("f".into(), &cursor(position), None, "shape", |to| to.write_all(state.as_bytes()));
+        written.expect("written");
+    }
+
+    fn kept(snapshots: &Snapshots) -> Vec<u64> {
+        snapshots.list().expect("listed").into_iter().map(|(at, _)| at.get()).collect()
+    }
+
     #[test]
-    fn the_newest_two_are_kept() {
-        let (_dir, snapshots) = with_three();
-        let positions: Vec<_> =
-            snapshots.list().expect("listed").into_iter().map(|(at, _)| at.get()).collect();
-        assert_eq!(positions, [3000, 200]);
-        assert_eq!(newest(&snapshots).as_deref(), Some("state at 3000"));
+    fn the_newest_two_are_kept_and_fewer_and_fewer_of_the_older_ones() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshots = Snapshots::open(dir.path()).expect("a folder");
+        for position in (1..=40).map(|at| at * 100) {
+            put(&snapshots, position);
+        }
+        assert_eq!(kept(&snapshots), [4000, 3900, 3800, 3600, 3400, 3100, 2600, 2100, 1100, 100]);
+        assert_eq!(newest(&snapshots).as_deref(), Some("state at 4000"));
     }
 
     #[test]

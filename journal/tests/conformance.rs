@@ -1,11 +1,13 @@
 //! Every journal of this crate passes the same suite.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use chancery_events::record::Record;
 use chancery_journal::conformance::{Bench, FLEET, run};
 use chancery_journal::memory::MemoryLog;
 use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{Journal, Sink};
+use chancery_journal::{AppendError, CloseError, Cursor, Journal, Sink, Source};
 
 struct Memory(MemoryLog);
 
@@ -77,4 +79,50 @@ fn the_journal_in_small_segments_conforms() {
 #[test]
 fn the_journal_in_segments_of_one_record_conforms() {
     run::<Segments<1, 1>>();
+}
+
+/// Records are written by whoever appends them.
+struct Here(Segments<2048, 8192>);
+
+struct HereJournal(Box<dyn Journal>);
+
+impl Bench for Here {
+    fn new() -> Here {
+        Here(Segments::new())
+    }
+
+    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+        Box::new(HereJournal(self.0.open(sink)))
+    }
+
+    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+        self.0.open_beside(sink)
+    }
+
+    fn inject(&mut self, bytes: &[u8]) -> bool {
+        self.0.inject(bytes)
+    }
+}
+
+impl Journal for HereJournal {
+    fn append(&self, record: Record) -> Result<(), AppendError> {
+        self.0.append_here(record)
+    }
+
+    fn head(&self) -> Option<Cursor> {
+        self.0.head()
+    }
+
+    fn source(&self) -> Arc<dyn Source> {
+        self.0.source()
+    }
+
+    fn close(&self) -> Result<(), CloseError> {
+        self.0.close()
+    }
+}
+
+#[test]
+fn the_journal_in_segments_conforms_when_its_appenders_write() {
+    run::<Here>();
 }

@@ -1,7 +1,8 @@
 //! The history of an entity: every event that was about it, with who was behind it.
 //!
-//! A scan of the journal. A record in which the entity's name does not stand is passed over without reading any of
-//! its events; memory holds one page and one record.
+//! The journal gives the records that may be about it, by its postings where it has some, else all. A record in which
+//! the entity's name does not stand is passed over without reading any of its events; memory holds one page and one
+//! record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,11 +130,13 @@ impl History {
         let from = from.max(issued.unwrap_or(Position::FIRST));
         let mut entries = Vec::new();
         let mut known = BTreeMap::new();
-        for record in self.source.records(from)? {
+        let mut looks = 0;
+        for record in self.source.records_about(subject, from)? {
             let record = record?;
-            if record.first().get().saturating_sub(from.get()) > LOOKS {
+            if looks > LOOKS {
                 return Ok(HistoryPage { entries, next: Some(record.first()) });
             }
+            looks += u64::from(record.header().count);
             let is_origin = issued.is_some_and(|at| record.first() <= at && at <= record.last());
             if !is_origin && finder.find(record.bytes()).is_none() {
                 continue;

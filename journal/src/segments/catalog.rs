@@ -6,14 +6,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use chancery_events::id::Position;
 use chancery_events::record::Header;
 
 use super::frame::{self, Found, Kind};
 use super::scan::Index;
+use super::shelf::Shelf;
 use crate::chain::Cursor;
 
 /// The file name of the segment that begins at `first`.
@@ -54,11 +55,14 @@ pub(super) struct Segment {
     end: AtomicU64,
     /// `None` until someone needs it.
     index: Mutex<Option<Index>>,
+    /// Locked while postings grow; neither the writer nor a reader in order needs it.
+    pub(super) shelf: Mutex<Shelf>,
 }
 
 impl Segment {
     pub(super) fn new(first: Position, path: PathBuf, end: u64, index: Option<Index>) -> Segment {
-        Segment { first, path, end: AtomicU64::new(end), index: Mutex::new(index) }
+        let (end, index) = (AtomicU64::new(end), Mutex::new(index));
+        Segment { first, path, end, index, shelf: Mutex::default() }
     }
 
     /// Up to where it is durable.
@@ -119,11 +123,21 @@ pub(super) struct Catalog {
     pub(super) fleet: Arc<str>,
     segments: Mutex<Vec<Arc<Segment>>>,
     head: Mutex<Option<Cursor>>,
+    /// Whether nobody writes any more; changes under the lock of the segments.
+    has_ended: AtomicBool,
+    /// There is one more segment, or it has ended.
+    has_changed: Condvar,
 }
 
 impl Catalog {
     pub(super) fn new(fleet: Arc<str>, segments: Vec<Arc<Segment>>, head: Option<Cursor>) -> Catalog {
-        Catalog { fleet, segments: Mutex::new(segments), head: Mutex::new(head) }
+        Catalog {
+            fleet,
+            segments: Mutex::new(segments),
+            head: Mutex::new(head),
+            has_ended: AtomicBool::new(false),
+            has_changed: Condvar::new(),
+        }
     }
 
     pub(super) fn head(&self) -> Option<Cursor> {
@@ -139,6 +153,32 @@ impl Catalog {
         let mut segments = lock(&self.segments);
         segments.pop_if(|last| last.first == segment.first);
         segments.push(segment);
+        drop(segments);
+        self.has_changed.notify_all();
+    }
+
+    /// Waits for the first segment, or the one behind that which begins at `behind`, to be written no more; `None` if
+    /// the journal has ended before.
+    pub(super) fn closed(&self, behind: Option<Position>) -> Option<Arc<Segment>> {
+        let mut segments = lock(&self.segments);
+        loop {
+            if self.has_ended.load(Ordering::Relaxed) {
+                return None;
+            }
+            let at = behind.map_or(0, |behind| segments.partition_point(|segment| segment.first <= behind));
+            if at + 1 < segments.len() {
+                return segments.get(at).cloned();
+            }
+            segments = self.has_changed.wait(segments).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets nobody wait for a segment any more.
+    pub(super) fn end(&self) {
+        let segments = lock(&self.segments);
+        self.has_ended.store(true, Ordering::Relaxed);
+        drop(segments);
+        self.has_changed.notify_all();
     }
 
     /// The segment that holds `position`, or will; the first one for what is before it.

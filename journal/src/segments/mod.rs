@@ -3,22 +3,25 @@
 //! ```text
 //! lock                        held by the process that has it open
 //! 00000000000000000001.seg    frames, then zeros; named after its first position
+//! 00000000000000000001.post   what is where in it, made when it is full
 //! 00000000000000094117.seg
 //! spare                       the next segment, in the making
 //! <position>-<offset>.cut     what was cut off on opening, kept for people
 //! ```
-//! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer's thread,
-//! the catalog that it shares with readers, and these; beside them the check that changes
-//! nothing. What must stay true: what is acknowledged was synced; what
+//! In reading order: the disk, frames, the scan of a segment, opening, the queue, the spare, the writer, the catalog
+//! that it shares with readers, and these; postings, where they are kept, and reading by them; beside them the check that changes nothing. What must stay true: what is acknowledged was synced; what
 //! was ever named as synced is there or the journal does not open; one process writes.
 
+mod about;
 mod catalog;
 mod disk;
 mod frame;
 mod open;
+mod postings;
 mod queue;
 mod reader;
 mod scan;
+mod shelf;
 mod spare;
 mod verify;
 mod writer;
@@ -40,7 +43,8 @@ use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
 use catalog::Catalog;
 use open::failed;
-use queue::Queue;
+use queue::{Appended, Queue};
+use shelf::Filing;
 use writer::Writer;
 
 pub use disk::{Disk, DiskFile, FileSystem};
@@ -97,8 +101,15 @@ impl Options {
 pub struct SegmentJournal {
     queue: Arc<Queue>,
     catalog: Arc<Catalog>,
-    /// The writer's thread, and the lock that it writes under.
-    running: Mutex<Option<(JoinHandle<()>, File)>>,
+    running: Mutex<Option<Running>>,
+}
+
+/// What ends with the journal.
+struct Running {
+    /// The journal's thread.
+    writer: JoinHandle<()>,
+    filing: Filing,
+    lock: File,
 }
 
 impl SegmentJournal {
@@ -119,7 +130,6 @@ impl SegmentJournal {
             disk,
             dir: options.dir.clone(),
             largest: options.largest_segment,
-            pause: options.pause,
             catalog: ready.catalog.clone(),
             open: ready.open,
             spare: None,
@@ -128,28 +138,16 @@ impl SegmentJournal {
             sink,
             buffer: Vec::new(),
         };
-        let queue = Arc::new(Queue::new(ready.chain, options.queue));
+        let filing = Filing::start(ready.catalog.clone());
+        let filing = filing.map_err(failed("start a thread for", &options.dir))?;
+        let queue = Arc::new(Queue::new(ready.chain, options.queue, options.pause, writer));
         let its_queue = queue.clone();
         let thread = std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || {
-                let _end = EndOnPanic(&its_queue);
-                writer.run(&its_queue);
-            })
+            .spawn(move || writer::serve(&its_queue))
             .map_err(failed("start a thread for", &options.dir))?;
-        let running = Mutex::new(Some((thread, lock)));
+        let running = Mutex::new(Some(Running { writer: thread, filing, lock }));
         Ok((SegmentJournal { queue, catalog: ready.catalog, running }, ready.opened))
-    }
-}
-
-/// A sink that panics takes the writer with it; nobody must go on appending to nothing.
-struct EndOnPanic<'a>(&'a Queue);
-
-impl Drop for EndOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.end(false);
-        }
     }
 }
 
@@ -189,6 +187,14 @@ impl Journal for SegmentJournal {
         self.queue.append(record)
     }
 
+    fn append_here(&self, record: Record) -> Result<(), AppendError> {
+        match self.queue.append_here(record)? {
+            Appended::Taken(writer, record) => writer.write(&self.queue, [*record]),
+            Appended::Queued => {}
+        }
+        Ok(())
+    }
+
     fn head(&self) -> Option<Cursor> {
         self.catalog.head()
     }
@@ -199,8 +205,9 @@ impl Journal for SegmentJournal {
 
     fn close(&self) -> Result<(), CloseError> {
         self.queue.close();
-        if let Some((thread, lock)) = catalog::lock(&self.running).take() {
-            let has_panicked = thread.join().is_err();
+        if let Some(Running { writer, filing, lock }) = catalog::lock(&self.running).take() {
+            let has_panicked = writer.join().is_err();
+            drop(filing);
             drop(lock);
             if has_panicked {
                 return Err(CloseError::Stopped);

@@ -9,14 +9,18 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::record::{Header, Record};
+use chancery_events::subject::Subject;
 
+use super::about::About;
 use super::catalog::{Catalog, Segment};
-use super::frame::{self, HEAD, Kind};
+use super::frame::{self, Frame, HEAD, Kind};
 use crate::chain::{Chain, Cursor, Link};
 use crate::journal::{ReadError, Records, Source};
 
 /// How much is read from a file at once, at least.
 const READ: usize = 256 << 10;
+/// And where only some frames are wanted.
+const READ_SINGLE: usize = 8 << 10;
 
 /// Reads a folder's segments while its writer writes.
 pub(super) struct SegmentSource(pub(super) Arc<Catalog>);
@@ -24,6 +28,10 @@ pub(super) struct SegmentSource(pub(super) Arc<Catalog>);
 impl Source for SegmentSource {
     fn head(&self) -> Option<Cursor> {
         self.0.head()
+    }
+
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+        Ok(Box::new(About::new(self.0.clone(), subject, from)))
     }
 
     fn records(&self, from: Position) -> Result<Records, ReadError> {
@@ -40,32 +48,41 @@ fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
 }
 
 /// An open segment and a piece of it in memory.
-struct Part {
+pub(super) struct Part {
     segment: Arc<Segment>,
     file: File,
     buffer: Vec<u8>,
+    /// How much is read at once, at least.
+    piece: usize,
     /// Where in the file the buffer begins.
     start: u64,
     /// Of the next frame in the file.
     offset: u64,
+    /// Its length, if it was looked at.
+    len: usize,
 }
 
 impl Part {
-    fn open(segment: Arc<Segment>, offset: u64) -> Result<Part, ReadError> {
+    pub(super) fn open(segment: Arc<Segment>, offset: u64) -> Result<Part, ReadError> {
         segment.know().map_err(|source| io_error(&segment, source))?;
         let file = File::open(&segment.path).map_err(|source| io_error(&segment, source))?;
-        Ok(Part { segment, file, buffer: Vec::new(), start: offset, offset })
+        Ok(Part { segment, file, buffer: Vec::new(), piece: READ, start: offset, offset, len: 0 })
+    }
+
+    /// For frames here and there.
+    pub(super) fn open_for_single(segment: Arc<Segment>) -> Result<Part, ReadError> {
+        Ok(Part { piece: READ_SINGLE, ..Part::open(segment, 0)? })
     }
 
     /// The `len` bytes at the next frame; `None` if fewer are durable.
     fn bytes(&mut self, len: usize) -> Result<Option<&[u8]>, ReadError> {
         let at = (self.offset - self.start) as usize;
         if self.buffer.len() < at + len {
-            let durable = (self.segment.end() - self.offset) as usize;
+            let durable = self.segment.end().saturating_sub(self.offset) as usize;
             if durable < len {
                 return Ok(None);
             }
-            self.buffer.resize(len.max(READ).min(durable), 0);
+            self.buffer.resize(len.max(self.piece).min(durable), 0);
             self.start = self.offset;
             let read = self.file.read_exact_at(&mut self.buffer, self.start);
             read.map_err(|source| io_error(&self.segment, source))?;
@@ -73,6 +90,50 @@ impl Part {
         }
         Ok(self.buffer.get(at..at + len))
     }
+
+    /// The next frame; `None` at the end of what is durable.
+    pub(super) fn frame(&mut self) -> Result<Option<Frame<'_>>, ReadError> {
+        let (segment, offset) = (self.segment.clone(), self.offset);
+        if offset == segment.end() {
+            return Ok(None);
+        }
+        let damage = |reason: &str| damage(&segment, offset, segment.first, reason);
+        let head = self.bytes(HEAD)?.and_then(|bytes| bytes.first_chunk());
+        let len = head.ok_or("a frame is cut short").and_then(frame::len).map_err(damage)?;
+        self.len = len;
+        let bytes = self.bytes(len)?.ok_or("a frame is cut short");
+        bytes.and_then(frame::read).map_err(damage).map(Some)
+    }
+
+    /// Goes behind the frame that was looked at.
+    pub(super) fn step(&mut self) {
+        self.offset += std::mem::take(&mut self.len) as u64;
+    }
+
+    /// Of the next frame.
+    pub(super) const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn seek(&mut self, offset: u64) {
+        let end = self.start + self.buffer.len() as u64;
+        if !(self.start..=end).contains(&offset) {
+            self.buffer.clear();
+            self.start = offset;
+        }
+        self.offset = offset;
+        self.len = 0;
+    }
+
+    /// What stands here is not `position`.
+    pub(super) fn damage(&self, position: Position, reason: &str) -> ReadError {
+        damage(&self.segment, self.offset, position, reason)
+    }
+}
+
+fn damage(segment: &Segment, offset: u64, position: Position, reason: &str) -> ReadError {
+    let place = format!("{} at offset {offset}", segment.path.display());
+    ReadError::Damaged { place, position, reason: reason.to_owned() }
 }
 
 struct Reader {
@@ -121,9 +182,8 @@ impl Reader {
     }
 
     fn damage(&self, reason: &str) -> ReadError {
-        let place = format!("{} at offset {}", self.part.segment.path.display(), self.part.offset);
         let position = self.chain.as_ref().map_or(self.from.max(self.part.segment.first), Chain::next);
-        ReadError::Damaged { place, position, reason: reason.to_owned() }
+        self.part.damage(position, reason)
     }
 }
 

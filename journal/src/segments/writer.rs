@@ -1,4 +1,4 @@
-//! The one thread that writes.
+//! Writing: one at a time, on the journal's thread or on that of an appender that would wait anyway.
 //!
 //! It takes whatever waits, writes it with one call, syncs once, tells the readers, then the sink. Each frame names
 //! the position up to which the journal was synced when it was written. When nothing has come for a moment, a marker
@@ -7,10 +7,9 @@
 //! its sync has returned without error; after any error nothing is written, synced or delivered any more.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
@@ -35,12 +34,11 @@ pub(super) struct Open {
     pub(super) size: u64,
 }
 
-/// The state of the writer's thread.
+/// Who holds it writes.
 pub(super) struct Writer {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     pub(super) largest: u64,
-    pub(super) pause: Duration,
     pub(super) catalog: Arc<Catalog>,
     pub(super) open: Open,
     pub(super) spare: Option<Spare>,
@@ -52,31 +50,69 @@ pub(super) struct Writer {
     pub(super) buffer: Vec<u8>,
 }
 
-impl Writer {
-    /// Runs until the queue is closed. An error is the sink's last delivery.
-    pub(super) fn run(mut self, queue: &Queue) {
-        let done = self.serve(queue);
-        queue.end(done.is_ok());
-        if let Err(error) = done {
-            tracing::error!(error = &error as &dyn std::error::Error, "the journal has stopped");
-            (self.sink)(Delivery::Stopped(error.into()));
-        }
-    }
-
-    fn serve(&mut self, queue: &Queue) -> io::Result<()> {
-        loop {
-            match queue.take((!self.is_named).then_some(self.pause)) {
-                Taken::Records(records) => self.commit(records)?,
-                Taken::Nothing => self.name()?,
-                Taken::Closed => return self.name(),
+/// Writes what comes, until the queue is closed or the writer is gone.
+pub(super) fn serve(queue: &Queue) {
+    loop {
+        match queue.take() {
+            Taken::Records(writer, records) => writer.write(queue, records),
+            Taken::Nothing(writer) => writer.hold(queue, Writer::name),
+            Taken::Closed(writer) => {
+                if let Some(writer) = writer.step(queue, Writer::name) {
+                    queue.end(true);
+                    drop(writer);
+                }
+                return;
             }
+            Taken::Stopped => return,
+        }
+    }
+}
+
+/// A sink that panics takes the writer with it; nobody must go on appending to nothing.
+struct EndOnPanic<'a>(&'a Queue);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.end(false);
+        }
+    }
+}
+
+impl Writer {
+    pub(super) const fn is_named(&self) -> bool {
+        self.is_named
+    }
+
+    /// Writes the records and goes back to the queue.
+    pub(super) fn write(self: Box<Writer>, queue: &Queue, records: impl IntoIterator<Item = Record>) {
+        self.hold(queue, |writer| writer.commit(records));
+    }
+
+    fn hold(self: Box<Writer>, queue: &Queue, step: impl FnOnce(&mut Writer) -> io::Result<()>) {
+        if let Some(writer) = self.step(queue, step) {
+            queue.put_back(writer);
         }
     }
 
-    fn commit(&mut self, records: Vec<Record>) -> io::Result<()> {
+    /// An error ends the queue and is the sink's last delivery.
+    fn step(
+        mut self: Box<Writer>,
+        queue: &Queue,
+        step: impl FnOnce(&mut Writer) -> io::Result<()>,
+    ) -> Option<Box<Writer>> {
+        let _end = EndOnPanic(queue);
+        let Err(error) = step(&mut self) else { return Some(self) };
+        queue.end(false);
+        tracing::error!(error = &error as &dyn std::error::Error, "the journal has stopped");
+        (self.sink)(Delivery::Stopped(error.into()));
+        None
+    }
+
+    fn commit(&mut self, records: impl IntoIterator<Item = Record>) -> io::Result<()> {
         let mut records = records.into_iter().peekable();
-        let mut group = Vec::with_capacity(records.len());
-        let mut places = Vec::with_capacity(records.len());
+        let mut group = Vec::with_capacity(records.size_hint().0);
+        let mut places = Vec::with_capacity(records.size_hint().0);
         while let Some(next) = records.peek() {
             let need = HEAD + next.bytes().len();
             // Room for a marker is kept, so that a segment can always be named up to its end.
@@ -123,8 +159,9 @@ impl Writer {
     }
 
     fn write_and_sync(&mut self) -> io::Result<()> {
-        self.open.file.write_at(&self.buffer, self.open.offset)?;
-        self.open.file.sync()?;
+        let path = &self.open.segment.path;
+        self.open.file.write_at(&self.buffer, self.open.offset).map_err(failed("write to", path))?;
+        self.open.file.sync().map_err(failed("sync", path))?;
         self.open.offset += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())
@@ -156,12 +193,14 @@ impl Writer {
                 self.make_now(need)
             }
         };
-        let (file, size) = match made {
+        let made = match made {
             // The disk was full a while ago, when nobody waited for the room. Maybe it is not any more.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need)?,
-            made => made?,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need),
+            made => made,
         };
-        self.open = adopt(&*self.disk, &self.dir, first, file, size)?;
+        let (file, size) = made.map_err(failed("make the next segment in", &self.dir))?;
+        let adopted = adopt(&*self.disk, &self.dir, first, file, size);
+        self.open = adopted.map_err(failed("make a segment in", &self.dir))?;
         self.catalog.add(self.open.segment.clone());
         self.is_named = true;
         Ok(())
@@ -174,10 +213,15 @@ impl Writer {
     }
 }
 
+/// The sink gets one error; it says what was tried with what.
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{operation} {}: {error}", path.display()))
+}
+
 /// Makes the spare the segment that begins at `first`.
 pub(super) fn adopt(
     disk: &dyn Disk,
-    dir: &std::path::Path,
+    dir: &Path,
     first: Position,
     file: Box<dyn DiskFile>,
     size: u64,

@@ -232,7 +232,8 @@ fn recorded_run(dir: &Path, records: &[Record]) -> Vec<Op> {
         let (group, behind) = rest.split_at(rest.len().min(*size));
         let Some(last) = group.last() else { break };
         for record in group {
-            journal.append(record.clone()).expect("queued");
+            let append = if *size == 2 { SegmentJournal::append_here } else { SegmentJournal::append };
+            append(&journal, record.clone()).expect("queued");
         }
         wait_for(&delivered, last);
         if *size == 4 {

@@ -42,7 +42,7 @@ impl Sample {
 
     /// Puts `bytes` in the file's place and sees what becomes of it: the verdict before, and what is kept.
     fn try_with(&self, bytes: &[u8]) -> (Outcome, usize) {
-        fs::write(self.file(), bytes).expect("written");
+        put(&self.file(), bytes);
         let outcome = verify(self.dir.path()).expect("readable").outcome;
         let kept = match (recover(&self.options()), &outcome) {
             (Ok((opened, records)), Outcome::Sound | Outcome::Torn(_)) => {
@@ -106,7 +106,7 @@ fn every_flipped_bit_is_found() {
                 let mut bytes = sample.bytes.clone();
                 bytes[at] ^= 1 << bit;
                 if bit != at % 8 {
-                    fs::write(sample.file(), &bytes).expect("written");
+                    put(&sample.file(), &bytes);
                     let outcome = verify(sample.dir.path()).expect("readable").outcome;
                     assert_eq!(
                         matches!(outcome, Outcome::Damaged(_)),
@@ -201,7 +201,7 @@ fn another_fleet_and_a_newer_format_are_refused_untouched() {
     let used: usize = sample.frames().iter().map(|frame| frame.len()).sum();
     let mut bytes = sample.bytes[..used].to_vec();
     frame::write(&mut bytes, frame::Kind::Record, sample.records[5].last(), newer.as_bytes());
-    fs::write(sample.file(), &bytes).expect("written");
+    put(&sample.file(), &bytes);
     assert!(matches!(recover(&sample.options()), Err(OpenError::Broken { .. })));
     assert!(matches!(verify(sample.dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
     assert_eq!(fs::read(sample.file()).expect("read"), bytes);
@@ -228,7 +228,7 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
         for at in (0..whole.len()).step_by(41) {
             let mut bytes = whole.clone();
             bytes[at] ^= 0x10;
-            fs::write(file, bytes).expect("written");
+            put(file, &bytes);
             assert!(
                 matches!(recover(&options), Err(OpenError::Damaged { .. })),
                 "byte {at} of {}",
@@ -236,7 +236,7 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
             );
             assert!(matches!(verify(dir.path()).expect("readable").outcome, Outcome::Damaged(_)));
         }
-        fs::write(file, whole).expect("written");
+        put(file, &whole);
     }
     let lazy = Options { check: super::super::Check::Newest, ..options };
     let (_, found) = recover(&lazy).expect("open");
@@ -244,7 +244,7 @@ fn damage_in_an_earlier_segment_or_a_missing_one_is_refused() {
     let (_, file) = &files[1];
     let mut bytes = fs::read(file).expect("read");
     bytes[200] ^= 1;
-    fs::write(file, bytes).expect("written");
+    put(file, &bytes);
     let source = SegmentSource(open(&lazy, &NoSync).expect("open").catalog);
     let mut reader = source.records(files[1].0).expect("readable");
     assert!(

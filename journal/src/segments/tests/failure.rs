@@ -1,11 +1,12 @@
 //! A disk that refuses: everything stops, and what was acknowledged is there afterwards.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
 
 use super::super::catalog::list;
 use super::super::{Outcome, SegmentJournal, verify};
 use super::*;
+use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,7 +83,8 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
             let options = options(dir.path(), 2000, 2000);
             let failing =
                 Arc::new(Failing { fault, left: AtomicI64::new(passes), syncs_after: AtomicU64::new(0) });
-            let (acknowledged, was_told) = play(&options, &failing);
+            let how = [SegmentJournal::append, SegmentJournal::append_here][passes as usize % 2];
+            let (acknowledged, was_told) = play(&options, &failing, how);
             assert_eq!(was_told, 1, "{fault:?} after {passes}: told once that it has stopped");
             let (_, found) = recover(&options).expect("open");
             assert!(found.len() >= acknowledged.len(), "{fault:?} after {passes}");
@@ -93,24 +95,30 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
     }
 }
 
-fn play(options: &Options, failing: &Arc<Failing>) -> (Vec<Record>, usize) {
+type Append = fn(&SegmentJournal, Record) -> Result<(), AppendError>;
+
+fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Record>, usize) {
     let (to, delivered) = sink();
     let disk = arc(FailingDisk(failing.clone()));
     let (journal, _) = SegmentJournal::open_on(disk, options, to).expect("open");
     let (mut acknowledged, mut was_told) = (Vec::new(), 0);
     for record in some_records(40) {
-        if journal.append(record).is_err() {
+        if append(&journal, record).is_err() {
             break;
         }
         match delivered.recv_timeout(Duration::from_secs(20)) {
             Ok(Delivery::Records(records)) => {
                 acknowledged.extend(records.iter().map(|one| Record::clone(one)));
             }
-            Ok(Delivery::Stopped(_)) => was_told += 1,
+            Ok(Delivery::Stopped(error)) => {
+                let text = error.to_string();
+                assert!(text.contains(&options.dir.display().to_string()), "it says where: {text}");
+                was_told += 1;
+            }
             other => panic!("not {other:?}"),
         }
     }
-    assert!(matches!(journal.append(some_records(1).remove(0)), Err(AppendError::Closed)));
+    assert!(matches!(append(&journal, some_records(1).remove(0)), Err(AppendError::Closed)));
     assert!(matches!(journal.close(), Err(CloseError::Stopped)));
     assert!(delivered.try_recv().is_err(), "nothing is delivered after that");
     if failing.fault == Fault::Sync {
@@ -155,6 +163,164 @@ fn a_full_queue_says_so_and_takes_more_later() {
         }
     };
     wait_for(&delivered, &last);
+    journal.close().expect("closed");
+}
+
+#[test]
+fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let options = options(dir.path(), 1 << 16, 1 << 16);
+    let (to, delivered) = channel();
+    let sink: Sink = Box::new(move |_| to.send(std::thread::current().id()).expect("heard"));
+    let (journal, _) = SegmentJournal::open(&options, sink).expect("open");
+    for record in some_records(9) {
+        let last = record.last();
+        journal.append_here(record).expect("taken");
+        assert_eq!(journal.head().map(|head| head.position), Some(last));
+        assert_eq!(delivered.try_recv(), Ok(std::thread::current().id()), "delivered before it returned");
+    }
+    journal.close().expect("closed");
+}
+
+/// Syncs when it is let.
+#[derive(Default)]
+struct Slow {
+    gate: Mutex<Gate>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct Gate {
+    is_shut: bool,
+    waits: usize,
+}
+
+impl Slow {
+    fn shut(&self) {
+        self.gate.lock().expect("a gate").is_shut = true;
+    }
+    /// Waits until somebody waits at the gate.
+    fn until_held_up(&self) {
+        let gate = self.gate.lock().expect("a gate");
+        let held = self
+            .moved
+            .wait_timeout_while(gate, Duration::from_secs(20), |gate| gate.waits == 0)
+            .expect("a gate");
+        assert!(!held.1.timed_out(), "nobody syncs");
+    }
+    fn open(&self) {
+        self.gate.lock().expect("a gate").is_shut = false;
+        self.moved.notify_all();
+    }
+}
+
+struct SlowDisk(Arc<Slow>);
+
+struct SlowFile(Arc<Slow>, Box<dyn DiskFile>);
+
+impl Disk for SlowDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(SlowFile(self.0.clone(), FileSystem.create(path)?)))
+    }
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(SlowFile(self.0.clone(), FileSystem.open(path)?)))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        FileSystem.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        FileSystem.remove(path)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        FileSystem.sync_dir(dir)
+    }
+}
+
+impl DiskFile for SlowFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.1.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        let mut gate = self.0.gate.lock().expect("a gate");
+        gate.waits += 1;
+        self.0.moved.notify_all();
+        gate = self.0.moved.wait_while(gate, |gate| gate.is_shut).expect("a gate");
+        gate.waits -= 1;
+        drop(gate);
+        self.1.sync()
+    }
+}
+
+#[test]
+fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
+    for append in [SegmentJournal::append, SegmentJournal::append_here] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let options = options(dir.path(), 1 << 16, 1 << 16);
+        let slow = Arc::new(Slow::default());
+        let (to, delivered) = sink();
+        let (journal, _) = SegmentJournal::open_on(arc(SlowDisk(slow.clone())), &options, to).expect("open");
+        let records = some_records(12);
+        journal.append_here(records[0].clone()).expect("taken");
+        wait_for(&delivered, &records[0]);
+        slow.shut();
+        std::thread::scope(|scope| {
+            scope.spawn(|| append(&journal, records[1].clone()).expect("queued"));
+            slow.until_held_up();
+            for record in &records[2..] {
+                append(&journal, record.clone()).expect("queued although the disk is slow");
+            }
+            assert!(delivered.try_recv().is_err(), "nothing is delivered before its sync");
+            assert_eq!(journal.head(), Some(Cursor::after(&records[0])));
+            let source = journal.source();
+            assert_eq!(source.records(Position::FIRST).expect("readable").count(), 1);
+            slow.open();
+        });
+        wait_for(&delivered, &records[11]);
+        journal.close().expect("closed");
+        assert_eq!(recover(&options).expect("open").1, records);
+    }
+}
+
+#[test]
+fn whoever_writes_records_stay_in_order_and_all_arrive() {
+    let dir = tempfile::tempdir().expect("a folder");
+    // Markers, segments that end, and both ways to append, all at once.
+    let options = Options { pause: Duration::from_micros(50), ..options(dir.path(), 4 << 10, 16 << 10) };
+    let records = some_records(600);
+    let (to, delivered) = sink();
+    let (journal, _) = SegmentJournal::open(&options, to).expect("open");
+    for (at, record) in records.iter().enumerate() {
+        let append = if at % 5 < 3 { SegmentJournal::append_here } else { SegmentJournal::append };
+        append(&journal, record.clone()).expect("queued");
+    }
+    journal.close().expect("closed");
+    let arrived: Vec<Record> = delivered
+        .iter()
+        .flat_map(|delivery| match delivery {
+            Delivery::Records(records) => records,
+            other => panic!("not {other:?}"),
+        })
+        .map(|record| Record::clone(&record))
+        .collect();
+    assert_eq!(arrived, records);
+    assert_eq!(recover(&options).expect("open").1, records);
+    assert_eq!(verify(dir.path()).expect("readable").outcome, Outcome::Sound);
+}
+
+#[test]
+fn what_was_written_by_an_appender_is_named_after_a_pause() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let options = Options { pause: Duration::from_millis(1), ..options(dir.path(), 1 << 16, 1 << 16) };
+    let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");
+    for record in some_records(3) {
+        let last = record.last();
+        journal.append_here(record).expect("taken");
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while verify(dir.path()).expect("readable").named != last {
+            assert!(std::time::Instant::now() < end, "a marker was to come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     journal.close().expect("closed");
 }
 

@@ -3,6 +3,8 @@
 mod crash;
 mod damage;
 mod failure;
+mod postings;
+mod torn;
 
 use std::fs;
 use std::io;
@@ -99,6 +101,13 @@ fn copy_dir(from: &Path, to: &Path) {
         let path = entry.expect("an entry").path();
         fs::copy(&path, to.join(path.file_name().expect("a name"))).expect("copied");
     }
+}
+
+/// Puts a file in the place of another. Emptying the one that is there would be simpler, but makes some file systems
+/// write it out at once.
+fn put(path: &Path, bytes: &[u8]) {
+    fs::remove_file(path).expect("removed");
+    fs::write(path, bytes).expect("written");
 }
 
 fn position_of(records: &[Record]) -> Position {

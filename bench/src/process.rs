@@ -1,0 +1,59 @@
+//! What a process has used: read from `/proc`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+/// A process that is watched over a round.
+pub(crate) struct Watched {
+    process: u32,
+    cpu: Duration,
+    since: Instant,
+}
+
+impl Watched {
+    /// From now on.
+    pub(crate) fn begin(process: u32) -> Result<Watched> {
+        Ok(Watched { process, cpu: cpu(process)?, since: Instant::now() })
+    }
+
+    /// Cores kept busy until now.
+    pub(crate) fn cores(&self) -> Result<f64> {
+        let used = cpu(self.process)?.saturating_sub(self.cpu);
+        Ok(used.as_secs_f64() / self.since.elapsed().as_secs_f64())
+    }
+}
+
+/// The most memory that it has held at once, in MiB.
+pub(crate) fn peak_mib(process: u32) -> Result<f64> {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("VmHWM")?;
+    Ok(kib.parse::<f64>()? / 1024.0)
+}
+
+/// Processor time that it has used, of all its threads.
+fn cpu(process: u32) -> Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // proc(5): the name stands in parentheses; user and system time are the 14th and 15th field, in ticks.
+    let (_, fields) = stat.rsplit_once(')').context("the name")?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_uses_memory_and_time() {
+        let us = std::process::id();
+        assert!(peak_mib(us).expect("read") > 0.5);
+        let before = cpu(us).expect("read");
+        while cpu(us).expect("read") == before {
+            std::hint::spin_loop();
+        }
+    }
+}

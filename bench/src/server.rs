@@ -1,0 +1,81 @@
+//! The program that is measured, as a process of its own.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::http::Client;
+use crate::load::round;
+use crate::process::{Watched, peak_mib};
+use crate::table::Cell;
+
+/// Before every route of the fleet.
+pub(crate) const FLEET: &str = "/v1/fleets/default";
+
+/// A server on a free port, with a folder of its own.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start() -> Result<Server> {
+        Server::start_with(&[])
+    }
+
+    /// With settings from the environment.
+    pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<Server> {
+        let folder = crate::folder()?;
+        let program =
+            std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
+        let child = Command::new(program)
+            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(folder.path())
+            .envs(settings.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut server = Server { child, address: String::new(), folder };
+        let (path, began) = (server.folder.path().join("address"), Instant::now());
+        server.address = loop {
+            match std::fs::read_to_string(&path) {
+                Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
+                _ => ensure!(began.elapsed() < Duration::from_secs(30), "the server does not listen"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        Ok(server)
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::connect(&self.address)
+    }
+
+    /// A round of callers, with what the server used for it.
+    pub(crate) fn round<C>(
+        &self,
+        callers: usize,
+        mut caller: impl FnMut(Client, usize) -> Result<C>,
+    ) -> Result<Cell>
+    where
+        C: FnMut() -> Result<()> + Send,
+    {
+        let watched = Watched::begin(self.process())?;
+        let cell = round(callers, |number| caller(self.client()?, number))?;
+        Ok(Cell { cores: Some(watched.cores()?), memory_mib: Some(peak_mib(self.process())?), ..cell })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nothing of it is needed any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

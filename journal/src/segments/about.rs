@@ -1,0 +1,107 @@
+//! Reading by subject: only the records that postings point to.
+//!
+//! Each record is checked by itself, by its frame; that nothing was left out between two of them is on the word of the
+//! postings. A place that does not hold its position shows postings that are not this segment's: they are dropped,
+//! and the segment is asked anew.
+
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_events::subject::Subject;
+
+use super::catalog::{Catalog, Segment};
+use super::frame::Kind;
+use super::postings::{Key, Place};
+use super::reader::Part;
+use super::shelf;
+use crate::journal::ReadError;
+
+/// Records that may be about a subject.
+pub(super) struct About {
+    catalog: Arc<Catalog>,
+    key: Key,
+    /// Everything before it was given.
+    from: Position,
+    /// `None` behind the last segment.
+    segment: Option<Arc<Segment>>,
+    /// Of the segment, those still to be looked at; `None` if it was not asked yet.
+    places: Option<Asked>,
+    has_failed: bool,
+}
+
+struct Asked {
+    part: Part,
+    places: std::vec::IntoIter<Place>,
+    /// Postings made just now are not made anew.
+    is_fresh: bool,
+}
+
+impl About {
+    pub(super) fn new(catalog: Arc<Catalog>, subject: &Subject, from: Position) -> About {
+        let segment = catalog.holding(from);
+        About { catalog, key: Key::of(subject), from, segment, places: None, has_failed: false }
+    }
+
+    fn step(&mut self) -> Result<Option<Record>, ReadError> {
+        while let Some(segment) = &self.segment {
+            let asked = match &mut self.places {
+                Some(asked) => asked,
+                None => self.places.insert(ask(segment, self.key, false)?),
+            };
+            let next = asked.places.find(|place| place.position >= self.from);
+            let Some(place) = next else {
+                self.segment = self.catalog.behind(segment.first);
+                self.places = None;
+                continue;
+            };
+            match asked.part.record(place) {
+                Ok(record) => {
+                    self.from = record.last().plus(1);
+                    return Ok(Some(record));
+                }
+                Err(error) if asked.is_fresh => return Err(error),
+                Err(_) => {
+                    shelf::forget(segment);
+                    self.places = Some(ask(segment, self.key, true)?);
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn ask(segment: &Arc<Segment>, key: Key, is_fresh: bool) -> Result<Asked, ReadError> {
+    let places = shelf::places(segment, key)?.into_iter();
+    Ok(Asked { part: Part::open_for_single(segment.clone())?, places, is_fresh })
+}
+
+impl Part {
+    /// The record at a place; an error if another one stands there.
+    fn record(&mut self, place: Place) -> Result<Record, ReadError> {
+        self.seek(place.offset);
+        let position = place.position;
+        let record = match self.frame()? {
+            Some(frame) if frame.kind == Kind::Record => Record::decode(frame.payload),
+            _ => return Err(self.damage(position, "there is no record")),
+        };
+        let record = record.map_err(|error| self.damage(position, &error.to_string()))?;
+        if record.first() <= position && position <= record.last() {
+            return Ok(record);
+        }
+        Err(self.damage(position, "another record stands there"))
+    }
+}
+
+impl Iterator for About {
+    type Item = Result<Arc<Record>, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let step = self.step();
+        self.has_failed = step.is_err();
+        step.transpose().map(|record| record.map(Arc::new))
+    }
+}

@@ -1,0 +1,208 @@
+//! Postings: where in a segment the events about a subject are.
+//!
+//! A closed segment's postings are kept in a file beside it, `<position>.post`. Numbers are little-endian.
+//! ```text
+//!  0  magic    8 bytes
+//!  8  crc      u32, CRC-32C of everything behind it; then 4 zero bytes
+//! 16  first    u64, the segment's first position
+//! 24  end      u64, where the segment's frames end
+//! 32  last     u64, the offset of its last record's frame
+//! 40  hash     32 bytes, the hash of that record
+//! 72  keys     u64, how many keys; u64, how many places
+//! 88  keys, ascending: u64 key, u64 the number of its first place
+//!     places: u32 position less the segment's first, u32 offset of the record's frame
+//! ```
+//! A key is the front of the SHA-256 of a subject's text, so two subjects may share one: a place says where an event
+//! *may* be about a subject, and whoever asks looks. An event that this build cannot read may be about anything, and
+//! stands under a key of its own. What must stay true: postings can be dropped at any time and are never trusted:
+//! what does not fit its segment is made anew, and no event about a subject is ever missing from its places.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use chancery_events::event::Event;
+use chancery_events::id::Position;
+use chancery_events::record::{Hash, Record};
+use chancery_events::subject::Subject;
+
+const MAGIC: &[u8; 8] = b"ChPost1\n";
+const HEAD: usize = 88;
+const ENTRY: usize = 16;
+const PLACE: usize = 8;
+
+/// Stands for a subject.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Key(u64);
+
+impl Key {
+    /// Of events that cannot be read here.
+    pub(super) const UNREADABLE: Key = Key(0);
+
+    pub(super) fn of(subject: &Subject) -> Key {
+        let hash = Hash::of(subject.to_string().as_bytes());
+        Key(hash.bytes().first_chunk().map_or(1, |front| u64::from_le_bytes(*front)).max(1))
+    }
+}
+
+/// An event, and the offset of the frame that holds its record.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Place {
+    pub(super) position: Position,
+    pub(super) offset: u64,
+}
+
+/// Postings of the front of a segment, in memory.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Postings {
+    lists: BTreeMap<Key, Vec<Place>>,
+    last: Option<(u64, Hash)>,
+}
+
+impl Postings {
+    /// Notes what a record's events are about. Records come in order.
+    pub(super) fn note(&mut self, record: &Record, offset: u64) {
+        let lineage = record.header().lineage;
+        for (position, line) in record.events() {
+            let place = Place { position, offset };
+            let Ok(event) = Event::read(line) else {
+                self.put(Key::UNREADABLE, place);
+                continue;
+            };
+            for subject in event.subjects() {
+                self.put(Key::of(&subject), place);
+            }
+            if let Event::Fact { fact, .. } = &event
+                && let Some(issued) = fact.issues(lineage, position)
+            {
+                self.put(Key::of(&issued), place);
+            }
+        }
+        self.last = Some((offset, record.hash()));
+    }
+
+    fn put(&mut self, key: Key, place: Place) {
+        let list = self.lists.entry(key).or_default();
+        if list.last() != Some(&place) {
+            list.push(place);
+        }
+    }
+
+    pub(super) fn find(&self, key: Key) -> &[Place] {
+        self.lists.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// The bytes of the file of a segment whose frames end at `end`; `None` if it is empty, or too large for one.
+    pub(super) fn encode(&self, first: Position, end: u64) -> Option<Vec<u8>> {
+        let (last, hash) = self.last?;
+        u32::try_from(end).ok()?;
+        let count: usize = self.lists.values().map(Vec::len).sum();
+        let mut bytes = Vec::with_capacity(HEAD + self.lists.len() * ENTRY + count * PLACE);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&[0; 8]);
+        for number in [first.get(), end, last] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(hash.bytes());
+        for number in [self.lists.len(), count] {
+            bytes.extend_from_slice(&(number as u64).to_le_bytes());
+        }
+        let mut start = 0_u64;
+        for (key, list) in &self.lists {
+            bytes.extend_from_slice(&key.0.to_le_bytes());
+            bytes.extend_from_slice(&start.to_le_bytes());
+            start += list.len() as u64;
+        }
+        for place in self.lists.values().flatten() {
+            // Each event takes bytes of its own, so positions are no further apart than the end is.
+            let position = u32::try_from(place.position.get() - first.get()).ok()?;
+            bytes.extend_from_slice(&position.to_le_bytes());
+            bytes.extend_from_slice(&u32::try_from(place.offset).ok()?.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        Some(bytes)
+    }
+}
+
+/// The file that belongs to a segment.
+pub(super) fn path(segment: &Path) -> PathBuf {
+    segment.with_extension("post")
+}
+
+/// Writes it. Nothing is synced: what a crash leaves of it is found out by its checksum.
+pub(super) fn write(segment: &Path, bytes: &[u8]) -> io::Result<()> {
+    let path = path(segment);
+    let unfinished = path.with_extension("post-new");
+    fs::write(&unfinished, bytes)?;
+    fs::rename(&unfinished, &path)
+}
+
+/// A file of postings that was checked whole, and against its segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Filed {
+    pub(super) first: Position,
+    pub(super) end: u64,
+    pub(super) last: u64,
+    pub(super) hash: Hash,
+    keys: u64,
+    places: u64,
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+impl Filed {
+    /// Checks a whole file; `None` if it is not as it was written. Whether it is of its segment is for the caller.
+    pub(super) fn check(bytes: &[u8]) -> Option<Filed> {
+        let crc = bytes.get(8..12)?.first_chunk().map(|crc| u32::from_le_bytes(*crc))?;
+        if !bytes.starts_with(MAGIC) || crc != crc32c::crc32c(&bytes[12..]) {
+            return None;
+        }
+        let hash = Hash::from_bytes(*bytes.get(40..)?.first_chunk()?);
+        let [first, end, last, keys, places] = [16, 24, 32, 72, 80].map(|at| u64_at(bytes, at));
+        let len = HEAD as u64 + keys.checked_mul(ENTRY as u64)? + places.checked_mul(PLACE as u64)?;
+        let filed = Filed { first: Position::new(first), end, last, hash, keys, places };
+        (len == bytes.len() as u64).then_some(filed)
+    }
+
+    /// The places under a key.
+    pub(super) fn find(&self, file: &File, key: Key) -> io::Result<Vec<Place>> {
+        let (mut low, mut high) = (0, self.keys);
+        while low < high {
+            let middle = low.midpoint(high);
+            if entry(file, middle)?.0 < key.0 { low = middle + 1 } else { high = middle }
+        }
+        if low == self.keys {
+            return Ok(Vec::new());
+        }
+        let (found, start) = entry(file, low)?;
+        if found != key.0 {
+            return Ok(Vec::new());
+        }
+        let end = if low + 1 < self.keys { entry(file, low + 1)?.1 } else { self.places };
+        let count = end.checked_sub(start).filter(|_| end <= self.places);
+        let count =
+            count.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its keys are damaged"))?;
+        let mut bytes = vec![0; count as usize * PLACE];
+        file.read_exact_at(&mut bytes, HEAD as u64 + self.keys * ENTRY as u64 + start * PLACE as u64)?;
+        let (places, _) = bytes.as_chunks::<PLACE>();
+        Ok(places.iter().map(|place| self.place(*place)).collect())
+    }
+
+    fn place(&self, bytes: [u8; PLACE]) -> Place {
+        let both = u64::from_le_bytes(bytes);
+        let (position, offset) = (both & u64::from(u32::MAX), both >> 32);
+        Place { position: Position::new(self.first.get() + position), offset }
+    }
+}
+
+/// A key of the file, and the number of its first place.
+fn entry(file: &File, number: u64) -> io::Result<(u64, u64)> {
+    let mut bytes = [0; ENTRY];
+    file.read_exact_at(&mut bytes, HEAD as u64 + number * ENTRY as u64)?;
+    Ok((u64_at(&bytes, 0), u64_at(&bytes, 8)))
+}

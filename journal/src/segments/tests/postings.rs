@@ -1,0 +1,228 @@
+//! Postings against a scan of everything: they give the same, whatever becomes of their files.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use chancery_events::event::Event;
+use chancery_events::subject::Subject;
+use proptest::prelude::*;
+
+use super::super::catalog::{file_name, list};
+use super::super::postings::{Key, Postings, path, write};
+use super::super::{SegmentJournal, verify};
+use super::*;
+use crate::journal::Journal;
+
+fn subject(name: u8) -> Subject {
+    format!("replica/thing-{name}").parse().expect("a subject")
+}
+
+/// An event about the entity of this number, or one of a type that is unknown here.
+fn line(name: u8) -> String {
+    match name {
+        0 => r#"{"k":"fact","t":"thing.to_come.v9","c":1,"d":{"name":"who-knows"}}"#.into(),
+        1 => r#"{"k":"fact","t":"operation.opened.v1","c":1,"d":{"replica":"thing-1","kind":"create","deployment":"deployment-1","proposal":{"hash":"9f86d081884c7d659a2feaa0c55ad015","expires":1795338000000000}}}"#.into(),
+        _ => format!(r#"{{"k":"fact","t":"replica.deleted.v1","c":1,"d":{{"name":"thing-{name}"}}}}"#),
+    }
+}
+
+fn records(names: &[Vec<u8>]) -> Vec<Record> {
+    let mut author = Author::new(1, None);
+    let mut records = vec![author.genesis()];
+    records.extend(names.iter().map(|names| {
+        let lines: Vec<_> = names.iter().map(|name| line(*name)).collect();
+        author.record_of(&lines)
+    }));
+    records
+}
+
+fn is_about(record: &Record, subject: &Subject, from: Position) -> bool {
+    record.events().filter(|(position, _)| *position >= from).any(|(position, line)| {
+        let Ok(event) = Event::read(line) else { return true };
+        let issued = match &event {
+            Event::Fact { fact, .. } => fact.issues(record.header().lineage, position),
+            Event::Intent(_) | Event::Observation { .. } => None,
+        };
+        event.subjects().contains(subject) || issued.as_ref() == Some(subject)
+    })
+}
+
+fn naive(records: &[Record], subject: &Subject, from: Position) -> Vec<Position> {
+    records.iter().filter(|record| is_about(record, subject, from)).map(Record::first).collect()
+}
+
+fn about(source: &dyn Source, subject: &Subject, from: Position) -> Vec<Position> {
+    let found = source.records_about(subject, from).expect("readable");
+    found.map(|record| record.expect("a record").first()).collect()
+}
+
+/// Everything that is ever named in the records, and one that is not.
+fn subjects(records: &[Record]) -> BTreeSet<Subject> {
+    let mut all: BTreeSet<Subject> = (0..12).map(subject).collect();
+    for record in records {
+        for (position, line) in record.events() {
+            if let Ok(Event::Fact { fact, .. }) = Event::read(line) {
+                all.extend(fact.issues(record.header().lineage, position));
+            }
+        }
+    }
+    all
+}
+
+fn same_as_a_scan(source: &dyn Source, records: &[Record]) {
+    let end = position_of(records).get() + 2;
+    for subject in subjects(records) {
+        for from in (0..end).step_by(13) {
+            let from = Position::new(from);
+            assert_eq!(
+                about(source, &subject, from),
+                naive(records, &subject, from),
+                "{subject} from {from}"
+            );
+        }
+    }
+}
+
+fn until_filed(dir: &Path) -> Vec<PathBuf> {
+    let files = list(dir).expect("listed");
+    let closed: Vec<_> = files[..files.len() - 1].iter().map(|(_, file)| path(file)).collect();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !closed.iter().all(|file| file.exists()) {
+        assert!(Instant::now() < end, "postings were to be filed");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    closed
+}
+
+fn some() -> Vec<Record> {
+    let name = |at: usize, event: usize| ((at * 7 + event * 5) % 11) as u8;
+    let names: Vec<Vec<u8>> = (0..60).map(|at| (0..=at % 4).map(|event| name(at, event)).collect()).collect();
+    records(&names)
+}
+
+/// A journal of several closed segments, all filed, with one that is being written.
+fn filed(records: &[Record]) -> (tempfile::TempDir, Options, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let options = options(dir.path(), 2000, 4000);
+    let (to, delivered) = sink();
+    let (journal, _) = SegmentJournal::open_on(arc(NoSync), &options, to).expect("open");
+    for record in records {
+        journal.append(record.clone()).expect("queued");
+    }
+    wait_for(&delivered, &records[records.len() - 1]);
+    let files = until_filed(dir.path());
+    assert!(files.len() > 3);
+    drop(journal);
+    (dir, options, files)
+}
+
+fn opened(options: &Options) -> SegmentJournal {
+    SegmentJournal::open_on(arc(NoSync), options, sink().0).expect("open").0
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn at_any_time_they_give_the_same_as_a_scan(
+        names in prop::collection::vec(prop::collection::vec(0..12_u8, 1..6), 1..60),
+        asked_at in 0..60_usize,
+    ) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let options = options(dir.path(), 1500, 3000);
+        let records = records(&names);
+        let (to, delivered) = sink();
+        let (journal, _) = SegmentJournal::open_on(arc(NoSync), &options, to).expect("open");
+        let source = journal.source();
+        for (at, record) in records.iter().enumerate() {
+            journal.append(record.clone()).expect("queued");
+            if at == asked_at {
+                wait_for(&delivered, record);
+                same_as_a_scan(&*source, &records[..=at]);
+            }
+        }
+        journal.close().expect("closed");
+        same_as_a_scan(&*source, &records);
+        let journal = opened(&options);
+        same_as_a_scan(&*journal.source(), &records);
+        until_filed(dir.path());
+        same_as_a_scan(&*journal.source(), &records);
+    }
+}
+
+#[test]
+fn an_answer_reads_only_what_the_file_points_to() {
+    let records = some();
+    let (dir, options, _) = filed(&records);
+    // Damage in the first record that is not about the subject is found by whoever reads in order, not by subject.
+    let of = subject(3);
+    let strange = records.iter().skip(1).position(|record| !is_about(record, &of, Position::ZERO));
+    let strange = &records[1 + strange.expect("one that is about others")];
+    let journal = opened(&options);
+    let file = dir.path().join(file_name(Position::FIRST));
+    let mut bytes = fs::read(&file).expect("read");
+    let at = bytes.windows(strange.bytes().len()).position(|window| *window == **strange.bytes());
+    bytes[at.expect("it stands there") + 5] ^= 1;
+    put(&file, &bytes);
+    let source = journal.source();
+    assert_eq!(about(&*source, &of, Position::ZERO), naive(&records, &of, Position::ZERO));
+    assert!(source.records(Position::FIRST).expect("readable").any(|record| record.is_err()));
+}
+
+#[test]
+fn a_file_with_any_bit_flipped_cut_or_missing_is_made_anew() {
+    let records = some();
+    let (_dir, options, files) = filed(&records);
+    let whole = fs::read(&files[0]).expect("read");
+    let of = subject(4);
+    let mut bad: Vec<Option<Vec<u8>>> = vec![None, Some(Vec::new()), Some(whole[..whole.len() - 1].to_vec())];
+    bad.extend((0..whole.len()).step_by(3).map(|at| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        Some(bytes)
+    }));
+    for bad in bad {
+        fs::remove_file(&files[0]).expect("removed");
+        if let Some(bad) = &bad {
+            fs::write(&files[0], bad).expect("written");
+        }
+        let journal = opened(&options);
+        assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
+        let end = Instant::now() + Duration::from_secs(20);
+        while fs::read(&files[0]).ok().as_ref() != Some(&whole) {
+            assert!(Instant::now() < end, "the file was to be made anew");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
+    let records = some();
+    let (dir, options, files) = filed(&records);
+    let segment = dir.path().join(file_name(Position::FIRST));
+    // The front is that of the right file, so that only the places are wrong.
+    let honest = fs::read(&files[0]).expect("read");
+    let mut lies = Postings::default();
+    let end = u64::from_le_bytes(honest[24..32].try_into().expect("eight"));
+    let last = u64::from_le_bytes(honest[32..40].try_into().expect("eight"));
+    let in_it: Vec<_> = records.iter().take_while(|record| record.last() < first_of_next(&dir)).collect();
+    for record in &in_it {
+        lies.note(record, last);
+    }
+    let of = (2..11).map(subject).find(|of| !lies.find(Key::of(of)).is_empty()).expect("it is about some");
+    let lies = lies.encode(Position::FIRST, end).expect("a file");
+    for bytes in [lies, fs::read(&files[1]).expect("read")] {
+        write(&segment, &bytes).expect("written");
+        let journal = opened(&options);
+        for _ in 0..2 {
+            assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
+        }
+    }
+    assert_eq!(verify(dir.path()).expect("readable").outcome, super::super::Outcome::Sound);
+}
+
+fn first_of_next(dir: &tempfile::TempDir) -> Position {
+    list(dir.path()).expect("listed")[1].0
+}

@@ -1,0 +1,73 @@
+//! Which snapshots are kept: the newest two, and of the older ones fewer and fewer.
+
+use chancery_events::id::Position;
+
+const KEEP: usize = 2;
+
+/// Which snapshots need not be kept any more, of those at these positions, the newest first.
+///
+/// The newest two are kept. The others are seen in blocks of the journal whose lengths are powers of two, aligned: the
+/// longest block around one that ended at least its own length before the newest. It is kept if it is the first in
+/// that block, so there are up to three for each doubling of the age. All in a block have the same block, and a longer
+/// one is made of whole shorter ones: what is kept at some age was kept at every age before, however often this is
+/// asked.
+pub fn superfluous(positions: &[Position]) -> Vec<Position> {
+    let Some(newest) = positions.first() else { return Vec::new() };
+    let block = |position: u64| {
+        let start = |power: u32| position >> power << power;
+        let has_ended = |power: &u32| start(*power).saturating_add(2 << power) <= newest.get();
+        (0..Position::MAX.get().ilog2()).rev().find(has_ended).map_or(position, start)
+    };
+    let pairs = positions.windows(2).skip(KEEP);
+    let superfluous = pairs.filter(|pair| pair[1].get() >= block(pair[0].get()));
+    superfluous.map(|pair| pair[0]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn thinning_step_by_step_keeps_what_a_look_at_all_that_ever_was_would_keep(
+            steps in prop::collection::vec(prop_oneof![1..3_u64, 1..1000_u64, 1..1_000_000_u64], 1..200),
+        ) {
+            let (mut ever, mut kept): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+            for step in steps {
+                let newest = ever.first().map_or(step, |last| last + step);
+                ever.insert(0, newest);
+                kept.insert(0, newest);
+                let positions: Vec<_> = kept.iter().copied().map(Position::new).collect();
+                let superfluous = superfluous(&positions);
+                kept.retain(|position| !superfluous.contains(&Position::new(*position)));
+                prop_assert_eq!(&kept, &naive(&ever));
+                let doublings = (newest - ever[ever.len() - 1]).max(1).ilog2() as usize + 1;
+                prop_assert!(kept.len() <= 2 + 3 * doublings, "{} in {doublings} doublings", kept.len());
+                for position in &ever {
+                    // Whoever goes back that far finds one at or before it that is not much older.
+                    let near = newest - (newest - position).saturating_mul(4).min(newest);
+                    prop_assert!(kept.iter().any(|at| *at <= *position && *at >= near), "near {position}");
+                }
+            }
+        }
+    }
+
+    /// The first of each block of all snapshots that ever were, and the newest two.
+    fn naive(ever: &[u64]) -> Vec<u64> {
+        let is_first = |position: u64| {
+            let (mut length, mut block) = (1, position..position + 1);
+            while length <= ever[0] {
+                let start = position - position % length;
+                if start + length + length <= ever[0] {
+                    block = start..start + length;
+                }
+                length *= 2;
+            }
+            !ever.iter().any(|other| *other < position && block.contains(other))
+        };
+        let kept = ever.iter().enumerate().filter(|(at, position)| *at < 2 || is_first(**position));
+        kept.map(|(_, position)| *position).collect()
+    }
+}

@@ -1,0 +1,98 @@
+//! A file system that takes no more, in the middle of a write: for real, in a process of its own whose files may not
+//! grow beyond a limit.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_journal::conformance::{Author, FLEET};
+use chancery_journal::segments::{Options, Outcome, SegmentJournal, verify};
+use chancery_journal::{AppendError, CloseError, Delivery, Journal};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+const DIR: &str = "CHANCERY_FULL_DISK";
+const LIMIT: &str = "CHANCERY_FULL_DISK_LIMIT";
+const PATIENCE: Duration = Duration::from_mins(1);
+
+fn options(dir: PathBuf) -> Options {
+    Options { first_segment: 4 << 10, largest_segment: 64 << 10, ..Options::new(dir, FLEET) }
+}
+
+/// Appends until the journal stops, and says what was acknowledged before.
+#[test]
+#[ignore = "it is run by the other test, under a limit"]
+fn a_writer_under_a_limit() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let (to, delivered) = channel();
+    let sink = Box::new(move |delivery| drop(to.send(delivery)));
+    let (journal, _) = SegmentJournal::open(&options(dir.into()), sink).expect("open");
+    let limit = std::env::var(LIMIT).expect("a limit").parse().expect("a number");
+    setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) }).expect("a limit");
+    let mut author = Author::new(1, None);
+    let mut next = author.genesis();
+    loop {
+        // Several in one group, so that it is cut off within.
+        for _ in 0..5 {
+            match journal.append(next.clone()) {
+                Ok(()) => next = author.record(2, 300),
+                Err(AppendError::Closed) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        match delivered.recv_timeout(PATIENCE).expect("an outcome") {
+            Delivery::Records(records) => {
+                println!("acknowledged {}", records.last().expect("one").last());
+            }
+            Delivery::Stopped(error) => {
+                println!("stopped {error}");
+                break;
+            }
+            other => panic!("not {other:?}"),
+        }
+    }
+    assert!(matches!(journal.append(next), Err(AppendError::Closed)));
+    assert!(matches!(journal.close(), Err(CloseError::Stopped)));
+    println!("ended");
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_nothing() {
+    for limit in [5_000, 9_001, 20_000, 40_003] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let journal = dir.path().join("journal");
+        // The signal would end the process; ignored, the write fails as it does on a disk that is full.
+        let child = Command::new("sh")
+            .args(["-c", r#"trap '' XFSZ; exec "$0" --exact a_writer_under_a_limit --ignored --nocapture"#])
+            .arg(std::env::current_exe().expect("a path"))
+            .env(DIR, &journal)
+            .env(LIMIT, limit.to_string())
+            .output()
+            .expect("a process");
+        let told = String::from_utf8(child.stdout).expect("text");
+        assert!(child.status.success() && told.contains("ended\n"), "limit {limit}: {told}");
+        let why = format!("stopped make the next segment in {}: File too large", journal.display());
+        assert!(told.contains(&why), "limit {limit}: {told}");
+        let acknowledged: u64 = told
+            .lines()
+            .filter_map(|line| line.split_once("acknowledged ")?.1.parse().ok())
+            .next_back()
+            .unwrap_or_default();
+        assert!(acknowledged > 0, "limit {limit}: {told}");
+
+        assert_eq!(verify(&journal).expect("readable").outcome, Outcome::Sound);
+        let (to, delivered) = channel();
+        let sink = Box::new(move |delivery| drop(to.send(delivery)));
+        let (journal, opened) = SegmentJournal::open(&options(journal), sink).expect("open");
+        let head = opened.head.expect("a head");
+        assert!(head.position >= Position::new(acknowledged), "limit {limit}: {head:?}, {acknowledged}");
+        // With room again it goes on.
+        let mut author = Author::new(1, Some(head));
+        for _ in 0..40 {
+            journal.append(author.record(2, 300)).expect("queued");
+        }
+        journal.close().expect("closed");
+        assert!(delivered.iter().all(|delivery| matches!(delivery, Delivery::Records(_))));
+    }
+}

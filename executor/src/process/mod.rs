@@ -109,6 +109,8 @@ impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
         let Config { root, program } = config;
+        // What this process was left by whoever started it is not for keepers, which outlive it.
+        close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
         let shared =
             Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };

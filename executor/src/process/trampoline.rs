@@ -62,6 +62,8 @@ fn execute_it(execute: &Execute) -> NotExecuted {
 }
 
 fn prepare() -> io::Result<()> {
+    // Whoever started the server may have left it descriptors that nobody here knows of.
+    close_fds::set_fds_cloexec(3, &[]);
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);

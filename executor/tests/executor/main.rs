@@ -47,6 +47,7 @@ fn run_tests() -> ExitCode {
         payloads::what_ignores_the_asking_is_killed,
         payloads::placeholders_and_readiness,
         payloads::what_is_wrong_with_a_run_is_said,
+        payloads::nothing_but_the_standard_descriptors_reaches_a_process,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

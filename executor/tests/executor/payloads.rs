@@ -149,3 +149,22 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     })
     .await;
 }
+
+pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
+    let root = Root::new();
+    let mut leaky = config(root.path());
+    let this = leaky.program.program.display().to_string();
+    // Both are started with descriptors that nobody meant for them.
+    let leak = |run: &str| format!("exec 7</dev/null 300</dev/null; exec \"$0\" {run}");
+    leaky.program.program = "/bin/bash".into();
+    leaky.program.keeper_args = vec!["-c".into(), leak("as-keeper \"$1\""), this.clone()];
+    leaky.program.trampoline_args = vec!["-c".into(), leak("as-trampoline"), this];
+    let processes = Processes::open(leaky).await.unwrap();
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let [pid] = root.payloads()[..] else { panic!("one process") };
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut open: Vec<_> = open.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    open.sort();
+    assert_eq!(open, ["0", "1", "2"]);
+}

@@ -12,7 +12,7 @@ use std::time::Duration;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
 use chancery_events::spec::Runtime;
-use chancery_executor::process::{KeeperProgram, LogFile, Processes};
+use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
 use chancery_projector::rows::ClusterRow;
@@ -38,13 +38,15 @@ pub struct Host {
     pub decider: Decider,
     /// Where clusters are read.
     pub reader: Reader,
+    /// What is kept of what processes write.
+    pub output: OutputLimits,
     connections: Arc<AtomicU64>,
 }
 
 impl Host {
     /// Of the executors under `root`.
-    pub fn new(root: PathBuf, decider: Decider, reader: Reader) -> Host {
-        Host { root, decider, reader, connections: Arc::new(AtomicU64::new(1)) }
+    pub fn new(root: PathBuf, decider: Decider, reader: Reader, output: OutputLimits) -> Host {
+        Host { root, decider, reader, output, connections: Arc::new(AtomicU64::new(1)) }
     }
 
     /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
@@ -123,7 +125,7 @@ impl Host {
             trampoline_args: vec!["exec-when-told".into()],
         };
         std::fs::create_dir_all(root).map_err(Stop::Storage)?;
-        let config = process::Config { root: root.to_owned(), program };
+        let config = process::Config { root: root.to_owned(), program, output: self.output };
         let processes = Processes::open(config).await.map_err(Stop::Storage)?;
         self.execute(cluster, Runtime::Process, root, Arc::new(processes), let_go).await
     }
@@ -184,7 +186,7 @@ impl Host {
     }
 }
 
-/// The output files of an incarnation, wherever under `root` it ran.
+/// The outputs of an incarnation's processes, wherever under `root` it ran.
 pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(root) {

@@ -7,7 +7,8 @@
 //! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended; never started twice from one record |
 //! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
 //! | `ready` | the executor | there once it has been ready; a hint, not synced |
-//! | `<payload>-<index>.out`, `.err` | the process | its output |
+//! | `<payload>-<index>.out.1`, `.err.1`, … | the keeper | what the process wrote |
+//! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | the way there |
 //! | `<payload>-<index>/work` | the process | its working folder |
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use chancery_events::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
+use super::capture::OutputLimits;
 use crate::durable::{self, Lock};
 use crate::plan::{Before, Order, Present, State};
 
@@ -32,6 +34,8 @@ pub(super) struct Wanted {
     /// With the labels: replica, plan and node; the id tells the lineage. Absent if it was removed unseen.
     pub(super) spec: Option<RunSpec>,
     pub(super) program: KeeperProgram,
+    #[serde(default)]
+    pub(super) output: OutputLimits,
 }
 
 /// `tombstone.json`
@@ -95,6 +99,11 @@ pub(super) enum Cause {
 impl Started {
     pub(super) fn name(&self) -> String {
         format!("{}-{}", self.payload, self.index)
+    }
+
+    /// The names of its outputs.
+    pub(super) fn outputs(&self) -> [String; 2] {
+        ["out", "err"].map(|stream| format!("{}.{stream}", self.name()))
     }
 }
 

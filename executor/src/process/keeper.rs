@@ -9,6 +9,8 @@
 //! Synchronous and single-threaded. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
 //! children, and when `wait` says that it has none, there is none.
+//!
+//! What processes write comes through here as well (`capture`).
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,6 +26,7 @@ use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use super::capture::{Capture, Copied};
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted};
 use super::identity::{self, Handle, Stat, descendants};
 use super::start::{Waiting, prepare, trampoline};
@@ -35,6 +38,8 @@ use crate::durable::Lock;
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two sweeps that kill what is left.
 const SWEEP: Duration = Duration::from_millis(50);
+/// So often a pipe is emptied before others are looked at: a flood of output must not hold back an order.
+const COPIES: usize = 16;
 /// A request is one short line.
 const LONGEST_REQUEST: usize = 4096;
 
@@ -84,6 +89,8 @@ fn keep(dir: &Path) -> io::Result<()> {
         grace,
         record,
         executing: Vec::new(),
+        captures: Vec::new(),
+        chunk: Vec::new(),
         failure: None,
         ending: None,
         ended,
@@ -117,6 +124,9 @@ struct Keeper {
     record: Record,
     /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
     executing: Vec<Option<UnixStream>>,
+    /// What is still written.
+    captures: Vec<Capture>,
+    chunk: Vec<u8>,
     failure: Option<NotExecuted>,
     ending: Option<Ending>,
     /// Readable when a child has ended.
@@ -167,6 +177,7 @@ impl Keeper {
             let _ = one.socket.write_all(&wire::line(&one.execute));
             one.socket.set_nonblocking(true)?;
             self.executing.push(Some(one.socket));
+            self.captures.extend(one.captures);
         }
         Ok(())
     }
@@ -190,9 +201,19 @@ impl Keeper {
             if self.ending.as_ref().is_some_and(|ending| Instant::now() >= ending.kill_at) {
                 self.sweep(Signal::KILL);
             }
+            self.copy_output();
             self.serve();
             self.wait()?;
         }
+    }
+
+    /// Passes on what processes wrote.
+    fn copy_output(&mut self) {
+        let chunk = &mut self.chunk;
+        self.captures.retain_mut(|capture| {
+            (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != Copied::More)
+                != Some(Copied::Over)
+        });
     }
 
     /// Sees whose programs are executed.
@@ -291,6 +312,12 @@ impl Keeper {
 
     /// Everything is gone: records that, says it, and is done.
     fn finish(&mut self) {
+        // Before the end is told: who hears of it finds all that was written.
+        for capture in self.captures.drain(..) {
+            if let Err(error) = capture.finish() {
+                eprintln!("{error}");
+            }
+        }
         self.record.phase = match self.failure.take() {
             Some(NotExecuted { message, hope }) => Phase::Failed { message, hope },
             None => Phase::Ended { exit: self.record.exit() },
@@ -347,6 +374,7 @@ impl Keeper {
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        fds.extend(self.captures.iter().map(|capture| PollFd::new(capture, PollFlags::IN)));
         fds.extend(self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

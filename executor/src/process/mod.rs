@@ -28,6 +28,7 @@ use chancery_events::protocol::Command;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+mod capture;
 mod fill;
 mod folder;
 mod foster;
@@ -36,13 +37,16 @@ mod identity;
 mod keeper;
 mod output;
 mod probe;
+mod reader;
 mod start;
 mod tender;
 mod trampoline;
 mod wire;
 
+pub use capture::OutputLimits;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
+pub use reader::Reader;
 pub use trampoline::trampoline_main;
 
 use crate::board::Board;
@@ -63,6 +67,8 @@ pub struct Config {
     pub root: PathBuf,
     /// How a keeper is started.
     pub program: KeeperProgram,
+    /// What is kept of what processes write.
+    pub output: OutputLimits,
 }
 
 /// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
@@ -101,6 +107,7 @@ impl Drop for Processes {
 struct Shared {
     root: PathBuf,
     program: KeeperProgram,
+    output: OutputLimits,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -108,13 +115,12 @@ struct Shared {
 impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program } = config;
+        let Config { root, program, output } = config;
         // What this process was left by whoever started it is not for keepers, which outlive it.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
-        let shared =
-            Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };
-        let shared = Arc::new(shared);
+        let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
+        let shared = Arc::new(Shared { root, program, output, board: Board::default(), starts });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")

@@ -1,11 +1,9 @@
 //! How a keeper starts an incarnation's processes: ports, trampolines, record, and only then the programs.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -17,6 +15,7 @@ use chancery_events::protocol::{RunPayload, RunSpec};
 use chancery_events::spec::{Port, Protocol};
 use chancery_events::template::BadTemplate;
 
+use super::capture::{self, Capture};
 use super::fill::{Values, fill, port_variable};
 use super::folder::{Folder, Started, Wanted};
 use super::identity::Stat;
@@ -40,6 +39,7 @@ pub(super) struct Waiting {
     pub(super) started: Started,
     pub(super) socket: UnixStream,
     pub(super) execute: Execute,
+    pub(super) captures: [Capture; 2],
     held: Vec<OwnedFd>,
 }
 
@@ -179,28 +179,27 @@ pub(super) fn trampoline(
     let Prepared { payload, index, execute, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
-    let output = |stream| {
-        let path = folder.file(&format!("{payload}-{index}.{stream}"));
-        OpenOptions::new().append(true).create(true).mode(0o600).open(path)
-    };
+    let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
         durable::make_folder(&work)?;
-        Command::new(&wanted.program.program)
+        let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
+        let child = Command::new(&wanted.program.program)
             .args(&wanted.program.trampoline_args)
             .current_dir(&work)
             .env_clear()
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(output("out")?)
-            .stderr(output("err")?)
-            .spawn()
+            .stdout(their_out)
+            .stderr(their_err)
+            .spawn()?;
+        Ok((child.id(), [out, err]))
     };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
     let retry =
         |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
-    let pid = spawn().map_err(retry)?.id();
+    let (pid, captures) = spawn().map_err(retry)?;
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
     let started = Started { payload, index, pid, start_time: stat.start_time, addresses, end: None };
-    Ok(Waiting { started, socket, execute, held })
+    Ok(Waiting { started, socket, execute, captures, held })
 }

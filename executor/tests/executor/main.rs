@@ -5,6 +5,7 @@
 mod bench;
 mod lives;
 mod loop_;
+mod outputs;
 mod payloads;
 mod world;
 
@@ -48,6 +49,9 @@ fn run_tests() -> ExitCode {
         payloads::placeholders_and_readiness,
         payloads::what_is_wrong_with_a_run_is_said,
         payloads::nothing_but_the_standard_descriptors_reaches_a_process,
+        outputs::a_flood_is_bounded_and_its_end_is_kept,
+        outputs::a_follower_reads_every_line_across_files,
+        outputs::a_process_outlives_whoever_keeps_its_output,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

@@ -7,7 +7,7 @@ use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use chancery_events::spec::{Port, Probe, Protocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Processes, log_files};
+use chancery_executor::process::{Processes, Reader, log_files};
 
 use crate::world::{
     Root, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
@@ -101,10 +101,15 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     assert_eq!(again, ready);
     let logs = log_files(root.path(), id(1)).unwrap();
     assert_eq!(
-        logs.iter().map(|log| log.path.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
+        logs.iter().map(|log| log.base.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
         ["web-0.out", "web-0.err"]
     );
-    let out = std::fs::read_to_string(&logs[0].path).unwrap();
+    let mut reader = Reader::last(&logs[0].base, u64::MAX).unwrap();
+    let mut out = String::new();
+    wait_until("what it wrote is there", || {
+        out.push_str(&String::from_utf8(reader.read(100_000).unwrap()).unwrap());
+        out.ends_with('\n')
+    });
     assert!(out.starts_with("v1 True True"), "{out}");
     for name in
         ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"]

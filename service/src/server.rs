@@ -73,7 +73,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     } = parts;
     let (stopping, stopped) = watch::channel(false);
 
-    let host = Host::new(root.clone(), decider.clone(), reader.clone(), config.output);
+    let host = Host::new(root.clone(), decider.clone(), reader.clone(), &config);
     let executors = tokio::spawn(host.run(clusters, stopped.clone()));
     let app = App {
         fleet: config.fleet.clone(),

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
 use super::capture::OutputLimits;
+use super::group;
 use crate::durable::{self, Lock};
 use crate::plan::{Before, Order, Present, State};
 
@@ -36,6 +37,8 @@ pub(super) struct Wanted {
     pub(super) program: KeeperProgram,
     #[serde(default)]
     pub(super) output: OutputLimits,
+    #[serde(default)]
+    pub(super) cgroup: Option<PathBuf>,
 }
 
 /// `tombstone.json`
@@ -75,6 +78,9 @@ pub(super) struct Started {
     pub(super) pid: u32,
     /// In clock ticks since the boot; with the boot, this tells it from a later process with the same pid.
     pub(super) start_time: u64,
+    /// Its control group, if it has one.
+    #[serde(default)]
+    pub(super) group: Option<PathBuf>,
     pub(super) addresses: Vec<Address>,
     pub(super) end: Option<End>,
 }
@@ -125,6 +131,15 @@ impl Record {
             }
         }
         Exit::Clean
+    }
+
+    /// Removes the groups of processes, once all of them are gone; gives what went wrong.
+    pub(super) fn remove_groups(&self) -> Vec<io::Error> {
+        let groups = self.processes.iter().filter_map(|process| process.group.as_deref());
+        let named = |path: &Path, error: io::Error| {
+            io::Error::new(error.kind(), format!("remove the group {}: {error}", path.display()))
+        };
+        groups.filter_map(|path| group::remove(path).err().map(|error| named(path, error))).collect()
     }
 
     pub(super) fn is_over(&self) -> bool {

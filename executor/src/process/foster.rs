@@ -179,6 +179,9 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
 
 /// Writes how it all ended. The caller holds the lock, by way of the foster.
 pub(super) fn finish(folder: &Folder, record: &mut Record) -> io::Result<()> {
+    for error in record.remove_groups() {
+        tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
+    }
     record.phase = Phase::Ended { exit: record.exit() };
     folder.write_record(record)
 }

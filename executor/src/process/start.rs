@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use chancery_events::name::{PayloadName, PortName};
@@ -18,6 +19,7 @@ use chancery_events::template::BadTemplate;
 use super::capture::{self, Capture};
 use super::fill::{Values, fill, port_variable};
 use super::folder::{Folder, Started, Wanted};
+use super::group;
 use super::identity::Stat;
 use super::trampoline::{Execute, NotExecuted, hope};
 use crate::durable;
@@ -30,6 +32,7 @@ pub(super) struct Prepared {
     payload: PayloadName,
     index: u16,
     execute: Execute,
+    group: Option<(PathBuf, NonZeroU64)>,
     addresses: Vec<Address>,
     held: Vec<OwnedFd>,
 }
@@ -127,7 +130,14 @@ fn prepare_one(
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
     };
     let addresses = ports.iter().map(address).collect();
-    Ok(Prepared { payload: name.clone(), index, execute: Execute { argv, env }, addresses, held })
+    let group =
+        wanted.cgroup.as_deref().zip(payload.memory).map(|(parent, memory)| {
+            (group::of(parent, wanted.incarnation, &format!("{name}-{index}")), memory)
+        });
+    // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
+    let memory = payload.memory.filter(|_| group.is_none());
+    let execute = Execute { argv, env, memory };
+    Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
 }
 
 /// Names the incarnation's folder in the environment of its processes.
@@ -176,7 +186,7 @@ pub(super) fn trampoline(
     wanted: &Wanted,
     prepared: Prepared,
 ) -> Result<Waiting, NotExecuted> {
-    let Prepared { payload, index, execute, addresses, held } = prepared;
+    let Prepared { payload, index, execute, group, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
     let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
@@ -194,12 +204,20 @@ pub(super) fn trampoline(
             .spawn()?;
         Ok((child.id(), [out, err]))
     };
+    let group_of = |pid| -> io::Result<Option<PathBuf>> {
+        let Some((path, memory)) = &group else { return Ok(None) };
+        group::make(path, *memory)?;
+        group::put(path, pid)?;
+        Ok(Some(path.clone()))
+    };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
     let retry =
         |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
     let (pid, captures) = spawn().map_err(retry)?;
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
-    let started = Started { payload, index, pid, start_time: stat.start_time, addresses, end: None };
+    // It waits to be told: whatever it executes is in the group from the start.
+    let group = group_of(pid).map_err(retry)?;
+    let started = Started { payload, index, pid, start_time: stat.start_time, group, addresses, end: None };
     Ok(Waiting { started, socket, execute, captures, held })
 }

@@ -308,6 +308,7 @@ impl Tender {
             spec: kept_spec.or(spec),
             program: self.shared.program.clone(),
             output: self.shared.output,
+            cgroup: self.shared.cgroup.clone(),
         };
         let written = self.folder.want(&wanted);
         self.wanted = Some(wanted);

@@ -40,6 +40,7 @@ pub(crate) fn config(root: &Path) -> Config {
             trampoline_args: vec!["as-trampoline".into()],
         },
         output: OutputLimits::default(),
+        cgroup: None,
     }
 }
 
@@ -47,6 +48,7 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
     RunPayload {
         name: name.parse().unwrap(),
         processes,
+        memory: None,
         ports: vec![],
         coordinates: BTreeMap::new(),
         run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),

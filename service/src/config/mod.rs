@@ -96,6 +96,8 @@ pub struct Config {
     pub limits: Limits,
     /// What is kept of what processes write.
     pub output: OutputLimits,
+    /// The folder of cgroup v2 for groups of processes.
+    pub cgroup: Option<PathBuf>,
     /// The size at which the journal begins another segment.
     pub segment_bytes: u64,
     /// Memory for the store of the read models.
@@ -190,6 +192,7 @@ impl Config {
             lease: settings::span(text("lease"))?,
             limits,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
+            cgroup: Some(text("cgroup")).filter(|path| !path.is_empty()).map(PathBuf::from),
             segment_bytes: bytes("segment_bytes")?,
             sled_cache: bytes("sled_cache")?,
             snapshot_events: count("snapshot_events")?,

@@ -16,6 +16,8 @@ use crate::manifest::parse_span;
 pub enum Type {
     /// A folder.
     Folder,
+    /// A folder, absolute, or nothing.
+    MaybeFolder,
     /// An address on this machine, with its port.
     Listen,
     /// Where a server is, `http://…`.
@@ -77,6 +79,7 @@ settings! {
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
     "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
+    "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
     "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state";
@@ -92,6 +95,10 @@ impl Setting {
     pub(super) fn fault(&self, text: &str) -> Option<String> {
         match self.kind {
             Type::Folder | Type::Filter => text.is_empty().then(|| "write something here".into()),
+            Type::MaybeFolder => {
+                let is_fine = text.is_empty() || text.starts_with('/');
+                (!is_fine).then(|| format!("write an absolute path, not {text:?}"))
+            }
             Type::Listen => listen(text).err(),
             Type::Url => url(text).err(),
             Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),

@@ -13,6 +13,7 @@
 //! Nothing that was decided on state that is not durable is sent. Everything may be said twice.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -239,6 +240,9 @@ pub struct RunPayload {
     pub name: PayloadName,
     /// How many processes.
     pub processes: u16,
+    /// Bytes of memory that each may have; without, as much as there is.
+    #[serde(default)]
+    pub memory: Option<NonZeroU64>,
     /// Ports of each process.
     pub ports: Vec<Port>,
     /// The coordinates that the deployment gave it, also for `${KEY}`.

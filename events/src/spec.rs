@@ -249,7 +249,7 @@ pub enum Probe {
 pub struct Payload {
     /// Its name, unique in the plan.
     pub name: PayloadName,
-    /// What each of its processes needs.
+    /// What each of its processes needs, and of memory may have at most.
     pub resources: Amounts,
     /// How many processes, at least one.
     #[serde(default = "one")]

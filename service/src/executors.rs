@@ -12,7 +12,7 @@ use std::time::Duration;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
 use chancery_events::spec::Runtime;
-use chancery_executor::process::{KeeperProgram, LogFile, Processes};
+use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
 use chancery_projector::rows::ClusterRow;
@@ -20,6 +20,7 @@ use chancery_projector::{Query, Reader};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::config::Config;
 use crate::decider::{Connection, Decider, Input};
 
 /// Messages that may wait for an executor; one that does not take them is cut off and starts from a level.
@@ -38,13 +39,18 @@ pub struct Host {
     pub decider: Decider,
     /// Where clusters are read.
     pub reader: Reader,
+    /// What is kept of what processes write.
+    pub output: OutputLimits,
+    /// Where each process with a limit of memory gets a control group.
+    pub cgroup: Option<PathBuf>,
     connections: Arc<AtomicU64>,
 }
 
 impl Host {
     /// Of the executors under `root`.
-    pub fn new(root: PathBuf, decider: Decider, reader: Reader) -> Host {
-        Host { root, decider, reader, connections: Arc::new(AtomicU64::new(1)) }
+    pub fn new(root: PathBuf, decider: Decider, reader: Reader, config: &Config) -> Host {
+        let (output, cgroup) = (config.output, config.cgroup.clone());
+        Host { root, decider, reader, output, cgroup, connections: Arc::new(AtomicU64::new(1)) }
     }
 
     /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
@@ -123,7 +129,12 @@ impl Host {
             trampoline_args: vec!["exec-when-told".into()],
         };
         std::fs::create_dir_all(root).map_err(Stop::Storage)?;
-        let config = process::Config { root: root.to_owned(), program };
+        let config = process::Config {
+            root: root.to_owned(),
+            program,
+            output: self.output,
+            cgroup: self.cgroup.clone(),
+        };
         let processes = Processes::open(config).await.map_err(Stop::Storage)?;
         self.execute(cluster, Runtime::Process, root, Arc::new(processes), let_go).await
     }
@@ -184,7 +195,7 @@ impl Host {
     }
 }
 
-/// The output files of an incarnation, wherever under `root` it ran.
+/// The outputs of an incarnation's processes, wherever under `root` it ran.
 pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(root) {

@@ -66,6 +66,10 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             writeln!(out)?;
             Ok(ExitCode::SUCCESS)
         }
+        Local::Completion { shell } => {
+            cli::completion(*shell, &mut std::io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Local::Keeper(_) | Local::ExecWhenTold(_) | Local::DemoPayload(_) => {
             Ok(refuse("this command takes no flags before its name"))
         }

@@ -73,7 +73,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     } = parts;
     let (stopping, stopped) = watch::channel(false);
 
-    let host = Host::new(root.clone(), decider.clone(), reader.clone());
+    let host = Host::new(root.clone(), decider.clone(), reader.clone(), &config);
     let executors = tokio::spawn(host.run(clusters, stopped.clone()));
     let app = App {
         fleet: config.fleet.clone(),
@@ -175,7 +175,7 @@ impl Logs for Files {
                 process::Stream::Out => LogStream::Out,
                 process::Stream::Err => LogStream::Err,
             },
-            path: file.path,
+            base: file.base,
         };
         Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
     }

@@ -5,3 +5,4 @@ mod checks;
 mod imports;
 mod kills;
 mod walkthrough;
+mod watch;

@@ -378,7 +378,7 @@ fn what_a_process_said_last_can_be_read_after_its_end() {
     let server = Server::start();
     let client = server.client();
     let run = json!({"argv": ["sh", "-c", "echo came up; echo broken because of x >&2; exit 3"]});
-    set_up(&client, &json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run}));
+    set_up(&client, &json!({"name": "app", "resources": {"cpu": 1, "memory": 64 << 20}, "run": run}));
     deploy(&client, "d1", 1);
     let failed = client.wait_for("web", "failed", 1);
     let name = failed[0]["name"].as_str().expect("a name");

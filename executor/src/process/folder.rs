@@ -7,7 +7,8 @@
 //! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended; never started twice from one record |
 //! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
 //! | `ready` | the executor | there once it has been ready; a hint, not synced |
-//! | `<payload>-<index>.out`, `.err` | the process | its output |
+//! | `<payload>-<index>.out.1`, `.err.1`, … | the keeper | what the process wrote |
+//! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | the way there |
 //! | `<payload>-<index>/work` | the process | its working folder |
 
 use std::fs::File;
@@ -21,6 +22,8 @@ use chancery_events::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
+use super::capture::OutputLimits;
+use super::group;
 use crate::durable::{self, Lock};
 use crate::plan::{Before, Order, Present, State};
 
@@ -32,6 +35,10 @@ pub(super) struct Wanted {
     /// With the labels: replica, plan and node; the id tells the lineage. Absent if it was removed unseen.
     pub(super) spec: Option<RunSpec>,
     pub(super) program: KeeperProgram,
+    #[serde(default)]
+    pub(super) output: OutputLimits,
+    #[serde(default)]
+    pub(super) cgroup: Option<PathBuf>,
 }
 
 /// `tombstone.json`
@@ -71,6 +78,9 @@ pub(super) struct Started {
     pub(super) pid: u32,
     /// In clock ticks since the boot; with the boot, this tells it from a later process with the same pid.
     pub(super) start_time: u64,
+    /// Its control group, if it has one.
+    #[serde(default)]
+    pub(super) group: Option<PathBuf>,
     pub(super) addresses: Vec<Address>,
     pub(super) end: Option<End>,
 }
@@ -96,6 +106,11 @@ impl Started {
     pub(super) fn name(&self) -> String {
         format!("{}-{}", self.payload, self.index)
     }
+
+    /// The names of its outputs.
+    pub(super) fn outputs(&self) -> [String; 2] {
+        ["out", "err"].map(|stream| format!("{}.{stream}", self.name()))
+    }
 }
 
 impl Record {
@@ -116,6 +131,15 @@ impl Record {
             }
         }
         Exit::Clean
+    }
+
+    /// Removes the groups of processes, once all of them are gone; gives what went wrong.
+    pub(super) fn remove_groups(&self) -> Vec<io::Error> {
+        let groups = self.processes.iter().filter_map(|process| process.group.as_deref());
+        let named = |path: &Path, error: io::Error| {
+            io::Error::new(error.kind(), format!("remove the group {}: {error}", path.display()))
+        };
+        groups.filter_map(|path| group::remove(path).err().map(|error| named(path, error))).collect()
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -4,10 +4,14 @@
 //! Besides the recorded processes, descendants are known by the incarnation's folder in their environment: a group's
 //! number may have been given to another group meanwhile, and a copy of the fleet in another root has the same ids;
 //! a folder is one incarnation's alone.
+//!
+//! What orphans write is passed on from here.
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::task::Poll;
 use std::time::Duration;
 
 use chancery_events::observation::ProcessStatus;
@@ -16,6 +20,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
+use super::capture::{self, Capture, Copied, OutputLimits};
 use super::folder::{Cause, End, Folder, Phase, Record};
 use super::identity::{Handle, Stat, boot};
 use super::start::FOLDER_VARIABLE;
@@ -32,6 +37,8 @@ pub(super) struct Foster {
     _lock: File,
     folder: Folder,
     living: Vec<(usize, AsyncFd<Handle>)>,
+    captures: Vec<AsyncFd<Capture>>,
+    chunk: Vec<u8>,
     kill_at: Option<Instant>,
     /// When to look again though nothing died.
     next: Option<Instant>,
@@ -39,30 +46,57 @@ pub(super) struct Foster {
 
 impl Foster {
     /// Takes over what the record names and still lives; notes the rest as ended.
-    pub(super) fn adopt(lock: File, folder: Folder, record: &mut Record) -> io::Result<Foster> {
+    pub(super) fn adopt(
+        lock: File,
+        folder: Folder,
+        output: OutputLimits,
+        record: &mut Record,
+    ) -> io::Result<Foster> {
         let same_boot = record.boot == boot()?;
-        let mut living = Vec::new();
+        let (mut living, mut captures) = (Vec::new(), Vec::new());
         for (number, process) in
             record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
         {
             match Handle::open(process.pid, process.start_time)? {
-                Some(handle) if same_boot => living.push((number, watched(handle)?)),
+                Some(handle) if same_boot => {
+                    living.push((number, watched(handle)?));
+                    for name in process.outputs() {
+                        match capture::take_over(&folder.file(&name), output) {
+                            Ok(capture) => captures.push(watched(capture)?),
+                            // Its output goes elsewhere; that is no reason to leave it alone.
+                            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
                 Some(_) | None => process.end = Some(unseen(Cause::Itself)),
             }
         }
         let next = (record.phase == Phase::Recorded).then(|| Instant::now() + TRAMPOLINES_GONE);
-        Ok(Foster { _lock: lock, folder, living, kill_at: None, next })
+        Ok(Foster { _lock: lock, folder, living, captures, chunk: Vec::new(), kill_at: None, next })
     }
 
     /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
     pub(super) async fn next(&mut self) -> Option<usize> {
         let dead = std::future::poll_fn(|context| {
+            let chunk = &mut self.chunk;
+            self.captures.retain_mut(|capture| {
+                // Ready only so often in one turn: the runtime sees to that.
+                while let Poll::Ready(Ok(mut ready)) = capture.poll_read_ready_mut(context) {
+                    match ready.get_inner_mut().copy(chunk) {
+                        Copied::More => {}
+                        Copied::Nothing => ready.clear_ready(),
+                        Copied::Over => return false,
+                    }
+                }
+                true
+            });
             for (place, (_, fd)) in self.living.iter().enumerate() {
                 if fd.poll_read_ready(context).is_ready() {
-                    return std::task::Poll::Ready(place);
+                    return Poll::Ready(place);
                 }
             }
-            std::task::Poll::Pending
+            Poll::Pending
         });
         tokio::select! {
             place = dead => Some(self.living.swap_remove(place).0),
@@ -116,6 +150,15 @@ impl Foster {
         self.living.is_empty() && others(&self.folder).is_empty()
     }
 
+    /// Passes on the last of what was written, once nothing lives any more.
+    pub(super) fn finish_output(&mut self) {
+        for capture in self.captures.drain(..) {
+            if let Err(error) = capture.into_inner().finish() {
+                tracing::warn!(%error, folder = %self.folder.path().display(), "pass on what orphans wrote");
+            }
+        }
+    }
+
     fn signal_all(&self, signal: Signal) {
         for (_, fd) in &self.living {
             fd.get_ref().signal(signal);
@@ -128,14 +171,17 @@ impl Foster {
 
 #[expect(
     deprecated,
-    reason = "its successor is unsafe, for types that may lie about their descriptor; a handle owns its"
+    reason = "its successor is unsafe, for types that may lie about their descriptor; these own theirs"
 )]
-fn watched(handle: Handle) -> io::Result<AsyncFd<Handle>> {
-    AsyncFd::with_interest(handle, Interest::READABLE)
+fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(owner, Interest::READABLE)
 }
 
 /// Writes how it all ended. The caller holds the lock, by way of the foster.
 pub(super) fn finish(folder: &Folder, record: &mut Record) -> io::Result<()> {
+    for error in record.remove_groups() {
+        tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
+    }
     record.phase = Phase::Ended { exit: record.exit() };
     folder.write_record(record)
 }

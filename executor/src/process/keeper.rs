@@ -9,6 +9,8 @@
 //! Synchronous and single-threaded. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
 //! children, and when `wait` says that it has none, there is none.
+//!
+//! What processes write comes through here as well (`capture`).
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,7 +26,10 @@ use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use super::capture::{Capture, Copied};
+use super::client::Client;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted};
+use super::group;
 use super::identity::{self, Handle, Stat, descendants};
 use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
@@ -35,8 +40,8 @@ use crate::durable::Lock;
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two sweeps that kill what is left.
 const SWEEP: Duration = Duration::from_millis(50);
-/// A request is one short line.
-const LONGEST_REQUEST: usize = 4096;
+/// So often a pipe is emptied before others are looked at: a flood of output must not hold back an order.
+const COPIES: usize = 16;
 
 /// Runs as the keeper of the incarnation whose folder is `dir`.
 ///
@@ -84,6 +89,8 @@ fn keep(dir: &Path) -> io::Result<()> {
         grace,
         record,
         executing: Vec::new(),
+        captures: Vec::new(),
+        chunk: Vec::new(),
         failure: None,
         ending: None,
         ended,
@@ -117,6 +124,9 @@ struct Keeper {
     record: Record,
     /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
     executing: Vec<Option<UnixStream>>,
+    /// What is still written.
+    captures: Vec<Capture>,
+    chunk: Vec<u8>,
     failure: Option<NotExecuted>,
     ending: Option<Ending>,
     /// Readable when a child has ended.
@@ -127,11 +137,6 @@ struct Keeper {
 
 struct Ending {
     kill_at: Instant,
-}
-
-struct Client {
-    stream: UnixStream,
-    unread: Vec<u8>,
 }
 
 /// Whether any descendant is left.
@@ -167,6 +172,7 @@ impl Keeper {
             let _ = one.socket.write_all(&wire::line(&one.execute));
             one.socket.set_nonblocking(true)?;
             self.executing.push(Some(one.socket));
+            self.captures.extend(one.captures);
         }
         Ok(())
     }
@@ -190,9 +196,19 @@ impl Keeper {
             if self.ending.as_ref().is_some_and(|ending| Instant::now() >= ending.kill_at) {
                 self.sweep(Signal::KILL);
             }
+            self.copy_output();
             self.serve();
             self.wait()?;
         }
+    }
+
+    /// Passes on what processes wrote.
+    fn copy_output(&mut self) {
+        let chunk = &mut self.chunk;
+        self.captures.retain_mut(|capture| {
+            (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != Copied::More)
+                != Some(Copied::Over)
+        });
     }
 
     /// Sees whose programs are executed.
@@ -252,7 +268,7 @@ impl Keeper {
         let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
             return false;
         };
-        process.end = Some(End { status, cause });
+        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause });
         true
     }
 
@@ -291,6 +307,15 @@ impl Keeper {
 
     /// Everything is gone: records that, says it, and is done.
     fn finish(&mut self) {
+        // Before the end is told: who hears of it finds all that was written.
+        for capture in self.captures.drain(..) {
+            if let Err(error) = capture.finish() {
+                eprintln!("{error}");
+            }
+        }
+        for error in self.record.remove_groups() {
+            eprintln!("{error}");
+        }
         self.record.phase = match self.failure.take() {
             Some(NotExecuted { message, hope }) => Phase::Failed { message, hope },
             None => Phase::Ended { exit: self.record.exit() },
@@ -316,16 +341,13 @@ impl Keeper {
 
     fn say(&mut self) {
         let line = wire::line(&self.record);
-        self.clients.retain_mut(|client| client.stream.write_all(&line).is_ok());
+        self.clients.retain_mut(|client| client.say(&line));
     }
 
     /// Takes in new clients, and what clients ask.
     fn serve(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            let line = wire::line(&self.record);
-            if stream.set_nonblocking(true).is_ok() && (&stream).write_all(&line).is_ok() {
-                self.clients.push(Client { stream, unread: Vec::new() });
-            }
+            self.clients.extend(Client::greet(stream, &wire::line(&self.record)));
         }
         let mut requests = Vec::new();
         self.clients.retain_mut(|client| client.read(&mut requests));
@@ -347,7 +369,8 @@ impl Keeper {
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
-        fds.extend(self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
+        fds.extend(self.captures.iter().map(|capture| PollFd::new(capture, PollFlags::IN)));
+        fds.extend(self.clients.iter().map(|client| PollFd::new(client, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -355,29 +378,16 @@ impl Keeper {
     }
 }
 
-impl Client {
-    /// Reads what is there; whether the client stays.
-    fn read(&mut self, requests: &mut Vec<Request>) -> bool {
-        let mut chunk = [0; 1024];
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return false,
-                Ok(count) => self.unread.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return false,
-            }
-            while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.unread.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(request) => requests.push(request),
-                    Err(error) => eprintln!("read a request: {error}"),
-                }
-            }
-            if self.unread.len() > LONGEST_REQUEST {
-                return false;
-            }
+/// The status, as want of memory if the kernel has counted that.
+fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStatus {
+    let killed = ProcessStatus::Signaled { signal: Signal::KILL.as_raw() };
+    match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {
+        Some(Ok(true)) => ProcessStatus::OomKilled,
+        Some(Err(error)) => {
+            eprintln!("look whether there was want of memory: {error}");
+            status
         }
-        true
+        Some(Ok(false)) | None => status,
     }
 }
 

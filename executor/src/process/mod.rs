@@ -28,21 +28,27 @@ use chancery_events::protocol::Command;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+mod capture;
+mod client;
 mod fill;
 mod folder;
 mod foster;
+mod group;
 mod hold;
 mod identity;
 mod keeper;
 mod output;
 mod probe;
+mod reader;
 mod start;
 mod tender;
 mod trampoline;
 mod wire;
 
+pub use capture::OutputLimits;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
+pub use reader::Reader;
 pub use trampoline::trampoline_main;
 
 use crate::board::Board;
@@ -63,6 +69,10 @@ pub struct Config {
     pub root: PathBuf,
     /// How a keeper is started.
     pub program: KeeperProgram,
+    /// What is kept of what processes write.
+    pub output: OutputLimits,
+    /// A folder of cgroup v2 in which each process with a limit of memory gets a group of its own.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
@@ -101,6 +111,8 @@ impl Drop for Processes {
 struct Shared {
     root: PathBuf,
     program: KeeperProgram,
+    output: OutputLimits,
+    cgroup: Option<PathBuf>,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -108,11 +120,13 @@ struct Shared {
 impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program } = config;
+        let Config { root, program, output, cgroup } = config;
+        cgroup.as_deref().map_or(Ok(()), group::check)?;
+        // What this process was left by whoever started it is not for keepers, which outlive it.
+        close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
-        let shared =
-            Shared { root, program, board: Board::default(), starts: Semaphore::new(STARTS_AT_ONCE).into() };
-        let shared = Arc::new(shared);
+        let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
+        let shared = Arc::new(Shared { root, program, output, cgroup, board: Board::default(), starts });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")

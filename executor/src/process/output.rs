@@ -1,23 +1,25 @@
 //! What processes wrote: where it is while they run, and what is kept of it when they have ended.
 //!
 //! An incarnation's folder goes when its end is in the journal; that is just when people want to know what it said
-//! last. So the ends of its output files are kept beside, those of the newest incarnations only.
+//! last. So the end of each output is kept beside, those of the newest incarnations only.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PayloadName;
 
+use super::capture::{part, parts, split};
 use super::entries;
+use super::reader::Reader;
 
 /// Incarnations that have ended whose output is kept.
 const KEPT: usize = 100;
-/// The end of each file that is kept, in bytes.
-const END: u64 = 1 << 20;
+/// Bytes that are copied at one time.
+const CHUNK: usize = 64 << 10;
 
-/// A file with the output of a process.
+/// An output of a process, wherever its files are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LogFile {
     /// Of which payload.
@@ -26,8 +28,8 @@ pub struct LogFile {
     pub index: u16,
     /// Which output.
     pub stream: Stream,
-    /// The file.
-    pub path: PathBuf,
+    /// Its files are this, a dot and a number; [`Reader`](super::Reader) reads across them.
+    pub base: PathBuf,
 }
 
 /// An output of a process.
@@ -49,9 +51,8 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
     let nodes = entries(&root.join("nodes"))?;
     let folders = nodes.iter().map(|node| node.join(&id)).chain([ended(root).join(&id)]);
     for folder in folders {
-        let mut files: Vec<_> = entries(&folder)?.into_iter().filter_map(log_file).collect();
+        let files = in_folder(&folder)?;
         if !files.is_empty() {
-            files.sort();
             return Ok(files);
         }
     }
@@ -60,18 +61,26 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
 
 /// Keeps the end of each output file in the folder, and lets go of those of older incarnations.
 pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io::Result<()> {
-    let outputs: Vec<_> = entries(folder)?.into_iter().filter_map(log_file).collect();
+    let outputs = in_folder(folder)?;
     if outputs.is_empty() {
         return Ok(());
     }
     let kept = ended(root).join(incarnation.to_string());
     fs::create_dir_all(&kept)?;
-    for output in outputs {
-        let Some(name) = output.path.file_name() else { continue };
-        let mut from = File::open(&output.path)?;
-        let length = from.metadata()?.len();
-        from.seek(SeekFrom::Start(length.saturating_sub(END)))?;
-        io::copy(&mut from.take(END), &mut File::create(kept.join(name))?)?;
+    for LogFile { base, .. } in outputs {
+        let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
+            continue;
+        };
+        let mut reader = Reader::last(&base, u64::MAX)?;
+        // Under the number of the newest, so that whoever reads it goes on there.
+        let mut to = File::create(part(&kept.join(name), newest))?;
+        loop {
+            let bytes = reader.read(CHUNK)?;
+            if bytes.is_empty() {
+                break;
+            }
+            to.write_all(&bytes)?;
+        }
     }
     // Ids sort by their issue: the first are the oldest.
     let mut all = entries(&ended(root))?;
@@ -82,15 +91,25 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
     Ok(())
 }
 
-fn log_file(path: PathBuf) -> Option<LogFile> {
-    let stream = match path.extension()?.to_str()? {
+/// The outputs whose files are in a folder, in order.
+fn in_folder(folder: &Path) -> io::Result<Vec<LogFile>> {
+    let mut files: Vec<_> = entries(folder)?.iter().filter_map(|path| log_file(path)).collect();
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+fn log_file(path: &Path) -> Option<LogFile> {
+    let (name, _) = split(path)?;
+    let base = path.with_file_name(name);
+    let stream = match base.extension()?.to_str()? {
         "out" => Stream::Out,
         "err" => Stream::Err,
         _ => return None,
     };
-    let (payload, index) = path.file_stem()?.to_str()?.rsplit_once('-')?;
+    let (payload, index) = base.file_stem()?.to_str()?.rsplit_once('-')?;
     let (payload, index) = (payload.parse().ok()?, index.parse().ok()?);
-    Some(LogFile { payload, index, stream, path })
+    Some(LogFile { payload, index, stream, base })
 }
 
 #[cfg(test)]
@@ -106,15 +125,16 @@ mod tests {
             |position: usize| IncarnationId::issue(Lineage::from_random(1), Position::new(position as u64));
         for position in 1..=KEPT + 5 {
             let folder = tempfile::tempdir().unwrap();
-            let text = format!("{}the end of {position}", "x".repeat(END as usize));
-            fs::write(folder.path().join("app-0.err"), text).unwrap();
+            let text = format!("{}\nthe end", "x".repeat(2 << 20));
+            fs::write(folder.path().join("app-0.err.4"), text).unwrap();
+            fs::write(folder.path().join("app-0.err.5"), format!(" of {position}")).unwrap();
             fs::write(folder.path().join("spec.json"), "{}").unwrap();
             keep(root.path(), id(position), folder.path()).unwrap();
         }
         assert!(log_files(root.path(), id(5)).unwrap().is_empty());
         let files = log_files(root.path(), id(6)).unwrap();
         assert_eq!((files.len(), files[0].stream), (1, Stream::Err));
-        let text = fs::read_to_string(&files[0].path).unwrap();
-        assert!(text.ends_with("the end of 6") && text.len() as u64 == END);
+        let kept = fs::read_to_string(part(&files[0].base, 5)).unwrap();
+        assert_eq!(kept, "the end of 6");
     }
 }

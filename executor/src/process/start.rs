@@ -1,14 +1,13 @@
 //! How a keeper starts an incarnation's processes: ports, trampolines, record, and only then the programs.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use chancery_events::name::{PayloadName, PortName};
@@ -17,8 +16,10 @@ use chancery_events::protocol::{RunPayload, RunSpec};
 use chancery_events::spec::{Port, Protocol};
 use chancery_events::template::BadTemplate;
 
+use super::capture::{self, Capture};
 use super::fill::{Values, fill, port_variable};
 use super::folder::{Folder, Started, Wanted};
+use super::group;
 use super::identity::Stat;
 use super::trampoline::{Execute, NotExecuted, hope};
 use crate::durable;
@@ -31,6 +32,7 @@ pub(super) struct Prepared {
     payload: PayloadName,
     index: u16,
     execute: Execute,
+    group: Option<(PathBuf, NonZeroU64)>,
     addresses: Vec<Address>,
     held: Vec<OwnedFd>,
 }
@@ -40,6 +42,7 @@ pub(super) struct Waiting {
     pub(super) started: Started,
     pub(super) socket: UnixStream,
     pub(super) execute: Execute,
+    pub(super) captures: [Capture; 2],
     held: Vec<OwnedFd>,
 }
 
@@ -127,7 +130,14 @@ fn prepare_one(
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
     };
     let addresses = ports.iter().map(address).collect();
-    Ok(Prepared { payload: name.clone(), index, execute: Execute { argv, env }, addresses, held })
+    let group =
+        wanted.cgroup.as_deref().zip(payload.memory).map(|(parent, memory)| {
+            (group::of(parent, wanted.incarnation, &format!("{name}-{index}")), memory)
+        });
+    // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
+    let memory = payload.memory.filter(|_| group.is_none());
+    let execute = Execute { argv, env, memory };
+    Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
 }
 
 /// Names the incarnation's folder in the environment of its processes.
@@ -176,31 +186,38 @@ pub(super) fn trampoline(
     wanted: &Wanted,
     prepared: Prepared,
 ) -> Result<Waiting, NotExecuted> {
-    let Prepared { payload, index, execute, addresses, held } = prepared;
+    let Prepared { payload, index, execute, group, addresses, held } = prepared;
     let work = work_folder(folder.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("make a socket", &error))?;
-    let output = |stream| {
-        let path = folder.file(&format!("{payload}-{index}.{stream}"));
-        OpenOptions::new().append(true).create(true).mode(0o600).open(path)
-    };
+    let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
         durable::make_folder(&work)?;
-        Command::new(&wanted.program.program)
+        let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
+        let child = Command::new(&wanted.program.program)
             .args(&wanted.program.trampoline_args)
             .current_dir(&work)
             .env_clear()
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(output("out")?)
-            .stderr(output("err")?)
-            .spawn()
+            .stdout(their_out)
+            .stderr(their_err)
+            .spawn()?;
+        Ok((child.id(), [out, err]))
+    };
+    let group_of = |pid| -> io::Result<Option<PathBuf>> {
+        let Some((path, memory)) = &group else { return Ok(None) };
+        group::make(path, *memory)?;
+        group::put(path, pid)?;
+        Ok(Some(path.clone()))
     };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
     let retry =
         |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
-    let pid = spawn().map_err(retry)?.id();
+    let (pid, captures) = spawn().map_err(retry)?;
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
-    let started = Started { payload, index, pid, start_time: stat.start_time, addresses, end: None };
-    Ok(Waiting { started, socket, execute, held })
+    // It waits to be told: whatever it executes is in the group from the start.
+    let group = group_of(pid).map_err(retry)?;
+    let started = Started { payload, index, pid, start_time: stat.start_time, group, addresses, end: None };
+    Ok(Waiting { started, socket, execute, captures, held })
 }

@@ -129,7 +129,8 @@ impl Tender {
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
-                let mut foster = Foster::adopt(lock, self.folder.clone(), record)?;
+                let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
+                let mut foster = Foster::adopt(lock, self.folder.clone(), output, record)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
                 if aim.is_some_and(|order| order.aim != Aim::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
@@ -229,6 +230,7 @@ impl Tender {
         if let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record)
             && foster.is_over()
         {
+            foster.finish_output();
             foster::finish(&self.folder, record)?;
             self.look();
         }
@@ -305,6 +307,8 @@ impl Tender {
             order,
             spec: kept_spec.or(spec),
             program: self.shared.program.clone(),
+            output: self.shared.output,
+            cgroup: self.shared.cgroup.clone(),
         };
         let written = self.folder.want(&wanted);
         self.wanted = Some(wanted);

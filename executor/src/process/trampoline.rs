@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -13,6 +14,7 @@ use std::process::{Command, ExitCode};
 
 use chancery_events::observation::Hope;
 use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// The line from the keeper.
@@ -20,6 +22,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Execute {
     pub(super) argv: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
+    /// Bytes of data and anonymous memory that it, and each that it starts, may have.
+    pub(super) memory: Option<NonZeroU64>,
 }
 
 /// The line to the keeper, if the program could not be executed.
@@ -54,17 +58,24 @@ fn execute_it(execute: &Execute) -> NotExecuted {
     let Some((program, args)) = execute.argv.split_first() else {
         return NotExecuted { message: "argv is empty".to_owned(), hope: Hope::Never };
     };
-    if let Err(error) = prepare() {
+    if let Err(error) = prepare(execute.memory) {
         return NotExecuted { message: format!("prepare to execute {program}: {error}"), hope: Hope::Retry };
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
     NotExecuted { message: format!("execute {program}: {error}"), hope: hope(&error) }
 }
 
-fn prepare() -> io::Result<()> {
+fn prepare(memory: Option<NonZeroU64>) -> io::Result<()> {
+    // Whoever started the server may have left it descriptors that nobody here knows of.
+    close_fds::set_fds_cloexec(3, &[]);
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    if let Some(memory) = memory {
+        // Data, and not the address space: programs reserve far more of that than they use.
+        let limit = Some(memory.get());
+        setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit })?;
+    }
     Ok(())
 }
 

@@ -5,6 +5,8 @@
 mod bench;
 mod lives;
 mod loop_;
+mod memory;
+mod outputs;
 mod payloads;
 mod world;
 
@@ -32,7 +34,7 @@ fn run_tests() -> ExitCode {
             })),*]
         };
     }
-    let trials = trials![
+    let mut trials = trials![
         world::processes_conform,
         world::simulated_nodes_conform,
         bench::a_hundred_thousand_ensures_take_seconds,
@@ -47,6 +49,13 @@ fn run_tests() -> ExitCode {
         payloads::what_ignores_the_asking_is_killed,
         payloads::placeholders_and_readiness,
         payloads::what_is_wrong_with_a_run_is_said,
+        payloads::nothing_but_the_standard_descriptors_reaches_a_process,
+        memory::what_asks_for_more_than_its_limit_is_refused_it,
+        memory::a_limit_is_that_of_a_group_where_there_are_groups,
+        memory::want_of_memory_is_told_of_the_death_that_it_was,
+        outputs::a_flood_is_bounded_and_its_end_is_kept,
+        outputs::a_follower_reads_every_line_across_files,
+        outputs::a_process_outlives_whoever_keeps_its_output,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,
@@ -55,5 +64,7 @@ fn run_tests() -> ExitCode {
         loop_::one_executor_a_scope,
         loop_::a_diverged_journal_stops_it_and_the_head_is_kept,
     ];
+    let real = trials![memory::the_kernel_ends_a_group_that_exceeds_its_limit];
+    trials.extend(real.into_iter().map(|trial| trial.with_ignored_flag(memory::lent().is_none())));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

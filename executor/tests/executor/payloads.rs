@@ -7,7 +7,7 @@ use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use chancery_events::spec::{Port, Probe, Protocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Processes, log_files};
+use chancery_executor::process::{Processes, Reader, log_files};
 
 use crate::world::{
     Root, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
@@ -101,10 +101,15 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     assert_eq!(again, ready);
     let logs = log_files(root.path(), id(1)).unwrap();
     assert_eq!(
-        logs.iter().map(|log| log.path.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
+        logs.iter().map(|log| log.base.file_name().unwrap().to_str().unwrap()).collect::<Vec<_>>(),
         ["web-0.out", "web-0.err"]
     );
-    let out = std::fs::read_to_string(&logs[0].path).unwrap();
+    let mut reader = Reader::last(&logs[0].base, u64::MAX).unwrap();
+    let mut out = String::new();
+    wait_until("what it wrote is there", || {
+        out.push_str(&String::from_utf8(reader.read(100_000).unwrap()).unwrap());
+        out.ends_with('\n')
+    });
     assert!(out.starts_with("v1 True True"), "{out}");
     for name in
         ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"]
@@ -148,4 +153,23 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
         matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. })
     })
     .await;
+}
+
+pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
+    let root = Root::new();
+    let mut leaky = config(root.path());
+    let this = leaky.program.program.display().to_string();
+    // Both are started with descriptors that nobody meant for them.
+    let leak = |run: &str| format!("exec 7</dev/null 300</dev/null; exec \"$0\" {run}");
+    leaky.program.program = "/bin/bash".into();
+    leaky.program.keeper_args = vec!["-c".into(), leak("as-keeper \"$1\""), this.clone()];
+    leaky.program.trampoline_args = vec!["-c".into(), leak("as-trampoline"), this];
+    let processes = Processes::open(leaky).await.unwrap();
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let [pid] = root.payloads()[..] else { panic!("one process") };
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut open: Vec<_> = open.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    open.sort();
+    assert_eq!(open, ["0", "1", "2"]);
 }

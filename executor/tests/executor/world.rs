@@ -13,7 +13,7 @@ use chancery_events::protocol::{Command, RunPayload, RunSpec, Standing};
 use chancery_events::spec::Run;
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
-use chancery_executor::process::{Config, KeeperProgram, Processes};
+use chancery_executor::process::{Config, KeeperProgram, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,6 +39,8 @@ pub(crate) fn config(root: &Path) -> Config {
             keeper_args: vec!["as-keeper".into()],
             trampoline_args: vec!["as-trampoline".into()],
         },
+        output: OutputLimits::default(),
+        cgroup: None,
     }
 }
 
@@ -46,6 +48,7 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
     RunPayload {
         name: name.parse().unwrap(),
         processes,
+        memory: None,
         ports: vec![],
         coordinates: BTreeMap::new(),
         run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),

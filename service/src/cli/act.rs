@@ -1,7 +1,7 @@
 //! Commands that ask for one thing: delete, cancel, stop, start, a node's life, activate and deactivate.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{
@@ -10,9 +10,11 @@ use chancery_events::intent::{
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
+use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
 use super::client::Client;
+use super::columns::typed;
 use super::context::Output;
 use super::error::CliError;
 use super::get;
@@ -90,6 +92,7 @@ pub(super) fn delete(
 }
 
 pub(super) fn cancel(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Deployment.name_in(name)?;
     let (plan, deployment) = name
         .split_once('/')
         .ok_or_else(|| CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")))?;
@@ -99,11 +102,13 @@ pub(super) fn cancel(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Re
 }
 
 pub(super) fn stop(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
     let intent = ReplicaStop { name: read(Kind::Replica, name)? }.into();
     ask_replica(client, "stop", name, &intent, "is to stop", out)
 }
 
 pub(super) fn start(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
     let intent = ReplicaStart { name: read(Kind::Replica, name)? }.into();
     ask_replica(client, "start", name, &intent, "is to start", out)
 }
@@ -116,9 +121,43 @@ pub(super) fn move_node(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
+    let name = Kind::Node.name_in(name)?;
+    let cluster = cluster.map(|cluster| Kind::Cluster.name_in(cluster)).transpose()?;
     let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
     let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster }.into();
     ask(client, verb, &intent, state.word(), out)
+}
+
+/// The one command that cannot be undone, and takes down what it is not about: it asks first.
+pub(super) fn expunge(
+    name: &str,
+    yes: bool,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let name = Kind::Node.name_in(name)?;
+    if !yes {
+        let node: NodeRow = typed(&get::one(client, Kind::Node, name)?)?;
+        let what =
+            format!("node/{name} is declared gone for ever, with the {} runs on it", node.incarnations);
+        if !client.context.person {
+            return Err(CliError::usage(format!("expunge: {what}: write --yes if that is so")));
+        }
+        if !agreed(&what, &mut std::io::stdin().lock(), &mut std::io::stderr())? {
+            return Err(CliError::failure("expunge: nothing was done"));
+        }
+    }
+    move_node("expunge", name, NodeState::Expunged, None, client, out)
+}
+
+/// Asks for a yes; anything else is a no.
+fn agreed(what: &str, input: &mut dyn BufRead, prompt: &mut dyn Write) -> Result<bool, CliError> {
+    write!(prompt, "{what}; go on? [y/N] ")?;
+    prompt.flush()?;
+    let mut answer = String::new();
+    let read = input.read_line(&mut answer);
+    read.map_err(|error| CliError::failure(format!("read the answer: {error}")))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 pub(super) fn set_activity(
@@ -142,4 +181,20 @@ pub(super) fn set_activity(
 fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
     name.parse()
         .map_err(|error| CliError::usage(format!("read the name of the {} {name:?}: {error}", kind.word())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_yes_is_a_yes() {
+        for (answer, wanted) in
+            [("y\n", true), ("yes\n", true), ("n\n", false), ("\n", false), ("", false), ("yep\n", false)]
+        {
+            let mut prompt = Vec::new();
+            assert_eq!(agreed("node/a goes", &mut answer.as_bytes(), &mut prompt), Ok(wanted), "{answer:?}");
+            assert_eq!(prompt, b"node/a goes; go on? [y/N] ");
+        }
+    }
 }

@@ -104,14 +104,19 @@ fn place(row: &OperationRow) -> String {
 /// All that wait, of a plan or a replica if one is named.
 fn waiting(choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
     let mut filters = vec![("state", "pending_approval".to_owned())];
-    filters.extend(choose.plan.clone().map(|plan| ("plan", plan)));
-    filters.extend(choose.replica.clone().map(|replica| ("replica", replica)));
+    for (field, kind, of) in [("plan", Kind::Plan, &choose.plan), ("replica", Kind::Replica, &choose.replica)]
+    {
+        if let Some(of) = of {
+            filters.push((field, kind.name_in(of)?.to_owned()));
+        }
+    }
     Ok(list(client, Kind::Operation, &filters, u64::MAX)?.items)
 }
 
 /// Those named. One that does not wait is told by its state, before anything is sent.
 fn named(verb: &str, choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
-    let ids: BTreeSet<_> = choose.ids.iter().map(|id| id.strip_prefix("operation/").unwrap_or(id)).collect();
+    let ids: BTreeSet<_> =
+        choose.ids.iter().map(|id| Kind::Operation.name_in(id)).collect::<Result<_, _>>()?;
     let mut items = Vec::new();
     for id in ids {
         let item = one(client, Kind::Operation, id)?;

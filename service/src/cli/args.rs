@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use super::context::Output;
-use super::kind::Kind;
+use super::error::CliError;
+use super::kind::{Kind, What, WhatParser};
 use crate::manifest::parse_span;
 
 /// Chancery: an event-sourced control plane.
@@ -71,17 +72,19 @@ pub enum Client {
     Get(Get),
     /// Tell everything about one entity
     Describe {
-        /// Its kind
-        kind: Kind,
-        /// Its name or id; PLAN/NAME of a deployment
-        name: String,
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        name: Option<String>,
     },
     /// Remove a replica, plan, node, cluster or capability
     Delete {
-        /// Its kind
-        kind: Kind,
-        /// Its name
-        name: String,
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
     },
     /// Let operations run, exactly as they are shown
     Approve(Choose),
@@ -137,29 +140,35 @@ pub enum Client {
     Expunge {
         /// The node
         node: String,
+        /// Without asking
+        #[arg(short, long)]
+        yes: bool,
     },
     /// Put a cluster, capability or plan into use
     Activate {
-        /// Its kind
-        kind: Kind,
-        /// Its name
-        name: String,
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
     },
     /// Take a cluster, capability or plan out of use
     Deactivate {
-        /// Its kind
-        kind: Kind,
-        /// Its name
-        name: String,
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
     },
     /// Show events, in their order
     Events(Events),
     /// Show what happened to one entity, when, by whom and why
     History {
-        /// Its kind
-        kind: Kind,
-        /// Its name or id; PLAN/NAME of a deployment
-        name: String,
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        name: Option<String>,
     },
     /// Show what processes have written
     Logs(Logs),
@@ -176,8 +185,9 @@ pub enum Client {
 /// What to list.
 #[derive(Args, Debug)]
 pub struct Get {
-    /// The kind
-    pub kind: Kind,
+    /// The kind, or KIND/NAME
+    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+    pub what: What,
     /// A name or id; PLAN/NAME of a deployment
     pub name: Option<String>,
     /// Only those whose field has this value; repeatable
@@ -189,6 +199,25 @@ pub struct Get {
     /// Every one, however many
     #[arg(long, conflicts_with = "limit")]
     pub all: bool,
+    /// Show every change as it comes: a live table on a terminal, lines off it
+    #[arg(short, long, conflicts_with = "limit")]
+    pub watch: bool,
+}
+
+impl Get {
+    /// The kind.
+    pub(super) fn kind(&self) -> Kind {
+        self.what.kind
+    }
+
+    /// Which one, if not all; then there is nothing to filter.
+    pub(super) fn name(&self) -> Result<Option<String>, CliError> {
+        let name = self.what.name(self.name.as_ref())?;
+        if name.is_some() && (!self.filters.is_empty() || self.all) {
+            return Err(CliError::usage("a name leaves nothing to filter or page: leave out -l and --all"));
+        }
+        Ok(name)
+    }
 }
 
 /// Which operations.
@@ -293,6 +322,16 @@ pub enum Local {
     },
     /// Print the OpenAPI description
     Openapi,
+    /// Print what makes a shell complete commands, kinds and flags
+    #[command(
+        after_help = "bash: chancery completion bash > ~/.local/share/bash-completion/completions/chancery\n\
+        zsh:  chancery completion zsh > \"${fpath[1]}/_chancery\"\n\
+        fish: chancery completion fish > ~/.config/fish/completions/chancery.fish"
+    )]
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Watches the processes of one incarnation (started by the executor)
     #[command(hide = true)]
     Keeper(Passed),

@@ -95,6 +95,11 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// From now on reads see what was recorded up to there.
+    pub(super) fn after(&self, position: u64) {
+        self.seen.set(self.seen.get().max(position));
+    }
+
     fn url(&self, path: &str) -> String {
         format!("{}/v1/fleets/{}{path}", self.context.server, self.context.fleet)
     }
@@ -181,7 +186,7 @@ impl<'a> Client<'a> {
         }
         let verdict: Verdict =
             serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
-        self.seen.set(self.seen.get().max(verdict.position));
+        self.after(verdict.position);
         Ok(verdict)
     }
 

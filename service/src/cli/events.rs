@@ -12,7 +12,7 @@ use super::context::Output;
 use super::error::{CliError, Exit};
 use super::get::json_text;
 use super::kind::Kind;
-use super::table::{Rows, one_line};
+use super::table::{Lines, Rows};
 use super::told::Told;
 
 /// A history is read in pages of so many.
@@ -20,41 +20,116 @@ const PAGE: usize = 500;
 /// The longest pause before a broken stream is taken up again.
 const LONGEST: Duration = Duration::from_secs(5);
 
+/// Columns of a stream are at least so wide: what follows in a moment is seldom wider.
+const WIDTHS: [usize; 4] = [8, 20, 8, 24];
+
 pub(super) fn run(events: &Events, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let output = client.context.output(&[Output::Table, Output::Jsonl, Output::Json])?;
-    let mut next = events.from;
-    let mut pause = client.context.backoff;
+    let mut query: Vec<_> = events.subject.clone().map(|subject| ("subject", subject)).into_iter().collect();
+    if !events.types.is_empty() {
+        query.push(("types", events.types.join(",")));
+    }
+    let mut show = Show { output, rows: Rows::new(HEADS), lines: Lines::of(WIDTHS), begun: false, out };
+    if !events.follow {
+        query.push(("follow", "false".to_owned()));
+        let mut next = events.from;
+        pass_on(client, &query, &mut next, &mut |told, line| show.keep(told, line))?;
+        return show.flush();
+    }
+    let mut each = |told: &Told<'_>, line: &str| {
+        show.keep(told, line)?;
+        show.flush()
+    };
+    let mut lost = |error: &CliError| {
+        eprintln!("{error}; it is taken up again");
+        Ok(())
+    };
+    follow(client, &query, events.from, &mut each, &mut lost)
+}
+
+const HEADS: [&str; 5] = ["POSITION", "TIME", "WHO", "SUBJECT", "WHAT"];
+
+/// Events on their way to a reader.
+struct Show<'a> {
+    output: Output,
+    /// Those that wait for their columns to be known.
+    rows: Rows,
+    lines: Lines,
+    begun: bool,
+    out: &'a mut dyn Write,
+}
+
+impl Show<'_> {
+    fn keep(&mut self, told: &Told<'_>, line: &str) -> Result<(), CliError> {
+        if self.output != Output::Table {
+            return Ok(writeln!(self.out, "{line}")?);
+        }
+        let subject = told.subject().to_owned();
+        self.rows.add([told.position().to_string(), told.time(), told.who(), subject, told.what()]);
+        if self.rows.cells().count() == PAGE { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), CliError> {
+        let rows = std::mem::replace(&mut self.rows, Rows::new(HEADS));
+        if !rows.is_empty() {
+            if !self.begun {
+                self.lines.fit(&rows);
+                self.out.write_all(self.lines.line(HEADS).as_bytes())?;
+                self.begun = true;
+            }
+            self.lines.fit(&rows);
+            for cells in rows.cells() {
+                self.out.write_all(self.lines.line(cells).as_bytes())?;
+            }
+        }
+        Ok(self.out.flush()?)
+    }
+}
+
+/// What is done with an event, also as the line that it came in.
+type Each<'a> = dyn FnMut(&Told<'_>, &str) -> Result<(), CliError> + 'a;
+
+/// Passes on events from a position on, for ever: a stream that breaks is taken up behind the last that came.
+pub(super) fn follow(
+    client: &Client<'_>,
+    query: &[(&str, String)],
+    from: u64,
+    each: &mut Each<'_>,
+    lost: &mut dyn FnMut(&CliError) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let query = [query, &[("follow", "true".to_owned())]].concat();
+    let (mut next, mut pause, mut connected, mut told) = (from, client.context.backoff, false, false);
     loop {
         let before = next;
-        let ended = pass_on(events, client, &mut next, output, out);
-        match ended {
+        let ended = pass_on(client, &query, &mut next, &mut |event, line| {
+            told = false;
+            each(event, line)
+        });
+        let error = match ended {
+            Ok(()) => CliError::new(Exit::Unreachable, "read events: the server has ended the stream"),
             // The output is closed, or the server refuses: another try would not better it.
-            Err(error) if !events.follow || !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => {
-                return Err(error);
-            }
+            Err(error) if !matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
             // The first connection fails at once; a later one is waited for.
-            Err(error) if before == events.from && next == before => return Err(error),
-            Ok(()) if !events.follow => return Ok(()),
-            Ok(()) | Err(_) => {}
+            Err(error) if !connected && error.exit == Exit::Unreachable => return Err(error),
+            Err(error) => error,
+        };
+        connected = true;
+        if !std::mem::replace(&mut told, true) {
+            lost(&error)?;
         }
         pause = if next > before { client.context.backoff } else { (pause * 2).min(LONGEST) };
         std::thread::sleep(pause);
     }
 }
 
-/// Shows what the stream brings until it ends, and moves `next` behind it.
+/// Passes on what one stream brings until it ends, and moves `next` behind it.
 fn pass_on(
-    events: &Events,
     client: &Client<'_>,
+    query: &[(&str, String)],
     next: &mut u64,
-    output: Output,
-    out: &mut dyn Write,
+    each: &mut Each<'_>,
 ) -> Result<(), CliError> {
-    let mut query = vec![("from", next.to_string()), ("follow", events.follow.to_string())];
-    query.extend(events.subject.clone().map(|subject| ("subject", subject)));
-    if !events.types.is_empty() {
-        query.push(("types", events.types.join(",")));
-    }
+    let query = [query, &[("from", next.to_string())]].concat();
     let stream = client.stream("read events", "/events", &query, "application/x-ndjson")?;
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(|error| {
@@ -69,18 +144,7 @@ fn pass_on(
         let event: Value = serde_json::from_str(&line)
             .map_err(|error| CliError::failure(format!("read events: a line is no event: {error}")))?;
         let told = Told(&event);
-        match output {
-            Output::Table => {
-                let (position, time, who) = (told.position(), told.time(), told.who());
-                let text =
-                    format!("{position:>7}  {time}  {who:<12}  {:<48}  {}", told.subject(), told.what());
-                writeln!(out, "{}", one_line(text.trim_end()))?;
-            }
-            _ => writeln!(out, "{line}")?,
-        }
-        if events.follow {
-            out.flush()?;
-        }
+        each(&told, &line)?;
         *next = told.position() + 1;
     }
     Ok(())

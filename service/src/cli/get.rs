@@ -10,6 +10,7 @@ use super::columns;
 use super::context::Output;
 use super::error::CliError;
 use super::kind::Kind;
+use super::watch;
 
 /// The server is asked for at most so many at a time.
 const PAGE: u64 = 500;
@@ -17,33 +18,36 @@ const PAGE: u64 = 500;
 /// Some entities of one kind.
 pub(super) struct Listed {
     pub(super) items: Vec<Value>,
-    /// The position as of which the last page was read.
+    /// The position as of which the first page was read,
+    pub(super) since: u64,
+    /// and the last one.
     pub(super) position: u64,
     /// Whether there are more.
     pub(super) more: bool,
 }
 
 pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let possible = [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl];
+    if get.watch {
+        return watch::run(get, client, out);
+    }
+    let (kind, possible) =
+        (get.kind(), [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl]);
     let output = client.context.output(&possible)?;
-    let Some(name) = &get.name else {
+    let Some(name) = get.name()? else {
         let filters: Vec<_> =
             get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         let most = if get.all { u64::MAX } else { get.limit };
-        let listed = list(client, get.kind, &filters, most)?;
+        let listed = list(client, kind, &filters, most)?;
         if listed.more {
             eprintln!("there are more than {}: --all shows every one", listed.items.len());
         }
-        return show(get.kind, &listed, output, out);
+        return show(kind, &listed, output, out);
     };
-    if !get.filters.is_empty() || get.all {
-        return Err(CliError::usage("a name leaves nothing to filter or page: leave out -l and --all"));
-    }
-    let item = one(client, get.kind, name)?;
+    let item = one(client, kind, &name)?;
     match output {
         Output::Json => json_text(&item, out),
         Output::Yaml => yaml_text(&item, out),
-        _ => show(get.kind, &Listed { items: vec![item], position: 0, more: false }, output, out),
+        _ => show(kind, &Listed { items: vec![item], since: 0, position: 0, more: false }, output, out),
     }
 }
 
@@ -60,7 +64,7 @@ pub(super) fn list(
     most: u64,
 ) -> Result<Listed, CliError> {
     let doing = format!("list {}", kind.plural());
-    let mut listed = Listed { items: Vec::new(), position: 0, more: false };
+    let mut listed = Listed { items: Vec::new(), since: 0, position: 0, more: false };
     let mut token: Option<String> = None;
     loop {
         let mut query = filters.to_vec();
@@ -73,6 +77,9 @@ pub(super) fn list(
         let found = items.len();
         listed.items.extend(items);
         listed.position = page["position"].as_u64().unwrap_or(0);
+        if listed.items.len() == found {
+            listed.since = listed.position;
+        }
         token = page["next_page_token"].as_str().map(str::to_owned);
         listed.more = token.is_some();
         if token.is_none() || found == 0 || listed.items.len() as u64 >= most {

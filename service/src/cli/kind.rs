@@ -1,6 +1,9 @@
 //! The kinds of things that can be asked for, what people call them, and where they are.
 
-use clap::ValueEnum;
+use std::ffi::OsStr;
+
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::{Arg, Command, ValueEnum};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::error::CliError;
@@ -90,11 +93,85 @@ impl Kind {
         }
     }
 
+    /// The name alone of what may be written as `KIND/NAME` where only one kind makes sense.
+    pub(super) fn name_in(self, text: &str) -> Result<&str, CliError> {
+        // The names of some hold a slash themselves: PLAN/NAME of a deployment.
+        let slashes = usize::from(self == Kind::Deployment);
+        let Some((kind, name)) =
+            text.split_once('/').filter(|(_, name)| name.matches('/').count() >= slashes)
+        else {
+            return Ok(text);
+        };
+        match Kind::from_str(kind, true) {
+            Ok(kind) if kind == self => Ok(name),
+            Ok(other) => Err(CliError::usage(format!(
+                "write the name of a {}, not of a {}: {text:?}",
+                self.word(),
+                other.word()
+            ))),
+            // The server says what is wrong with the name.
+            Err(_) => Ok(text),
+        }
+    }
+
     /// Reads `KIND/NAME`, as in `replica/web-7f3k`.
     pub(super) fn split(text: &str) -> Result<(Kind, &str), CliError> {
         let form = || CliError::usage(format!("write KIND/NAME as in replica/web-7f3k, not {text:?}"));
         let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
         Ok((Kind::from_str(kind, true).map_err(|_| form())?, name))
+    }
+}
+
+/// A kind, and what of it where they are written as one: `nodes`, `node/node-1`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct What {
+    /// The kind.
+    pub kind: Kind,
+    /// What follows the slash.
+    pub name: Option<String>,
+}
+
+impl What {
+    /// With the name in the argument after it, if that is where it was written.
+    pub(super) fn name(&self, after: Option<&String>) -> Result<Option<String>, CliError> {
+        match (&self.name, after) {
+            (Some(name), Some(after)) => {
+                let of = format!("{}/{name}", self.kind.word());
+                Err(CliError::usage(format!("{of} names one already: leave out {after:?}")))
+            }
+            (Some(name), None) => Ok(Some(name.clone())),
+            (None, after) => Ok(after.cloned()),
+        }
+    }
+
+    /// The same, where a name must be given.
+    pub(super) fn one(&self, after: Option<&String>) -> Result<String, CliError> {
+        self.name(after)?.ok_or_else(|| {
+            let word = self.kind.word();
+            CliError::usage(format!("say which {word}: {word} NAME, or {word}/NAME"))
+        })
+    }
+}
+
+/// Reads [`What`], and says which kinds there are.
+#[derive(Clone, Debug)]
+pub(super) struct WhatParser;
+
+impl TypedValueParser for WhatParser {
+    type Value = What;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<What, clap::Error> {
+        let text = value.to_string_lossy();
+        let (kind, name) = match text.split_once('/') {
+            Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
+            Some(_) | None => (&*text, None),
+        };
+        let kind = EnumValueParser::<Kind>::new().parse_ref(command, arg, OsStr::new(kind))?;
+        Ok(What { kind, name })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Kind::value_variants().iter().filter_map(Kind::to_possible_value)))
     }
 }
 
@@ -126,5 +203,21 @@ mod tests {
         assert!(Kind::Deployment.path("web").is_err());
         assert_eq!(Kind::split("dep/web/d-1").expect("a name"), (Kind::Deployment, "web/d-1"));
         assert!(Kind::split("pod/x").is_err() && Kind::split("node/").is_err());
+    }
+
+    #[test]
+    fn a_kind_before_a_name_is_taken_or_refused_and_never_part_of_it() {
+        for (kind, text, name) in [
+            (Kind::Node, "node-1", Some("node-1")),
+            (Kind::Node, "node/node-1", Some("node-1")),
+            (Kind::Node, "no/node-1", Some("node-1")),
+            (Kind::Node, "replica/node-1", None),
+            (Kind::Deployment, "web/d-1", Some("web/d-1")),
+            (Kind::Deployment, "deployment/d-1", Some("deployment/d-1")),
+            (Kind::Deployment, "deployment/web/d-1", Some("web/d-1")),
+            (Kind::Deployment, "node/web/d-1", None),
+        ] {
+            assert_eq!(kind.name_in(text).ok(), name, "{kind:?} {text}");
+        }
     }
 }

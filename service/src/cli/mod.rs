@@ -10,12 +10,14 @@ mod approve;
 mod args;
 mod client;
 mod columns;
+mod completion;
 mod context;
 mod describe;
 mod error;
 mod events;
 #[cfg(test)]
 mod fake;
+mod fields;
 mod get;
 mod kind;
 mod logs;
@@ -23,12 +25,14 @@ mod logs;
 mod page_tests;
 mod plan_page;
 mod process;
+mod screen;
 mod show;
 mod table;
 #[cfg(test)]
 mod tests;
 mod told;
 mod wait;
+mod watch;
 
 use std::io::Write;
 
@@ -39,9 +43,10 @@ pub use args::{
     Cancel, Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs,
     Passed, Server, Wait,
 };
+pub use completion::completion;
 pub use context::{Context, Output};
 pub use error::{CliError, Exit};
-pub use kind::Kind;
+pub use kind::{Kind, What};
 
 use approve::Decision;
 use client::Client;
@@ -93,8 +98,12 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
     match command {
         ClientCommand::Apply { files } => apply::run(files, &client, out),
         ClientCommand::Get(what) => get::run(what, &client, out),
-        ClientCommand::Describe { kind, name } => describe::run(*kind, name, &client, out),
-        ClientCommand::Delete { kind, name } => act::delete(*kind, name, &client, out),
+        ClientCommand::Describe { what, name } => {
+            describe::run(what.kind, &what.one(name.as_ref())?, &client, out)
+        }
+        ClientCommand::Delete { what, name } => {
+            act::delete(what.kind, &what.one(name.as_ref())?, &client, out)
+        }
         ClientCommand::Approve(choose) => approve::run(Decision::Approve, choose, &client, out),
         ClientCommand::Reject { choose, reason } => {
             approve::run(Decision::Reject { reason }, choose, &client, out)
@@ -114,17 +123,17 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Release { node } => {
             act::move_node("release", node, NodeState::Unallocated, None, &client, out)
         }
-        ClientCommand::Expunge { node } => {
-            act::move_node("expunge", node, NodeState::Expunged, None, &client, out)
+        ClientCommand::Expunge { node, yes } => act::expunge(node, *yes, &client, out),
+        ClientCommand::Activate { what, name } => {
+            act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Active, &client, out)
         }
-        ClientCommand::Activate { kind, name } => {
-            act::set_activity(*kind, name, Activity::Active, &client, out)
-        }
-        ClientCommand::Deactivate { kind, name } => {
-            act::set_activity(*kind, name, Activity::Inactive, &client, out)
+        ClientCommand::Deactivate { what, name } => {
+            act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Inactive, &client, out)
         }
         ClientCommand::Events(which) => events::run(which, &client, out),
-        ClientCommand::History { kind, name } => events::history(*kind, name, &client, out),
+        ClientCommand::History { what, name } => {
+            events::history(what.kind, &what.one(name.as_ref())?, &client, out)
+        }
         ClientCommand::Logs(whose) => logs::run(whose, &client, out),
         ClientCommand::Wait(what) => wait::run(what, &client, out),
         ClientCommand::Config { what: ConfigCommand::Show } => show::config(context, out),

@@ -28,7 +28,7 @@ fn plan() -> Value {
             }],
         },
         "replicas": { "total": 3, "running": 1, "pending": 2 },
-        "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1 } },
+        "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1, "rejected": 2 }, "stop": { "expired": 1 } },
         "waiting": [{ "reason": "no GPU of the score", "count": 3, "nodes": ["node-1", "node-2"] }],
         "message": "",
     }))
@@ -107,11 +107,11 @@ Replicas in all
   3      1        2        0       0
 
 Operations in all
-  KIND    PENDING APPROVAL  APPROVED  FAILED  SUCCEEDED
-  create  1                 0         0       1
-  start   0                 0         0       0
-  stop    0                 0         0       0
-  delete  0                 0         0       0
+  KIND    PENDING APPROVAL  APPROVED  FAILED  SUCCEEDED  REJECTED  EXPIRED  CANCELLED
+  create  1                 0         0       1          2         0        0
+  start   0                 0         0       0          0         0        0
+  stop    0                 0         0       0          0         1        0
+  delete  0                 0         0       0          0         0        0
   approve with: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a place: why not

@@ -113,7 +113,16 @@ impl Page<'_> {
     }
 
     fn operations_summary(&self) -> String {
-        let mut rows = Rows::new(["KIND", "PENDING APPROVAL", "APPROVED", "FAILED", "SUCCEEDED"]);
+        let mut rows = Rows::new([
+            "KIND",
+            "PENDING APPROVAL",
+            "APPROVED",
+            "FAILED",
+            "SUCCEEDED",
+            "REJECTED",
+            "EXPIRED",
+            "CANCELLED",
+        ]);
         for kind in OperationKind::ALL {
             let states = self.plan.operations.get(kind.word());
             let count =
@@ -125,6 +134,9 @@ impl Page<'_> {
                 count("running"),
                 count("failed"),
                 count("succeeded"),
+                count("rejected"),
+                count("expired"),
+                count("cancelled"),
             ]);
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));

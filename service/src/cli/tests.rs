@@ -79,6 +79,9 @@ fn the_command_line_is_sound() {
         "chancery keeper --x -h",
         "chancery demo-payload --port 80",
         "chancery wait replica/x --for phase=running",
+        "chancery describe node/node-1",
+        "chancery get -w replicas -o jsonl",
+        "chancery completion zsh",
     ] {
         assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
     }
@@ -87,6 +90,47 @@ fn the_command_line_is_sound() {
         panic!("arguments of a keeper are passed through")
     };
     assert!(matches!(&cli.command, Command::Local(Local::Keeper(passed)) if passed.args == wanted));
+}
+
+#[test]
+fn a_kind_and_a_name_are_two_words_or_one() {
+    let wanted = "GET /v1/fleets/default/nodes/node-1";
+    for line in ["chancery get node node-1", "chancery get node/node-1", "chancery get no/node-1 -o json"] {
+        let (result, asked) = told(line, vec![ok(&node("node-1", ""))]);
+        assert!(result.is_ok(), "{line}: {result:?}");
+        assert_eq!(asked[0].line, wanted, "{line}");
+    }
+    for (line, wanted) in [
+        ("chancery delete node/node-1", r#""name":"node-1""#),
+        ("chancery evict node/node-1", r#""name":"node-1""#),
+        ("chancery activate cluster/local", r#""name":"local""#),
+        ("chancery cancel deployment deployment/web/d-1", r#""plan":"web""#),
+        ("chancery expunge node/node-1 --yes", r#""state":"expunged""#),
+    ] {
+        let (result, asked) = told(line, vec![verdict()]);
+        assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");
+    }
+    for (line, wanted) in [
+        ("chancery get node/node-1 node-2", "node/node-1 names one already: leave out \"node-2\""),
+        ("chancery describe node", "say which node: node NAME, or node/NAME"),
+        ("chancery evict replica/x", "write the name of a node, not of a replica: \"replica/x\""),
+        ("chancery approve --plan node/x --all", "write the name of a plan, not of a node: \"node/x\""),
+    ] {
+        let error = told(line, vec![]).0.expect_err(line);
+        assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted), "{line}");
+    }
+    let error = Cli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
+    assert!(error.contains("a similar value exists: 'replicas'"), "{error}");
+}
+
+#[test]
+fn a_node_is_not_expunged_by_a_slip() {
+    let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
+    let error = result.expect_err("nobody was asked");
+    let wanted =
+        "expunge: node/node-1 is declared gone for ever, with the 1 runs on it: write --yes if that is so";
+    assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted));
+    assert_eq!(asked.len(), 1, "nothing is asked for: {asked:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chancery_events::name::{Actor, FleetName};
+use chancery_executor::process::OutputLimits;
 
 pub use settings::{SETTINGS, Setting, Type};
 
@@ -93,6 +94,10 @@ pub struct Config {
     pub lease: Duration,
     /// What a request may cost.
     pub limits: Limits,
+    /// What is kept of what processes write.
+    pub output: OutputLimits,
+    /// The folder of cgroup v2 for groups of processes.
+    pub cgroup: Option<PathBuf>,
     /// The size at which the journal begins another segment.
     pub segment_bytes: u64,
     /// Memory for the store of the read models.
@@ -186,6 +191,8 @@ impl Config {
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
             lease: settings::span(text("lease"))?,
             limits,
+            output: settings::output(text("output.file_bytes"), text("output.files"))?,
+            cgroup: Some(text("cgroup")).filter(|path| !path.is_empty()).map(PathBuf::from),
             segment_bytes: bytes("segment_bytes")?,
             sled_cache: bytes("sled_cache")?,
             snapshot_events: count("snapshot_events")?,

@@ -1,10 +1,13 @@
 //! The table of settings: every one, its type, default, environment variable and meaning.
 
 use std::net::SocketAddr;
+use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use chancery_events::amount::parse_bytes;
 use chancery_events::name::{Actor, FleetName};
+
+use chancery_executor::process::OutputLimits;
 
 use crate::manifest::parse_span;
 
@@ -13,6 +16,8 @@ use crate::manifest::parse_span;
 pub enum Type {
     /// A folder.
     Folder,
+    /// A folder, absolute, or nothing.
+    MaybeFolder,
     /// An address on this machine, with its port.
     Listen,
     /// Where a server is, `http://…`.
@@ -72,6 +77,9 @@ settings! {
     "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time";
     "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider";
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
+    "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
+    "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
+    "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
     "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state";
@@ -87,6 +95,10 @@ impl Setting {
     pub(super) fn fault(&self, text: &str) -> Option<String> {
         match self.kind {
             Type::Folder | Type::Filter => text.is_empty().then(|| "write something here".into()),
+            Type::MaybeFolder => {
+                let is_fine = text.is_empty() || text.starts_with('/');
+                (!is_fine).then(|| format!("write an absolute path, not {text:?}"))
+            }
             Type::Listen => listen(text).err(),
             Type::Url => url(text).err(),
             Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
@@ -138,4 +150,11 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
 pub(super) fn count(text: &str) -> Result<u64, String> {
     let found = text.parse::<u64>().ok().filter(|count| *count >= 1);
     found.ok_or_else(|| format!("write a whole number, at least 1, not {text:?}"))
+}
+
+pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {
+    let file_bytes = NonZeroU64::new(bytes(file_bytes)?).ok_or("write at least 1KiB")?;
+    let files = u16::try_from(count(files)?).ok().and_then(NonZeroU16::new);
+    let files = files.ok_or_else(|| format!("output.files: there may be {} at most", u16::MAX))?;
+    Ok(OutputLimits { file_bytes, files })
 }

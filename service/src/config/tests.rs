@@ -65,6 +65,7 @@ fn faults_of_a_file_have_their_place() {
         ("[limts]\nqueue = 7", "1:2: unknown setting \"limts\""),
         ("lease = 15", "1:9: lease: write a duration as in"),
         ("limits.queue = 0", "1:16: limits.queue: write a whole number, at least 1"),
+        ("output.file_bytes = 7", "1:21: output.file_bytes: write at least 1KiB"),
         ("log = true", "1:7: log must be a text or a number"),
         (
             "listen = \"0.0.0.0:7440\"",

@@ -4,6 +4,7 @@
 //! again. Opening, losing and closing a session are events; everything else here is not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use chancery_events::fact::{Effect, Fact, Judgement};
@@ -308,6 +309,7 @@ impl Core {
         let payloads = spec.payloads.iter().map(|payload| RunPayload {
             name: payload.name.clone(),
             processes: payload.processes,
+            memory: NonZeroU64::new(payload.resources.memory),
             ports: payload.ports.clone(),
             coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
             run: payload.run.clone(),

@@ -3,7 +3,7 @@
 //! One file comes as it is; several come one after the other, each with a line that names it, as `tail` shows them.
 
 use std::fmt;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,13 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PayloadName;
+use chancery_executor::process::Reader;
 
 use super::App;
 use super::edge::Call;
 use super::problem::{BUSY, In, NOT_FOUND, Problem};
 use super::query::Params;
 
-/// The end of a file that is shown at first, at most.
-const TAIL: u64 = 1 << 20;
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
 /// How often files are looked at.
@@ -43,7 +42,7 @@ impl fmt::Display for LogStream {
     }
 }
 
-/// A file that a process writes to.
+/// What a process writes to an output.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogFile {
     /// Of which payload.
@@ -52,8 +51,8 @@ pub struct LogFile {
     pub index: u16,
     /// Which output.
     pub stream: LogStream,
-    /// Where.
-    pub path: PathBuf,
+    /// Its files are this, a dot and a number: the oldest go as new ones come.
+    pub base: PathBuf,
 }
 
 impl fmt::Display for LogFile {
@@ -64,7 +63,7 @@ impl fmt::Display for LogFile {
 
 /// Finds what the processes of an incarnation have written.
 pub trait Logs: Send + Sync + 'static {
-    /// Its files; none if nothing is kept of it. May block.
+    /// Its outputs; none if nothing is kept of it. May block.
     fn files(&self, id: IncarnationId) -> io::Result<Vec<LogFile>>;
 }
 
@@ -120,9 +119,10 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         ));
     }
     let begun = tokio::task::spawn_blocking(move || {
-        files.into_iter().map(|file| Open::begin(file, tail)).collect::<Vec<_>>()
+        files.into_iter().map(|file| Open::begin(file, tail)).collect::<io::Result<Vec<_>>>()
     });
     let open = begun.await.map_err(|error| Problem::internal("open logs", &error))?;
+    let open = open.map_err(|error| Problem::internal("open logs", &error))?;
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
         let _follower = follower;
@@ -166,94 +166,23 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     Ok(response)
 }
 
-/// A file, and how far it was read.
+/// An output, and how far it was read.
 struct Open {
     file: LogFile,
-    at: u64,
+    reader: Reader,
 }
 
 impl Open {
-    /// Begins at the last `lines` lines, or the last [`TAIL`] bytes from a line's beginning.
-    fn begin(file: LogFile, lines: u64) -> Open {
-        let at = start(&file.path, lines).unwrap_or(0);
-        Open { file, at }
+    fn begin(file: LogFile, lines: u64) -> io::Result<Open> {
+        let reader = Reader::last(&file.base, lines)?;
+        Ok(Open { file, reader })
     }
 
-    /// What is new; `None` if nothing is. A file that has become shorter is a new one; one that is gone is at its end.
+    /// What is new; `None` if nothing is.
     fn more(&mut self) -> Option<io::Result<Bytes>> {
-        let mut read = || {
-            let mut file = std::fs::File::open(&self.file.path)?;
-            if file.metadata()?.len() < self.at {
-                self.at = 0;
-            }
-            file.seek(SeekFrom::Start(self.at))?;
-            let mut bytes = vec![0; CHUNK];
-            let count = file.read(&mut bytes)?;
-            bytes.truncate(count);
-            self.at += count as u64;
-            Ok::<_, io::Error>(bytes)
-        };
-        match read() {
+        match self.reader.read(CHUNK) {
             Ok(bytes) if bytes.is_empty() => None,
-            Ok(bytes) => Some(Ok(bytes.into())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some(Err(error)),
+            read => Some(read.map(Bytes::from)),
         }
-    }
-}
-
-/// Where the last `lines` lines begin, looking at the last [`TAIL`] bytes only.
-fn start(path: &std::path::Path, lines: u64) -> io::Result<u64> {
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    let from = length.saturating_sub(TAIL);
-    file.seek(SeekFrom::Start(from))?;
-    let mut end = Vec::new();
-    file.take(TAIL).read_to_end(&mut end)?;
-    if lines == 0 {
-        return Ok(from + end.len() as u64);
-    }
-    // A line feed at the very end ends the last line and begins none.
-    let searched = end.strip_suffix(b"\n").unwrap_or(&end);
-    let mut left = lines;
-    for (at, byte) in searched.iter().enumerate().rev() {
-        if *byte == b'\n' {
-            left -= 1;
-            if left == 0 {
-                return Ok(from + at as u64 + 1);
-            }
-        }
-    }
-    // Fewer lines than asked for: all, or from the first whole line on.
-    let first =
-        if from == 0 { 0 } else { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1) };
-    Ok(from + first)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_log_begins_at_its_last_lines() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.out");
-        for (text, lines, at) in [
-            ("", 3, 0),
-            ("one\ntwo\nthree\n", 0, 14),
-            ("one\ntwo\nthree\n", 1, 8),
-            ("one\ntwo\nthree", 1, 8),
-            ("one\ntwo\nthree\n", 2, 4),
-            ("one\ntwo\nthree\n", 3, 0),
-            ("one\ntwo\nthree\n", u64::MAX, 0),
-            ("one\n\n\n", 2, 4),
-        ] {
-            std::fs::write(&path, text).expect("a file");
-            assert_eq!(start(&path, lines).expect("a start"), at, "{text:?} {lines}");
-        }
-        let long = "x".repeat(99) + "\n";
-        std::fs::write(&path, long.repeat(20_000)).expect("a file");
-        let begin = start(&path, u64::MAX).expect("a start");
-        assert!(begin > 0 && begin.is_multiple_of(100) && 2_000_000 - begin <= TAIL, "{begin}");
     }
 }

@@ -164,7 +164,7 @@ pub(super) struct PayloadForm {
     /// Its name, unique in the plan.
     #[serde(alias = "payloadName")]
     name: PayloadName,
-    /// What each of its processes needs.
+    /// What each of its processes needs, and of memory may have at most.
     resources: AmountsForm,
     /// How many processes, at least one.
     #[serde(default = "one")]

@@ -17,6 +17,8 @@ mod approval;
 mod edge;
 mod fault;
 mod form;
+#[cfg(test)]
+mod reference;
 mod schema;
 pub mod suggest;
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Logs for Folder {
             payload: "server".parse().expect("a name"),
             index,
             stream,
-            path: self.0.path().join(name),
+            base: self.0.path().join(name),
         };
         Ok(vec![
             file(0, LogStream::Out, "0.out"),
@@ -168,9 +168,9 @@ impl Logs for Folder {
 async fn logs_are_shown_and_followed() {
     let mut world = World::new();
     let folder = tempfile::tempdir().expect("a folder");
-    let out = folder.path().join("0.out");
+    let out = folder.path().join("0.out.1");
     std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
-    std::fs::write(folder.path().join("0.err"), "oh\n").expect("a file");
+    std::fs::write(folder.path().join("0.err.1"), "oh\n").expect("a file");
     world.app.logs = Arc::new(Folder(folder));
     let id = IncarnationId::issue(LINEAGE, Position::new(3));
     let path = format!("/incarnations/{id}/logs");
@@ -187,7 +187,7 @@ async fn logs_are_shown_and_followed() {
     io::Write::write_all(&mut file, b"four\n").expect("written");
     let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
     assert_eq!(frame.expect("more").expect("no error").into_data().expect("data"), "four\n");
-    std::fs::write(&out, "new\n").expect("a file");
+    std::fs::write(out.with_extension("2"), "new\n").expect("a file");
     let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
     assert_eq!(frame.expect("more").expect("no error").into_data().expect("data"), "new\n");
     world.app.hub.close();

@@ -1,0 +1,325 @@
+//! What processes write: through a named pipe to whoever keeps them, and from there into files of bounded size.
+//!
+//! The pipe has a name, so that an executor can take the reading over when a keeper has died. A process holds its
+//! end for reading as well as for writing: with nobody there to read, it waits when the pipe is full, and is never
+//! ended by a broken pipe.
+//!
+//! The files of an output are `NAME.1`, `NAME.2` and so on; the newest few are there. A number is never given twice,
+//! so that a reader knows by it alone where to go on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::num::{NonZeroU16, NonZeroU64};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+use serde::{Deserialize, Serialize};
+
+use super::entries;
+
+/// Bytes that are read at one time: as many as a pipe holds.
+const CHUNK: usize = 64 << 10;
+
+/// What may be kept of each output of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OutputLimits {
+    /// Bytes a file.
+    pub file_bytes: NonZeroU64,
+    /// Files; with a new one, the oldest goes.
+    pub files: NonZeroU16,
+}
+
+impl Default for OutputLimits {
+    /// 10 MiB, three times.
+    fn default() -> OutputLimits {
+        let file_bytes = const { NonZeroU64::new(10 << 20).unwrap() };
+        OutputLimits { file_bytes, files: const { NonZeroU16::new(3).unwrap() } }
+    }
+}
+
+/// What came of reading a pipe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Copied {
+    /// Something; there may be more.
+    More,
+    /// There is nothing now.
+    Nothing,
+    /// Nobody can write any more.
+    Over,
+}
+
+/// The reading end of an output's pipe, and its files.
+#[derive(Debug)]
+pub(super) struct Capture {
+    pipe: File,
+    files: Files,
+}
+
+impl AsFd for Capture {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+impl AsRawFd for Capture {
+    fn as_raw_fd(&self) -> RawFd {
+        self.pipe.as_raw_fd()
+    }
+}
+
+/// The pipe of the output whose files begin with `base`.
+fn pipe_of(base: &Path) -> PathBuf {
+    with_suffix(base, "pipe")
+}
+
+fn with_suffix(base: &Path, suffix: impl std::fmt::Display) -> PathBuf {
+    let mut name = base.as_os_str().to_owned();
+    name.push(format!(".{suffix}"));
+    name.into()
+}
+
+/// Makes an output's pipe; gives the end for the keeper, and that for the process.
+pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, File)> {
+    let path = pipe_of(base);
+    match mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let capture = take_over(base, limits)?;
+    Ok((capture, OpenOptions::new().read(true).write(true).open(path)?))
+}
+
+/// Opens the reading end alone: of a process that is there.
+pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
+    Ok(Capture { pipe, files: Files::open(base.to_owned(), limits)? })
+}
+
+impl Capture {
+    /// Takes what a pipe holds at most; never waits.
+    pub(super) fn copy(&mut self, chunk: &mut Vec<u8>) -> Copied {
+        chunk.resize(CHUNK, 0);
+        match self.pipe.read(chunk) {
+            Ok(0) => Copied::Over,
+            Ok(count) => {
+                self.files.take(&chunk[..count]);
+                Copied::More
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Copied::Nothing,
+            Err(error) if error.kind() == ErrorKind::Interrupted => Copied::More,
+            // A pipe has no other failures; if one has, nothing more can come of it.
+            Err(_) => Copied::Over,
+        }
+    }
+
+    /// Takes all that is there, once nobody writes any more; what could not be kept in the end is an error.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        let mut chunk = Vec::new();
+        while self.copy(&mut chunk) == Copied::More {}
+        match self.files.lost {
+            None => Ok(()),
+            Some((count, error)) => {
+                let base = self.files.base.display();
+                Err(io::Error::new(
+                    error.kind(),
+                    format!("the last {count} bytes of {base} were lost: {error}"),
+                ))
+            }
+        }
+    }
+}
+
+/// The files of one output.
+#[derive(Debug)]
+struct Files {
+    base: PathBuf,
+    limits: OutputLimits,
+    number: u64,
+    file: Option<File>,
+    length: u64,
+    /// Bytes that could not be written, and why the first of them could not.
+    lost: Option<(u64, io::Error)>,
+}
+
+impl Files {
+    /// Goes on at the end of the newest, if there is one.
+    fn open(base: PathBuf, limits: OutputLimits) -> io::Result<Files> {
+        let newest = parts(&base)?.into_iter().max();
+        let (number, length) = match newest {
+            Some(number) => (number, part(&base, number).metadata()?.len()),
+            None => (1, 0),
+        };
+        Ok(Files { base, limits, number, file: None, length, lost: None })
+    }
+
+    /// Writes what came. A disk that is full must not hold the process up: what it does not take is counted, and a
+    /// line says so where it would have stood.
+    fn take(&mut self, bytes: &[u8]) {
+        if let Some((count, error)) = self.lost.take() {
+            let told = format!("\n[{count} bytes of output were lost here: {error}]\n");
+            if self.try_take(told.as_bytes()).is_err() {
+                self.lost = Some((count + bytes.len() as u64, error));
+                return;
+            }
+        }
+        self.lost = self.try_take(bytes).err().map(|(untaken, error)| (untaken as u64, error));
+    }
+
+    /// Writes, beginning new files at the ends of lines where it can. An error tells how much was not written.
+    fn try_take(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+        while !bytes.is_empty() {
+            let room = self.limits.file_bytes.get().saturating_sub(self.length);
+            let fits = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
+            let here = if fits == bytes.len() {
+                fits
+            } else {
+                bytes[..fits].iter().rposition(|byte| *byte == b'\n').map_or(fits, |at| at + 1)
+            };
+            let wrote = if here == 0 { self.begin_next().map(|()| 0) } else { self.write(&bytes[..here]) };
+            let wrote = wrote.map_err(|error| (bytes.len(), error))?;
+            bytes = &bytes[wrote..];
+            if wrote == here && here < fits {
+                self.begin_next().map_err(|error| (bytes.len(), error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(
+                OpenOptions::new()
+                    .append(true)
+                    .create(true)
+                    .mode(0o600)
+                    .open(part(&self.base, self.number))?,
+            ),
+        };
+        let count = file.write(bytes)?;
+        self.length += count as u64;
+        if count == 0 { Err(ErrorKind::WriteZero.into()) } else { Ok(count) }
+    }
+
+    fn begin_next(&mut self) -> io::Result<()> {
+        (self.number, self.length, self.file) = (self.number + 1, 0, None);
+        let first_kept = (self.number + 1).saturating_sub(self.limits.files.get().into());
+        for number in parts(&self.base)?.into_iter().filter(|number| *number < first_kept) {
+            std::fs::remove_file(part(&self.base, number))?;
+        }
+        Ok(())
+    }
+}
+
+/// One file of an output.
+pub(super) fn part(base: &Path, number: u64) -> PathBuf {
+    with_suffix(base, number)
+}
+
+/// The numbers of an output's files.
+pub(super) fn parts(base: &Path) -> io::Result<Vec<u64>> {
+    let (Some(folder), Some(name)) = (base.parent(), base.file_name()) else { return Ok(Vec::new()) };
+    let number = |path: PathBuf| match split(&path) {
+        Some((stem, number)) if stem == name => Some(number),
+        Some(_) | None => None,
+    };
+    Ok(entries(folder)?.into_iter().filter_map(number).collect())
+}
+
+/// Of the path of an output's file, the output's name and the file's number.
+pub(super) fn split(path: &Path) -> Option<(&std::ffi::OsStr, u64)> {
+    Some((path.file_stem()?, path.extension()?.to_str()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(file_bytes: u64, files: u16) -> OutputLimits {
+        OutputLimits {
+            file_bytes: NonZeroU64::new(file_bytes).unwrap(),
+            files: NonZeroU16::new(files).unwrap(),
+        }
+    }
+
+    fn texts(base: &Path) -> Vec<(u64, String)> {
+        let mut numbers = parts(base).unwrap();
+        numbers.sort_unstable();
+        numbers.into_iter().map(|n| (n, std::fs::read_to_string(part(base, n)).unwrap())).collect()
+    }
+
+    /// What is written, and the files that it becomes.
+    type Case = (&'static [&'static str], &'static [(u64, &'static str)]);
+
+    #[test]
+    fn files_are_bounded_and_begin_with_lines_where_they_can() {
+        let cases: [Case; 7] = [
+            (&["a\n", "b\n"], &[(1, "a\nb\n")]),
+            (&["12345678"], &[(1, "12345678")]),
+            (&["1234567\n", "x\n"], &[(1, "1234567\n"), (2, "x\n")]),
+            (&["one\ntwo\nthree\n"], &[(1, "one\ntwo\n"), (2, "three\n")]),
+            (&["one\n", "twenty\n"], &[(1, "one\ntwen"), (2, "ty\n")]),
+            (&["a\nbcdefghijk\n"], &[(1, "a\n"), (2, "bcdefghi"), (3, "jk\n")]),
+            (&["1234567\n2234567\n3234567\n4"], &[(2, "2234567\n"), (3, "3234567\n"), (4, "4")]),
+        ];
+        for (writes, wanted) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            let base = folder.path().join("web-0.out");
+            let mut files = Files::open(base.clone(), limits(8, 3)).unwrap();
+            for text in writes {
+                files.take(text.as_bytes());
+            }
+            let wanted: Vec<_> = wanted.iter().map(|(n, text)| (*n, (*text).to_owned())).collect();
+            assert_eq!(texts(&base), wanted, "{writes:?}");
+        }
+    }
+
+    #[test]
+    fn the_next_keeper_goes_on_where_the_last_one_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("web-0.out");
+        for text in ["one\n", "two\n", "three\n"] {
+            Files::open(base.clone(), limits(8, 2)).unwrap().take(text.as_bytes());
+        }
+        assert_eq!(texts(&base), [(1, "one\ntwo\n".to_owned()), (2, "three\n".to_owned())]);
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_counted_where_it_would_have_stood() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        let base = inner.join("web-0.out");
+        let mut files = Files::open(base.clone(), limits(1000, 2)).unwrap();
+        std::fs::remove_dir(&inner).unwrap();
+        files.take(b"12345");
+        files.take(b"678");
+        std::fs::create_dir(&inner).unwrap();
+        files.take(b"later\n");
+        let [(1, text)] = &texts(&base)[..] else { panic!("one file") };
+        assert!(
+            text.starts_with("\n[8 bytes of output were lost here: ") && text.ends_with("]\nlater\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_writer_is_never_broken_and_what_waits_in_the_pipe_is_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("web-0.out");
+        let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();
+        theirs.write_all(b"one\n").unwrap();
+        drop(capture);
+        theirs.write_all(b"two\n").unwrap();
+        let mut capture = take_over(&base, limits(1000, 2)).unwrap();
+        assert_eq!(capture.copy(&mut Vec::new()), Copied::More);
+        assert_eq!(capture.copy(&mut Vec::new()), Copied::Nothing);
+        theirs.write_all(b"three\n").unwrap();
+        drop(theirs);
+        capture.finish().unwrap();
+        assert_eq!(texts(&base), [(1, "one\ntwo\nthree\n".to_owned())]);
+    }
+}

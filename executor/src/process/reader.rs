@@ -1,0 +1,183 @@
+//! Reading an output across its files, while they are written.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::capture::{part, parts};
+
+/// The end of an output that is looked at for its last lines, at most.
+const TAIL: u64 = 1 << 20;
+
+/// A place in an output. What rotation has dropped before it was read is passed over.
+#[derive(Debug)]
+pub struct Reader {
+    base: PathBuf,
+    number: u64,
+    at: u64,
+    /// Stays readable when it is removed.
+    file: Option<File>,
+}
+
+impl Reader {
+    /// Begins at the last `lines` lines, or the last mebibyte from a line's beginning.
+    pub fn last(base: &Path, lines: u64) -> io::Result<Reader> {
+        let mut numbers = parts(base)?;
+        numbers.sort_unstable();
+        let (mut end, mut begun) = (Vec::new(), Vec::new());
+        for number in numbers.into_iter().rev() {
+            let Some((at, mut bytes)) = end_of(&part(base, number), TAIL - end.len() as u64)? else {
+                continue;
+            };
+            bytes.append(&mut end);
+            end = bytes;
+            begun.push((number, at));
+            if at > 0 || end.len() as u64 == TAIL {
+                break;
+            }
+        }
+        let Some((first, from)) = begun.last().copied() else {
+            return Ok(Reader { base: base.to_owned(), number: 0, at: 0, file: None });
+        };
+        let is_all = first == 1 && from == 0;
+        let mut reader = Reader { base: base.to_owned(), number: first, at: from, file: None };
+        reader.skip(begin_of_last(&end, lines, is_all) as u64)?;
+        Ok(reader)
+    }
+
+    /// What is new, at most `most` bytes; nothing if nothing is.
+    pub fn read(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        loop {
+            // Looked for first: once there is a next one, nothing is added to this one.
+            let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
+            if self.file.is_none() {
+                self.file = open(&part(&self.base, self.number))?;
+            }
+            if let Some(file) = &mut self.file {
+                file.seek(SeekFrom::Start(self.at))?;
+                let mut bytes = Vec::new();
+                file.take(most as u64).read_to_end(&mut bytes)?;
+                if !bytes.is_empty() {
+                    self.at += bytes.len() as u64;
+                    return Ok(bytes);
+                }
+            }
+            let Some(next) = next else { return Ok(Vec::new()) };
+            (self.number, self.at, self.file) = (next, 0, None);
+        }
+    }
+
+    fn skip(&mut self, mut count: u64) -> io::Result<()> {
+        while count > 0 {
+            let skipped = self.read(usize::try_from(count).unwrap_or(usize::MAX))?.len() as u64;
+            if skipped == 0 {
+                break;
+            }
+            count -= skipped;
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The last `most` bytes of a file, and where they begin; `None` if it was dropped.
+fn end_of(path: &Path, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
+    let Some(mut file) = open(path)? else { return Ok(None) };
+    let at = file.metadata()?.len().saturating_sub(most);
+    file.seek(SeekFrom::Start(at))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(Some((at, bytes)))
+}
+
+/// Where in `end` the last `lines` lines begin; if it is not all, not before the first whole line.
+fn begin_of_last(end: &[u8], lines: u64, is_all: bool) -> usize {
+    if lines == 0 {
+        return end.len();
+    }
+    // A line feed at the very end ends the last line and begins none.
+    let searched = end.strip_suffix(b"\n").unwrap_or(end);
+    let mut left = lines;
+    for (at, byte) in searched.iter().enumerate().rev() {
+        if *byte == b'\n' {
+            left -= 1;
+            if left == 0 {
+                return at + 1;
+            }
+        }
+    }
+    if is_all { 0 } else { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(texts: &[(u64, &str)]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("a-0.out");
+        for (number, text) in texts {
+            std::fs::write(part(&base, *number), text).unwrap();
+        }
+        (folder, base)
+    }
+
+    fn rest(reader: &mut Reader) -> String {
+        let mut text = Vec::new();
+        loop {
+            let bytes = reader.read(5).unwrap();
+            if bytes.is_empty() {
+                return String::from_utf8(text).unwrap();
+            }
+            text.extend(bytes);
+        }
+    }
+
+    #[test]
+    fn it_begins_at_the_last_lines_across_files() {
+        let all: &[(u64, &str)] = &[(1, "one\ntwo\n"), (2, "thr"), (3, "ee\nfour")];
+        let later: &[(u64, &str)] = &[(7, "rest of a line\nnext\n"), (8, "last\n")];
+        for (texts, lines, wanted) in [
+            (&[][..], 3, ""),
+            (&[(1, "")][..], 3, ""),
+            (&[(1, "one\n\n\n")][..], 2, "\n\n"),
+            (all, 0, ""),
+            (all, 1, "four"),
+            (all, 2, "three\nfour"),
+            (all, 3, "two\nthree\nfour"),
+            (all, u64::MAX, "one\ntwo\nthree\nfour"),
+            (later, 1, "last\n"),
+            (later, u64::MAX, "next\nlast\n"),
+        ] {
+            let (_folder, base) = output(texts);
+            assert_eq!(rest(&mut Reader::last(&base, lines).unwrap()), wanted, "{texts:?} {lines}");
+        }
+        let long = "x".repeat(99) + "\n";
+        let (_folder, base) = output(&[(1, &long.repeat(10_000)), (2, &long.repeat(6_000))]);
+        let shown = rest(&mut Reader::last(&base, u64::MAX).unwrap()).len() as u64;
+        assert!(shown.is_multiple_of(100) && shown <= TAIL && shown > TAIL - 100, "{shown}");
+    }
+
+    #[test]
+    fn it_goes_on_through_new_files_and_past_dropped_ones() {
+        let (folder, base) = output(&[(1, "one\n")]);
+        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        assert_eq!(rest(&mut reader), "one\n");
+        std::fs::write(part(&base, 1), "one\nmore\n").unwrap();
+        std::fs::write(part(&base, 2), "two\n").unwrap();
+        assert_eq!(rest(&mut reader), "more\ntwo\n");
+        std::fs::remove_file(part(&base, 1)).unwrap();
+        std::fs::remove_file(part(&base, 2)).unwrap();
+        std::fs::write(part(&base, 4), "four\n").unwrap();
+        assert_eq!(rest(&mut reader), "four\n");
+        folder.close().unwrap();
+        assert_eq!(rest(&mut reader), "", "what is gone is at its end");
+    }
+}

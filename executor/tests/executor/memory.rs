@@ -1,0 +1,147 @@
+//! Real processes and their limits of memory.
+//!
+//! A plain folder stands in for cgroup v2. The kernel's own is tested where `CHANCERY_TEST_CGROUP` names a folder of
+//! it that passes the memory controller on.
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
+use chancery_events::protocol::RunSpec;
+use chancery_executor::Orchestrator;
+use chancery_executor::process::{Config, Processes};
+use rustix::process::Signal;
+
+use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until};
+
+const MIB: u64 = 1 << 20;
+
+fn limited(memory: u64, argv: &[&str]) -> RunSpec {
+    let mut limited = payload("web", 1, argv);
+    limited.memory = NonZeroU64::new(memory);
+    spec(vec![limited])
+}
+
+fn told(report: &Report) -> (&Exit, &ProcessStatus) {
+    let Saw::Ended { exit, processes } = &report.saw else { panic!("{report:?}") };
+    (exit, &processes[0].status)
+}
+
+pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
+    let root = Root::new();
+    let processes = root.open().await;
+    let asks = ["python3", "-c", "bytearray(256 << 20)"];
+    for (position, memory, code) in [(1, 0, 0), (2, 512 * MIB, 0), (3, 128 * MIB, 1)] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &limited(memory, &asks))).await;
+        let ended = until(&processes, id(position), "it ended", is_ended).await;
+        assert_eq!(told(&ended).1, &ProcessStatus::Exited { code }, "with {memory} bytes");
+    }
+}
+
+/// A folder in which groups can be made, or what looks like one.
+fn groups(root: &Root) -> PathBuf {
+    let parent = root.path().join("groups");
+    std::fs::create_dir(&parent).unwrap();
+    std::fs::write(parent.join("cgroup.subtree_control"), "memory").unwrap();
+    parent
+}
+
+async fn open(root: &Root, parent: &Path) -> Processes {
+    Processes::open(Config { cgroup: Some(parent.to_owned()), ..config(root.path()) }).await.unwrap()
+}
+
+fn group(parent: &Path, id: IncarnationId) -> PathBuf {
+    parent.join(format!("{id}.web-0"))
+}
+
+pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
+    let root = Root::new();
+    let parent = groups(&root);
+    let processes = open(&root, &parent).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &limited(64 * MIB, &["sleep", "3600"]))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let read = |name: &str| std::fs::read_to_string(group(&parent, id(1)).join(name)).unwrap();
+    let [pid] = root.payloads_of(id(1))[..] else { panic!("one process") };
+    assert_eq!(
+        (read("memory.max"), read("memory.oom.group"), read("cgroup.procs")),
+        ((64 * MIB).to_string(), "1".to_owned(), pid.to_string())
+    );
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let data: Vec<_> =
+        limits.lines().find(|line| line.starts_with("Max data")).unwrap().split_whitespace().collect();
+    assert_eq!(data[3..5], ["unlimited", "unlimited"]);
+    // Without a limit there is no group, and no harm in that.
+    processes.carry_out(command(id(2), 1, Effect::Ensure, &limited(0, &["sleep", "3600"]))).await;
+    until(&processes, id(2), "it is ready", is_ready).await;
+    assert!(!group(&parent, id(2)).exists());
+    // What cannot be held to its limit is not started.
+    std::fs::remove_dir_all(&parent).unwrap();
+    processes.carry_out(command(id(3), 1, Effect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
+    let failed = |r: &Report| matches!(r.saw, Saw::Failed { hope: Hope::Retry, .. });
+    until(&processes, id(3), "its group cannot be made", failed).await;
+    assert!(root.payloads_of(id(3)).is_empty());
+}
+
+pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
+    let root = Root::new();
+    let parent = groups(&root);
+    let processes = open(&root, &parent).await;
+    let script = "while [ ! -e exit ]; do sleep 0.01; done; exit 1";
+    let spec = limited(64 * MIB, &["sh", "-c", script]);
+    let killed = ProcessStatus::Signaled { signal: 9 };
+    for (position, counted, how, wanted) in [
+        (1, "oom_kill 1", "killed", ProcessStatus::OomKilled),
+        (2, "oom_kill 0", "killed", killed.clone()),
+        (3, "oom_kill 1", "exits", ProcessStatus::Exited { code: 1 }),
+        (4, "oom_kill 1", "asked", killed),
+    ] {
+        let id = id(position);
+        processes.carry_out(command(id, 1, Effect::Ensure, &spec)).await;
+        let ready = until(&processes, id, "it is ready", is_ready).await;
+        let Saw::Ready { processes: online } = ready.saw else { unreachable!() };
+        std::fs::write(group(&parent, id).join("memory.events"), counted).unwrap();
+        match how {
+            "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
+            "exits" => std::fs::write(root.folder(id).join("web-0/work/exit"), "").unwrap(),
+            _ => processes.carry_out(command(id, 2, Effect::Kill, &spec)).await,
+        }
+        let ended = until(&processes, id, "it ended", is_ended).await;
+        let (exit, status) = told(&ended);
+        if how == "asked" {
+            // A kill asks first: whether that or the kill was quicker does not matter here.
+            assert!(matches!(status, ProcessStatus::Signaled { .. }), "{status:?}");
+            continue;
+        }
+        assert_eq!(*status, wanted, "{counted} and {how}");
+        if wanted == ProcessStatus::OomKilled {
+            let reason = "web-0 was killed for want of memory".to_owned();
+            assert_eq!(*exit, Exit::Failed { reason });
+        }
+    }
+}
+
+/// The folder of cgroup v2 that this machine lends to the test.
+pub(crate) fn lent() -> Option<PathBuf> {
+    std::env::var_os("CHANCERY_TEST_CGROUP").map(PathBuf::from)
+}
+
+pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
+    let root = Root::new();
+    let parent = lent().expect("a folder of cgroup v2");
+    let processes = open(&root, &parent).await;
+    // A helper takes too much: the whole group ends, and no other.
+    let greedy = limited(32 * MIB, &["sh", "-c", "tail /dev/zero & wait; exit 3"]);
+    let modest = limited(32 * MIB, &["sleep", "3600"]);
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &modest)).await;
+    until(&processes, id(1), "the modest one is ready", is_ready).await;
+    processes.carry_out(command(id(2), 1, Effect::Ensure, &greedy)).await;
+    let ended = until(&processes, id(2), "the greedy one is ended", is_ended).await;
+    assert_eq!(told(&ended).1, &ProcessStatus::OomKilled);
+    assert_eq!(root.payloads_of(id(1)).len(), 1, "the modest one runs on");
+    assert!(group(&parent, id(1)).exists() && !group(&parent, id(2)).exists());
+    kill(root.payloads_of(id(1))[0], Signal::KILL);
+    let ended = until(&processes, id(1), "the modest one is killed", is_ended).await;
+    assert_eq!(told(&ended).1, &ProcessStatus::Signaled { signal: 9 });
+}

@@ -1,0 +1,131 @@
+//! Real processes: what becomes of what they write.
+
+use std::num::{NonZeroU16, NonZeroU64};
+use std::path::PathBuf;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::protocol::RunSpec;
+use chancery_executor::Orchestrator;
+use chancery_executor::process::{OutputLimits, Processes, Reader, Stream, log_files};
+use rustix::process::Signal;
+
+use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
+
+async fn open(root: &Root, file_bytes: u64, files: u16) -> Processes {
+    let output = OutputLimits {
+        file_bytes: NonZeroU64::new(file_bytes).unwrap(),
+        files: NonZeroU16::new(files).unwrap(),
+    };
+    Processes::open(chancery_executor::process::Config { output, ..config(root.path()) }).await.unwrap()
+}
+
+fn shell(script: &str) -> RunSpec {
+    spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])])
+}
+
+fn base(root: &Root, id: IncarnationId, stream: Stream) -> PathBuf {
+    let logs = log_files(root.path(), id).unwrap();
+    logs.into_iter().find(|log| log.stream == stream).expect("it has written").base
+}
+
+/// As `seq` writes them.
+fn numbers(first: u32, last: u32) -> String {
+    (first..=last).flat_map(|number| [number.to_string(), "\n".to_owned()]).collect()
+}
+
+/// Adds all that is there to read now.
+fn rest(reader: &mut Reader, text: &mut String) {
+    loop {
+        let bytes = reader.read(1 << 20).unwrap();
+        if bytes.is_empty() {
+            return;
+        }
+        text.push_str(std::str::from_utf8(&bytes).unwrap());
+    }
+}
+
+fn bytes_in(root: &Root, id: IncarnationId) -> u64 {
+    let entries = std::fs::read_dir(root.folder(id)).unwrap();
+    let outputs =
+        entries.map(|entry| entry.unwrap()).filter(|e| e.file_name().to_str().unwrap().starts_with("web-0."));
+    outputs.map(|entry| entry.metadata().unwrap().len()).sum()
+}
+
+pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
+    let root = Root::new();
+    let processes = open(&root, 64 << 10, 3).await;
+    let spec = shell("seq 1 1000000; echo the end >&2");
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    until(&processes, id(1), "it has written and ended", is_ended).await;
+    let mut text = String::new();
+    rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+    let numbers: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(numbers.last(), Some(&1_000_000), "all is there when the end is told");
+    assert!(numbers.is_sorted_by(|a, b| b - a == 1), "whole lines, none missing in between");
+    assert!(text.len() > 2 * (64 << 10) - 16, "two files are full at least, {} bytes", text.len());
+    assert!(bytes_in(&root, id(1)) <= 3 * (64 << 10) + 16, "{} bytes", bytes_in(&root, id(1)));
+    let mut said = String::new();
+    rest(&mut Reader::last(&base(&root, id(1), Stream::Err), 1).unwrap(), &mut said);
+    assert_eq!(said, "the end\n");
+}
+
+pub(crate) async fn a_follower_reads_every_line_across_files() {
+    let root = Root::new();
+    let processes = open(&root, 4 << 10, 1000).await;
+    let script = "echo 0; while [ ! -e go ]; do sleep 0.01; done; seq 1 100000; exec sleep 3600";
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    wait_until("it has written", || !log_files(root.path(), id(1)).unwrap().is_empty());
+    let mut reader = Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap();
+    std::fs::write(root.folder(id(1)).join("web-0/work/go"), "").unwrap();
+    let mut text = String::new();
+    wait_until("the last line is read", || {
+        rest(&mut reader, &mut text);
+        text.ends_with("\n100000\n")
+    });
+    let wanted = numbers(0, 100_000);
+    assert!(text == wanted, "every line once");
+}
+
+pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
+    let root = Root::new();
+    let processes = open(&root, 4 << 10, 1000).await;
+    // More than a pipe holds, once told to.
+    let script = "for step in 1 2; do while [ ! -e go-$step ]; do sleep 0.01; done; seq 1 30000; touch did-$step; \
+                  done; exec sleep 3600";
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;
+    let before = until(&processes, id(1), "it is ready", is_ready).await;
+    let work = root.folder(id(1)).join("web-0/work");
+    drop(processes);
+    std::fs::write(work.join("go-1"), "").unwrap();
+    wait_until("its keeper takes what it writes without an executor", || work.join("did-1").exists());
+    let out = || {
+        let mut text = String::new();
+        rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+        text
+    };
+    let once = numbers(1, 30_000);
+    let pipe =
+        std::fs::OpenOptions::new().read(true).write(true).open(root.folder(id(1)).join("web-0.out.pipe"));
+    wait_until("all of it is there", || out() == once);
+    for keeper in root.keepers() {
+        kill(keeper, Signal::KILL);
+    }
+    wait_until("the keeper is dead", || root.keepers().is_empty());
+    std::fs::write(work.join("go-2"), "").unwrap();
+    let pipe = pipe.unwrap();
+    wait_until("the pipe is full", || rustix::io::ioctl_fionread(&pipe).unwrap() > 60_000);
+    drop(pipe);
+    assert!(out() == once, "nobody reads: it waits");
+    assert!(!work.join("did-2").exists());
+    let processes = open(&root, 4 << 10, 1000).await;
+    let after = until(&processes, id(1), "it is adopted", is_ready).await;
+    assert_eq!(after, before);
+    wait_until("it goes on", || work.join("did-2").exists());
+    wait_until("all of it is there", || out() == once.repeat(2));
+    processes.carry_out(command(id(1), 2, Effect::Stop, &shell(script))).await;
+    until(&processes, id(1), "it is ended", is_ended).await;
+    drop(processes);
+    wait_until("nothing is left", || root.payloads().is_empty());
+}

@@ -1,0 +1,196 @@
+//! Which fields an entity has and what they may be, so that a wait for what never comes is refused at once.
+
+use chancery_events::spec::OperationKind;
+use chancery_projector::rows::{
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow,
+    OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow,
+};
+use schemars::{Schema, schema_for};
+use serde_json::Value;
+
+use super::error::CliError;
+use super::kind::Kind;
+use crate::manifest::suggest::instead;
+
+/// Refuses a field that the kind has not, or a value that the field never has.
+pub(super) fn check(kind: Kind, path: &[&str], wanted: &str) -> Result<(), CliError> {
+    let schema = schema(kind);
+    let whole = path.join(".");
+    let unknown = |at: usize, known: &[&str]| {
+        let of = if at == 0 { format!("a {}", kind.word()) } else { format!("{:?}", path[..at].join(".")) };
+        CliError::usage(format!("{of} has no field {:?}{}", path[at], instead(path[at], known)))
+    };
+    if let Some(words) = counted(kind, path[0]) {
+        return counts(&words, path, wanted, &unknown);
+    }
+    let mut now = schema.as_value();
+    for (at, name) in path.iter().enumerate() {
+        let node = resolve(&schema, now);
+        now = if let Some(properties) = node["properties"].as_object() {
+            let names: Vec<_> = properties.keys().map(String::as_str).collect();
+            properties.get(*name).ok_or_else(|| unknown(at, &names))?
+        } else {
+            any_of(node).ok_or_else(|| unknown(at, &[]))?
+        };
+    }
+    let node = resolve(&schema, now);
+    let words = words(node);
+    let is_fine = match node["type"].as_str() {
+        _ if !words.is_empty() => words.contains(&wanted),
+        Some("integer") => wanted.parse::<u64>().is_ok(),
+        Some("boolean") => ["true", "false"].contains(&wanted),
+        _ => true,
+    };
+    // What is absent is shown as none.
+    if is_fine || wanted == "none" {
+        return Ok(());
+    }
+    let known = match node["type"].as_str() {
+        Some("integer") => return Err(number(kind, &whole, wanted)),
+        Some("boolean") => vec!["true", "false"],
+        _ => words,
+    };
+    Err(CliError::usage(format!(
+        "{whole} of a {} is never {wanted:?}{}",
+        kind.word(),
+        instead(wanted, &known)
+    )))
+}
+
+fn number(kind: Kind, field: &str, wanted: &str) -> CliError {
+    CliError::usage(format!("{field} of a {} is a whole number, never {wanted:?}", kind.word()))
+}
+
+/// The words of each level below a field of counters: those that never counted are not in a row.
+fn counted(kind: Kind, field: &str) -> Option<Vec<Vec<&'static str>>> {
+    match (kind, field) {
+        (Kind::Plan, "replicas") => {
+            Some(vec![PhaseWord::ALL.iter().map(|phase| phase.word()).chain(["total"]).collect()])
+        }
+        (Kind::Plan, "operations") => Some(vec![
+            OperationKind::ALL.iter().map(|kind| kind.word()).collect(),
+            OperationWord::ALL.iter().map(|state| state.word()).collect(),
+        ]),
+        _ => None,
+    }
+}
+
+fn counts(
+    words: &[Vec<&str>],
+    path: &[&str],
+    wanted: &str,
+    unknown: &dyn Fn(usize, &[&str]) -> CliError,
+) -> Result<(), CliError> {
+    for (at, known) in words.iter().enumerate() {
+        match path.get(at + 1) {
+            Some(name) if known.contains(name) => {}
+            Some(_) => return Err(unknown(at + 1, known)),
+            None => {
+                let whole = path.join(".");
+                return Err(CliError::usage(format!("write which of {whole}: {whole}.{}", known[0])));
+            }
+        }
+    }
+    match path.get(words.len() + 1) {
+        Some(_) => Err(unknown(words.len() + 1, &[])),
+        None if wanted.parse::<u64>().is_ok() => Ok(()),
+        None => Err(number(Kind::Plan, &path.join("."), wanted)),
+    }
+}
+
+fn schema(kind: Kind) -> Schema {
+    match kind {
+        Kind::Cluster => schema_for!(ClusterRow),
+        Kind::Capability => schema_for!(CapabilityRow),
+        Kind::Node => schema_for!(NodeRow),
+        Kind::Plan => schema_for!(PlanRow),
+        Kind::Deployment => schema_for!(DeploymentRow),
+        Kind::Replica => schema_for!(ReplicaRow),
+        Kind::Incarnation => schema_for!(IncarnationRow),
+        Kind::Operation => schema_for!(OperationRow),
+        Kind::Session => schema_for!(SessionRow),
+        Kind::Command => schema_for!(CommandRow),
+    }
+}
+
+/// What a part of a schema says itself: behind a reference, and without the choice of being absent.
+fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
+    loop {
+        if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
+            node = &schema.as_value()["$defs"][name];
+        } else if let Some(choices) = node["anyOf"].as_array() {
+            let Some(choice) = choices.iter().find(|choice| choice["type"] != "null") else { return node };
+            node = choice;
+        } else {
+            return node;
+        }
+    }
+}
+
+/// What each value of a map is, whatever its name.
+fn any_of(node: &Value) -> Option<&Value> {
+    let by_pattern = || node["patternProperties"].as_object()?.values().next();
+    Some(&node["additionalProperties"]).filter(|more| more.is_object()).or_else(by_pattern)
+}
+
+/// The words that a text may be; none if any.
+fn words(node: &Value) -> Vec<&str> {
+    let constants = |choices: &'_ Vec<Value>| choices.iter().all(|choice| choice["const"].is_string());
+    match (&node["enum"], &node["oneOf"]) {
+        (Value::Array(words), _) => words.iter().filter_map(Value::as_str).collect(),
+        (_, Value::Array(choices)) if constants(choices) => {
+            choices.iter().filter_map(|choice| choice["const"].as_str()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_comes_is_refused_with_what_may_be_meant() {
+        for (kind, field, value, wanted) in [
+            (Kind::Replica, "phase", "running", ""),
+            (Kind::Replica, "node", "none", ""),
+            (Kind::Replica, "ready", "true", ""),
+            (Kind::Plan, "replicas.running", "3", ""),
+            (Kind::Plan, "operations.create.pending_approval", "1", ""),
+            (Kind::Plan, "spec.service", "web", ""),
+            (Kind::Node, "labels.disk", "fast", ""),
+            (
+                Kind::Replica,
+                "phase",
+                "runing",
+                "phase of a replica is never \"runing\": did you mean \"running\"?",
+            ),
+            (Kind::Replica, "ready", "yes", "ready of a replica is never \"yes\": write one of true, false"),
+            (Kind::Replica, "fase", "running", "a replica has no field \"fase\": did you mean \"phase\"?"),
+            (Kind::Node, "version", "x", "version of a node is a whole number, never \"x\""),
+            (Kind::Node, "state.x", "y", "\"state\" has no field \"x\""),
+            (
+                Kind::Plan,
+                "replicas.runing",
+                "3",
+                "\"replicas\" has no field \"runing\": did you mean \"running\"?",
+            ),
+            (
+                Kind::Plan,
+                "operations.create",
+                "1",
+                "write which of operations.create: operations.create.preparing",
+            ),
+            (
+                Kind::Plan,
+                "replicas.running",
+                "x",
+                "replicas.running of a plan is a whole number, never \"x\"",
+            ),
+        ] {
+            let path: Vec<_> = field.split('.').collect();
+            let said = check(kind, &path, value).err().map_or(String::new(), |error| error.message);
+            assert_eq!(said, wanted, "{field}={value}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! A part of the terminal that is drawn again and again.
+
+use terminal_size::{Height, Width, terminal_size};
+
+/// What was drawn last stands above the cursor.
+#[derive(Debug, Default)]
+pub(super) struct Screen {
+    drawn: usize,
+}
+
+impl Screen {
+    /// What draws the lines of `text` in the place of those before.
+    pub(super) fn draw(&mut self, text: &str) -> String {
+        let (Width(width), Height(height)) = terminal_size().unwrap_or((Width(80), Height(24)));
+        self.draw_in(text, usize::from(width), usize::from(height))
+    }
+
+    /// Nothing may be wider or higher than the terminal: what has scrolled away cannot be drawn over.
+    fn draw_in(&mut self, text: &str, width: usize, height: usize) -> String {
+        let all: Vec<&str> = text.lines().collect();
+        let room = height.saturating_sub(1).max(1);
+        let (shown, hidden) =
+            if all.len() > room { (room - 1, all.len() - (room - 1)) } else { (all.len(), 0) };
+        let mut drawn = match self.drawn {
+            0 => String::new(),
+            // To the beginning of the first line, and away with everything below.
+            lines => format!("\u{1b}[{lines}F\u{1b}[J"),
+        };
+        let more = (hidden > 0).then(|| format!("and {hidden} more"));
+        for line in all.into_iter().take(shown).chain(more.as_deref()) {
+            drawn.extend(line.chars().take(width));
+            drawn.push('\n');
+        }
+        self.drawn = shown + usize::from(hidden > 0);
+        drawn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_drawn_is_drawn_over_and_stays_within_the_terminal() {
+        let mut screen = Screen::default();
+        assert_eq!(screen.draw_in("a\nb\n", 10, 5), "a\nb\n");
+        assert_eq!(screen.draw_in("longer than that\n", 6, 5), "\u{1b}[2F\u{1b}[Jlonger\n");
+        assert_eq!(screen.draw_in("a\nb\nc\nd\ne\n", 10, 5), "\u{1b}[1F\u{1b}[Ja\nb\nc\nand 2 more\n");
+        assert_eq!(screen.draw_in("a\nb\nc\nd\n", 10, 5), "\u{1b}[4F\u{1b}[Ja\nb\nc\nd\n");
+    }
+}

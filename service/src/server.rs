@@ -83,7 +83,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         hub,
         metrics,
         logs: Arc::new(Files { root }),
-        limits: limits(&config),
+        limits: Limits::of(&config.limits),
     };
     let mut told = stopped;
     let http = tokio::spawn(crate::http::serve(app, listener, async move {
@@ -178,19 +178,6 @@ impl Logs for Files {
             path: file.path,
         };
         Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
-    }
-}
-
-/// The settings, as the API counts.
-fn limits(config: &Config) -> Limits {
-    let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-    Limits {
-        body: count(config.limits.body),
-        headers_bytes: count(config.limits.header_bytes),
-        connections: count(config.limits.connections),
-        followers: count(config.limits.streams),
-        request: config.limits.request_time,
-        ..Limits::default()
     }
 }
 

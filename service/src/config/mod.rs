@@ -72,6 +72,13 @@ pub struct Limits {
     pub request_time: Duration,
 }
 
+impl Default for Limits {
+    /// As they are when nobody sets any.
+    fn default() -> Limits {
+        Config::typed(defaults()).expect("every default of the table is right").limits
+    }
+}
+
 /// All settings, read and checked, with where each came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -133,7 +140,7 @@ impl Config {
 
     /// Puts the layers on each other.
     pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
-        let mut values: Vec<_> = SETTINGS.iter().map(|s| (s.default.to_owned(), Origin::Default)).collect();
+        let mut values = defaults();
         let mut set = |name: &str, text: String, origin: Origin| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("only names of the table are set")] = (text, origin);
@@ -197,6 +204,11 @@ impl Config {
     pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
+}
+
+/// Every setting as it is when nobody sets it.
+fn defaults() -> Vec<(String, Origin)> {
+    SETTINGS.iter().map(|setting| (setting.default.to_owned(), Origin::Default)).collect()
 }
 
 /// The file and its text: the one named by a flag or the environment must be there.

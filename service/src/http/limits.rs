@@ -1,6 +1,10 @@
 //! Limits on what one caller may take: everything that grows with what comes in has one.
+//!
+//! What may be set stands in the table of settings, and nowhere else with its default; the rest stands here.
 
 use std::time::Duration;
+
+use crate::config;
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -37,24 +41,32 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
+impl Limits {
+    /// As the settings say.
+    pub fn of(set: &config::Limits) -> Limits {
+        let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         Limits {
-            body: 1 << 20,
-            headers_bytes: 32 << 10,
+            body: count(set.body),
+            headers_bytes: count(set.header_bytes),
             headers: 100,
             uri: 8 << 10,
             depth: 64,
             batch: 1000,
-            connections: 1024,
-            followers: 1000,
+            connections: count(set.connections),
+            followers: count(set.streams),
             header_read: Duration::from_secs(10),
             body_read: Duration::from_secs(10),
-            request: Duration::from_secs(30),
+            request: set.request_time,
             min_position: Duration::from_secs(5),
             stall: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             drain: Duration::from_secs(30),
         }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits::of(&config::Limits::default())
     }
 }

@@ -2,10 +2,12 @@
 //! of its API, and a look at the processes that it started.
 
 mod client;
+mod executor;
 mod processes;
 mod server;
 
 pub use client::{Answer, Client};
+pub use executor::Executor;
 pub use processes::{Payload, payloads};
 pub use server::{Server, program};
 

@@ -8,12 +8,13 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chancery_events::name::{Actor, FleetName};
+use chancery_events::name::{Actor, ClusterName, FleetName};
 
 pub use settings::{SETTINGS, Setting, Type};
 
@@ -55,6 +56,25 @@ pub enum LogFormat {
     Json,
 }
 
+/// Which clusters are driven from the server's own process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Clusters {
+    /// Every one.
+    All,
+    /// These, and no others.
+    Only(BTreeSet<ClusterName>),
+}
+
+impl Clusters {
+    /// Whether the cluster is one of them.
+    pub fn has(&self, cluster: &ClusterName) -> bool {
+        match self {
+            Clusters::All => true,
+            Clusters::Only(names) => names.contains(cluster),
+        }
+    }
+}
+
 /// What a request may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -66,6 +86,8 @@ pub struct Limits {
     pub connections: u64,
     /// Streams at a time.
     pub streams: u64,
+    /// Executors connected over HTTP at a time.
+    pub executors: u64,
     /// Inputs that may wait for the decider.
     pub queue: u64,
     /// How long a request may take.
@@ -98,6 +120,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// How long an executor may be silent.
     pub lease: Duration,
+    /// The clusters that the server's own process drives.
+    pub executors: Clusters,
     /// What a request may cost.
     pub limits: Limits,
     /// The size at which the journal begins another segment.
@@ -180,6 +204,7 @@ impl Config {
             header_bytes: bytes("limits.header_bytes")?,
             connections: count("limits.connections")?,
             streams: count("limits.streams")?,
+            executors: count("limits.executors")?,
             queue: count("limits.queue")?,
             request_time: settings::span(text("limits.request_time"))?,
         };
@@ -192,6 +217,7 @@ impl Config {
             log: text("log").to_owned(),
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
             lease: settings::span(text("lease"))?,
+            executors: settings::clusters(text("executors"))?,
             limits,
             segment_bytes: bytes("segment_bytes")?,
             sled_cache: bytes("sled_cache")?,

@@ -11,6 +11,8 @@ use crate::config;
 pub struct Limits {
     /// A body has at most so many bytes.
     pub body: usize,
+    /// So many bytes of an executor's messages come at once; one may be as large.
+    pub messages: usize,
     /// All headers together have at most so many bytes,
     pub headers_bytes: usize,
     /// and are at most so many.
@@ -25,6 +27,8 @@ pub struct Limits {
     pub connections: usize,
     /// Streams at one time, of events and logs.
     pub followers: usize,
+    /// Executors connected at one time.
+    pub executors: usize,
     /// The headers of a request come within this time, also after a wait on an open connection.
     pub header_read: Duration,
     /// A body comes within this time.
@@ -47,6 +51,7 @@ impl Limits {
         let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         Limits {
             body: count(set.body),
+            messages: 16 << 20,
             headers_bytes: count(set.header_bytes),
             headers: 100,
             uri: 8 << 10,
@@ -54,6 +59,7 @@ impl Limits {
             batch: 1000,
             connections: count(set.connections),
             followers: count(set.streams),
+            executors: count(set.executors),
             header_read: Duration::from_secs(10),
             body_read: Duration::from_secs(10),
             request: set.request_time,

@@ -9,9 +9,14 @@ use serde_json::Value;
 
 use crate::kills::{deploy, set_up, sleeper};
 
-/// A server that drives no cluster itself, with a cluster and a plan; it loses a session after two seconds.
-fn bare_server() -> Server {
-    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", "2s")]);
+/// A lease for tests in which a session is lost.
+const SHORT: &str = "2s";
+/// One for tests in which none may be, however slow the machine is.
+const LONG: &str = "60s";
+
+/// A server that drives no cluster itself, with a cluster and a plan.
+fn bare_server(lease: &str) -> Server {
+    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", lease)]);
     server.stay_at_this_address();
     set_up(&server.client(), &sleeper());
     server
@@ -49,7 +54,7 @@ fn end_three(server: &Server, executor: &Executor) {
 
 #[test]
 fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
-    let server = bare_server();
+    let server = bare_server(LONG);
     let client = server.client();
     let mut executor = Executor::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
@@ -66,7 +71,7 @@ fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
 
 #[test]
 fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
-    let server = bare_server();
+    let server = bare_server(LONG);
     let client = server.client();
     let mut executor = Executor::start(&server, "e1", "--process");
     let mut pids: BTreeMap<(String, String), u32> = BTreeMap::new();
@@ -98,13 +103,19 @@ fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
 
 #[test]
 fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
-    let server = bare_server();
+    let server = bare_server(SHORT);
     let client = server.client();
     let mut executor = Executor::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     let before = client.items("incarnations?state=running");
+    assert!(before.iter().all(|row| row["reachability"] == "known"));
     executor.kill();
     wait_for_sessions(&client, "lost", 1);
+    let all_are = |reachability: &str| {
+        let rows = [client.items("replicas"), client.items("incarnations")].concat();
+        rows.len() == 6 && rows.iter().all(|row| row["reachability"] == reachability)
+    };
+    assert!(all_are("unknown"));
     // What is wanted meanwhile waits.
     deploy(&client, "four", 4);
     client.wait_for("web", "starting", 1);
@@ -118,6 +129,7 @@ fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
     );
     executor.start_again();
     client.wait_for("web", "running", 4);
+    assert!(client.items("incarnations").iter().all(|row| row["reachability"] == "known"));
     let now = executor.payloads();
     assert!(alive.iter().all(|payload| now.contains(payload)), "before {alive:?}, after {now:?}");
     assert_eq!(now.len(), 4);
@@ -126,7 +138,7 @@ fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
 
 #[test]
 fn a_killed_server_finds_its_executor_again() {
-    let mut server = bare_server();
+    let mut server = bare_server(LONG);
     let executor = Executor::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     let session = sessions(&server.client(), "open")[0]["id"].clone();
@@ -145,7 +157,7 @@ fn a_killed_server_finds_its_executor_again() {
 
 #[test]
 fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_over() {
-    let server = bare_server();
+    let server = bare_server(SHORT);
     let client = server.client();
     let first = Executor::start(&server, "e1", "--process");
     wait_for_sessions(&client, "open", 1);
@@ -171,14 +183,14 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
 
 #[test]
 fn a_folder_has_one_executor_and_one_journal() {
-    let server = bare_server();
+    let server = bare_server(LONG);
     let mut executor = Executor::start(&server, "e1", "--process");
     run_three(&server, &executor);
     let mut second = executor.start_beside(&server, "e2", "--process");
     assert_eq!(second.wait(), Some(4), "{}", second.log());
     // Another journal: it must not be worked for, and what runs is not its to end.
     executor.kill();
-    let other = bare_server();
+    let other = bare_server(LONG);
     let mut misled = executor.start_beside(&other, "e1", "--process");
     assert_eq!(misled.wait(), Some(5), "{}", misled.log());
     assert!(misled.log().contains("it has worked for another journal"), "{}", misled.log());

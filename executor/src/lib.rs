@@ -2,7 +2,7 @@
 //!
 //! In reading order: what an orchestrator is ([`orchestrator`]) and the board on which it shows what it has
 //! ([`board`]); what one order means for what is there ([`plan`], pure); the session with the decider
-//! ([`session`], pure); the loop around both ([`run`]); then the orchestrators: operating-system processes
+//! ([`session`], pure); the loop around both ([`run`]); links to a decider elsewhere ([`remote`]); then the orchestrators: operating-system processes
 //! ([`process`]) and nodes in memory ([`simulated`]), which both pass [`conformance`].
 //!
 //! What must stay true: nothing is removed without a command or a judgement; nothing is reported gone before it is
@@ -15,6 +15,7 @@ mod durable;
 pub mod orchestrator;
 pub mod plan;
 pub mod process;
+pub mod remote;
 mod run;
 mod scope;
 pub mod session;

@@ -246,16 +246,18 @@ where
         self.on.insert(task.id(), incarnation);
     }
 
-    /// Sends what waits, lets work that was begun come to its end, and closes the link.
+    /// Lets work that was begun come to its end, sends what waits, and closes the link when it was heard.
     async fn say_goodbye(&mut self) {
         let _ = tokio::time::timeout(GOODBYE, async {
             while self.works.join_next().await.is_some() {}
-            if let Some(link) = &self.link {
+            if let Some(link) = &mut self.link {
                 for message in self.outbox.drain(..) {
                     if link.to_decider.send(encode(&message)).await.is_err() {
-                        break;
+                        return;
                     }
                 }
+                // The decider hangs up when it has heard the goodbye.
+                while link.from_decider.recv().await.is_some() {}
             }
         })
         .await;

@@ -141,7 +141,13 @@ impl Core {
 
     /// Tries again later; what was seen of a lease goes on until its ¾.
     fn wait(&mut self, now: Duration) {
-        let pause = (BACKOFF_FIRST * 2u32.saturating_pow(self.failures.min(10))).min(BACKOFF_MOST);
+        // A decider that comes back must be asked within a lease, or it loses the session.
+        let most = if self.lease.length().is_zero() {
+            BACKOFF_MOST
+        } else {
+            BACKOFF_MOST.min(self.lease.length() / 3)
+        };
+        let pause = (BACKOFF_FIRST * 2u32.saturating_pow(self.failures.min(10))).min(most);
         self.failures = self.failures.saturating_add(1);
         self.phase = Phase::Waiting { until: now + pause };
     }
@@ -175,7 +181,10 @@ impl Core {
                 return self.welcomed(now, &envelope, lineage, lease, commands, out);
             }
             FromDecider::Refused { reason, again } => match again {
-                Again::Later => self.hang_up(now, out),
+                Again::Later => {
+                    tracing::info!(reason, "the decider does not take this executor now");
+                    self.hang_up(now, out);
+                }
                 Again::NewerElsewhere => return Err(Stop::NewerElsewhere(reason)),
                 Again::Never => return Err(Stop::Refused(reason)),
             },

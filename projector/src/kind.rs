@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::filter::Def;
 use crate::index::Entries;
+use crate::reach::{Reached, Through};
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
     ReplicaRow, SessionRow,
@@ -331,10 +332,16 @@ pub trait Row:
     fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
         None
     }
+
+    /// Whoever must be heard of for it to be reachable, if anybody must, and what that says of it.
+    #[doc(hidden)]
+    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+        None
+    }
 }
 
 macro_rules! rows {
-    ($($row:ident, $kind:ident, $key:ty, |$k:ident| $of:expr, |$r:ident| $own:expr, $filters:ident, $index:ident, $waits:ident;)*) => {$(
+    ($($row:ident, $kind:ident, $key:ty, |$k:ident| $of:expr, |$r:ident| $own:expr, $filters:ident, $index:ident, $waits:ident, $through:ident;)*) => {$(
         impl Row for $row {
             const KIND: RowKind = RowKind::$kind;
             const FILTERS: &'static [Def<$row>] = crate::filters::$filters;
@@ -355,6 +362,7 @@ macro_rules! rows {
             }
             rows!(@index $index);
             rows!(@waits $waits);
+            rows!(@through $through);
         }
     )*};
     (@index no) => {};
@@ -372,17 +380,31 @@ macro_rules! rows {
             (self.message == crate::row_of::WAITS).then_some((&self.plan, &mut self.message))
         }
     };
+    (@through no) => {};
+    (@through cluster) => {
+        fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+            Reached::of(&mut self.reachability, &mut self.message)
+                .map(|reached| (Through::Cluster(self.cluster.clone()), reached))
+        }
+    };
+    (@through incarnation) => {
+        fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+            let id = self.incarnation?;
+            Reached::of(&mut self.reachability, &mut self.message)
+                .map(|reached| (Through::Incarnation(id), reached))
+        }
+    };
 }
 
 rows! {
-    ClusterRow, Clusters, ClusterName, |k| RowKey::Cluster(k.clone()), |r| RowKey::Cluster(r.name.clone()), CLUSTERS, no, no;
-    CapabilityRow, Capabilities, CapabilityName, |k| RowKey::Capability(k.clone()), |r| RowKey::Capability(r.name.clone()), CAPABILITIES, no, no;
-    NodeRow, Nodes, NodeName, |k| RowKey::Node(k.clone()), |r| RowKey::Node(r.name.clone()), NODES, no, no;
-    PlanRow, Plans, PlanName, |k| RowKey::Plan(k.clone()), |r| RowKey::Plan(r.name.clone()), PLANS, no, no;
-    DeploymentRow, Deployments, (PlanName, DeploymentName), |k| RowKey::Deployment(k.0.clone(), k.1.clone()), |r| RowKey::Deployment(r.plan.clone(), r.name.clone()), DEPLOYMENTS, no, no;
-    ReplicaRow, Replicas, ReplicaName, |k| RowKey::Replica(k.clone()), |r| RowKey::Replica(r.name.clone()), REPLICAS, yes, yes;
-    IncarnationRow, Incarnations, IncarnationId, |k| RowKey::Incarnation(*k), |r| RowKey::Incarnation(r.id), INCARNATIONS, yes, no;
-    OperationRow, Operations, OperationId, |k| RowKey::Operation(*k), |r| RowKey::Operation(r.id), OPERATIONS, yes, yes;
-    SessionRow, Sessions, SessionId, |k| RowKey::Session(*k), |r| RowKey::Session(r.id), SESSIONS, no, no;
-    CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no;
+    ClusterRow, Clusters, ClusterName, |k| RowKey::Cluster(k.clone()), |r| RowKey::Cluster(r.name.clone()), CLUSTERS, no, no, no;
+    CapabilityRow, Capabilities, CapabilityName, |k| RowKey::Capability(k.clone()), |r| RowKey::Capability(r.name.clone()), CAPABILITIES, no, no, no;
+    NodeRow, Nodes, NodeName, |k| RowKey::Node(k.clone()), |r| RowKey::Node(r.name.clone()), NODES, no, no, no;
+    PlanRow, Plans, PlanName, |k| RowKey::Plan(k.clone()), |r| RowKey::Plan(r.name.clone()), PLANS, no, no, no;
+    DeploymentRow, Deployments, (PlanName, DeploymentName), |k| RowKey::Deployment(k.0.clone(), k.1.clone()), |r| RowKey::Deployment(r.plan.clone(), r.name.clone()), DEPLOYMENTS, no, no, no;
+    ReplicaRow, Replicas, ReplicaName, |k| RowKey::Replica(k.clone()), |r| RowKey::Replica(r.name.clone()), REPLICAS, yes, yes, incarnation;
+    IncarnationRow, Incarnations, IncarnationId, |k| RowKey::Incarnation(*k), |r| RowKey::Incarnation(r.id), INCARNATIONS, yes, no, cluster;
+    OperationRow, Operations, OperationId, |k| RowKey::Operation(*k), |r| RowKey::Operation(r.id), OPERATIONS, yes, yes, no;
+    SessionRow, Sessions, SessionId, |k| RowKey::Session(*k), |r| RowKey::Session(r.id), SESSIONS, no, no, no;
+    CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no, no;
 }

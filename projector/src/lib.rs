@@ -15,6 +15,7 @@ pub mod kind;
 pub mod page;
 pub mod projector;
 pub mod query;
+mod reach;
 pub mod row_of;
 pub mod rows;
 pub mod snapshot;

@@ -19,6 +19,7 @@ use crate::filter::{self, Filter, Way};
 use crate::index::Index;
 use crate::kind::{Row, RowKey, with_row};
 use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, Page, PageToken, Query, QueryError};
+use crate::reach::Reach;
 use crate::row_of::waits_because;
 use crate::rows::{PlanRow, ReplicaRow};
 use crate::store::{StoreError, decode};
@@ -82,11 +83,12 @@ impl Reader {
         self.steady(|| {
             let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok(None) };
             Reasons::new(self).add(&mut row)?;
+            Reach::new(self).add(&mut row)?;
             Ok(Some(row))
         })
     }
 
-    fn bytes<R: Row>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
+    pub(crate) fn bytes<R: Row>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
         let bytes = self.tree.get(key).map_err(read_failed)?;
         Ok(bytes.map(|bytes| decode(key, &bytes)).transpose()?)
     }
@@ -131,9 +133,10 @@ impl Reader {
                 return Ok(Page { items: Vec::new(), next: None, position });
             };
             let (mut items, last) = self.scan(&filters, &prefix, after, limit)?;
-            let mut reasons = Reasons::new(self);
+            let (mut reasons, mut reach) = (Reasons::new(self), Reach::new(self));
             for row in &mut items {
                 reasons.add(row)?;
+                reach.add(row)?;
             }
             let next = last.map(|last| PageToken { digest, way, last });
             Ok(Page { items, next, position })

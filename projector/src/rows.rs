@@ -73,6 +73,8 @@ words! {
         Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
         Superseded = "superseded",
     }
+    /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
+    Reachability { Known = "known", Unknown = "unknown" }
     /// The states of a session, as readers see them.
     SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
@@ -207,6 +209,8 @@ rows! {
         phase: PhaseWord,
         /// Whether it runs and all its processes are online.
         ready: bool,
+        /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
+        reachability: Reachability,
         /// Where it is.
         node: Option<NodeName>,
         /// Its incarnation that is not over.
@@ -236,6 +240,8 @@ rows! {
         state: IncarnationWord,
         /// Whether all its processes are online.
         ready: bool,
+        /// Whether an executor of its cluster is heard of: if not, the rest is as it was last seen.
+        reachability: Reachability,
         /// What it holds.
         amounts: Amounts,
         /// What it holds of storage, by class.

@@ -1,8 +1,9 @@
-//! Executors in the server's own process: one for each cluster of a runtime that can be driven from here.
+//! Executors in the server's own process: one for each cluster that the settings do not leave to others.
 //!
 //! They speak the same serialised messages as any executor; the link is a pair of channels.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, Position};
-use chancery_events::name::ClusterName;
+use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
 use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
@@ -20,15 +21,26 @@ use chancery_projector::{Query, Reader};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::config::Config;
+use crate::config::{Clusters, Config};
 use crate::decider::{Connection, Decider, Input};
 
 /// Messages that may wait for an executor; one that does not take them is cut off and starts from a level.
-const MAILBOX: usize = 65_536;
+pub(crate) const MAILBOX: usize = 65_536;
 /// How long to wait before an executor that could not begin is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Work that an executor begins at once.
 const AT_ONCE: usize = 32;
+
+/// Numbers the connections of one run of the decider, whichever way executors come.
+#[derive(Clone, Debug, Default)]
+pub struct Connections(Arc<AtomicU64>);
+
+impl Connections {
+    /// One that was not given before.
+    pub(crate) fn next(&self) -> Connection {
+        Connection(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// What an executor in this process needs.
 #[derive(Clone)]
@@ -39,20 +51,15 @@ pub struct Host {
     pub decider: Decider,
     /// Where clusters are read.
     pub reader: Reader,
-    /// What is kept of what processes write.
-    pub output: OutputLimits,
-    /// Where each process with a limit of memory gets a control group.
-    pub cgroup: Option<PathBuf>,
-    connections: Arc<AtomicU64>,
+    /// What processes get on this machine.
+    pub means: Means,
+    /// Which clusters are driven from here.
+    pub clusters: Clusters,
+    /// Numbers what they connect with.
+    pub connections: Connections,
 }
 
 impl Host {
-    /// Of the executors under `root`.
-    pub fn new(root: PathBuf, decider: Decider, reader: Reader, config: &Config) -> Host {
-        let (output, cgroup) = (config.output, config.cgroup.clone());
-        Host { root, decider, reader, output, cgroup, connections: Arc::new(AtomicU64::new(1)) }
-    }
-
     /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
     pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
         let mut hosted: BTreeMap<ClusterName, watch::Sender<bool>> = BTreeMap::new();
@@ -71,7 +78,7 @@ impl Host {
                     let present: BTreeMap<_, _> =
                         page.items.into_iter().map(|row| (row.name, row.runtime)).collect();
                     hosted.retain(|name, _| present.contains_key(name));
-                    for (name, runtime) in present {
+                    for (name, runtime) in present.into_iter().filter(|(name, _)| self.clusters.has(name)) {
                         hosted.entry(name.clone()).or_insert_with(|| {
                             let (let_go, told) = watch::channel(false);
                             running.spawn(self.clone().host(name, runtime, told));
@@ -95,10 +102,7 @@ impl Host {
     async fn host(self, cluster: ClusterName, runtime: Runtime, let_go: watch::Receiver<bool>) {
         let root = self.root.join(cluster.as_str());
         loop {
-            let ended = match runtime {
-                Runtime::Process => self.processes(&cluster, &root, let_go.clone()).await,
-                Runtime::Simulated => self.simulated(&cluster, &root, let_go.clone()).await,
-            };
+            let ended = self.execute(&cluster, runtime, &root, let_go.clone()).await;
             match ended {
                 Ok(()) => return,
                 Err(stop @ (Stop::Diverged(_) | Stop::NewerElsewhere(_) | Stop::Refused(_))) => {
@@ -117,66 +121,27 @@ impl Host {
         }
     }
 
-    async fn processes(
-        &self,
-        cluster: &ClusterName,
-        root: &Path,
-        let_go: watch::Receiver<bool>,
-    ) -> Result<(), Stop> {
-        let program = KeeperProgram {
-            program: std::env::current_exe().map_err(Stop::Storage)?,
-            keeper_args: vec!["keeper".into()],
-            trampoline_args: vec!["exec-when-told".into()],
-        };
-        std::fs::create_dir_all(root).map_err(Stop::Storage)?;
-        let config = process::Config {
-            root: root.to_owned(),
-            program,
-            output: self.output,
-            cgroup: self.cgroup.clone(),
-        };
-        let processes = Processes::open(config).await.map_err(Stop::Storage)?;
-        self.execute(cluster, Runtime::Process, root, Arc::new(processes), let_go).await
-    }
-
-    async fn simulated(
-        &self,
-        cluster: &ClusterName,
-        root: &Path,
-        let_go: watch::Receiver<bool>,
-    ) -> Result<(), Stop> {
-        let simulated = Simulated::new(World::shared(Faults::default()));
-        self.execute(cluster, Runtime::Simulated, root, Arc::new(simulated), let_go).await
-    }
-
-    async fn execute<O: chancery_executor::Orchestrator>(
+    async fn execute(
         &self,
         cluster: &ClusterName,
         runtime: Runtime,
         root: &Path,
-        orchestrator: Arc<O>,
         mut let_go: watch::Receiver<bool>,
     ) -> Result<(), Stop> {
         // The same name in every life, so that a session is resumed and not fought over.
         let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
         let executor =
             executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
-        let config = chancery_executor::Config {
-            executor,
-            cluster: cluster.clone(),
-            runtime,
-            root: root.to_owned(),
-            at_once: AT_ONCE,
-        };
         let shutdown = async move {
             // The sender is never used: it is dropped.
             let _ = let_go.changed().await;
         };
-        chancery_executor::run(config, orchestrator, || self.connect(), shutdown).await
+        let who = Who { executor, cluster: cluster.clone(), runtime };
+        drive(who, root, &self.means, || self.connect(), shutdown).await
     }
 
     async fn connect(&self) -> io::Result<Link> {
-        let connection = Connection(self.connections.fetch_add(1, Ordering::Relaxed));
+        let connection = self.connections.next();
         let (to_executor, from_decider) = mpsc::channel(MAILBOX);
         let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(1024);
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "the decider has stopped");
@@ -192,6 +157,68 @@ impl Host {
             let _ = decider.tell(Input::Disconnected(connection)).await;
         });
         Ok(Link { to_decider, from_decider })
+    }
+}
+
+/// What processes get on a machine.
+#[derive(Clone, Debug)]
+pub struct Means {
+    /// What is kept of what they write.
+    pub output: OutputLimits,
+    /// Where each that has a limit of memory gets a control group.
+    pub cgroup: Option<PathBuf>,
+}
+
+impl Means {
+    /// As configured.
+    pub fn of(config: &Config) -> Means {
+        Means { output: config.output, cgroup: config.cgroup.clone() }
+    }
+}
+
+/// Who an executor is.
+#[derive(Clone, Debug)]
+pub struct Who {
+    /// As it calls itself.
+    pub executor: ExecutorName,
+    /// Its scope.
+    pub cluster: ClusterName,
+    /// What it drives.
+    pub runtime: Runtime,
+}
+
+/// Drives a runtime from `root` until `shutdown`, over links that `connect` gives.
+pub async fn drive<C, F>(
+    who: Who,
+    root: &Path,
+    means: &Means,
+    connect: C,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Stop>
+where
+    C: FnMut() -> F,
+    F: Future<Output = io::Result<Link>>,
+{
+    let Who { executor, cluster, runtime } = who;
+    let config =
+        chancery_executor::Config { executor, cluster, runtime, root: root.to_owned(), at_once: AT_ONCE };
+    match runtime {
+        Runtime::Process => {
+            let program = KeeperProgram {
+                program: std::env::current_exe().map_err(Stop::Storage)?,
+                keeper_args: vec!["keeper".into()],
+                trampoline_args: vec!["exec-when-told".into()],
+            };
+            std::fs::create_dir_all(root).map_err(Stop::Storage)?;
+            let Means { output, cgroup } = means.clone();
+            let processes = process::Config { root: root.to_owned(), program, output, cgroup };
+            let processes = Processes::open(processes).await.map_err(Stop::Storage)?;
+            chancery_executor::run(config, Arc::new(processes), connect, shutdown).await
+        }
+        Runtime::Simulated => {
+            let simulated = Simulated::new(World::shared(Faults::default()));
+            chancery_executor::run(config, Arc::new(simulated), connect, shutdown).await
+        }
     }
 }
 

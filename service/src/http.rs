@@ -1,7 +1,7 @@
 //! The HTTP API: what people and programs see of a fleet, and how they ask for something.
 //!
 //! ```text
-//! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs]
+//! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
 //!                limits     request id, limits,                    every answer that is not what was asked for
 //!                           timeouts, figures                      is a [problem]
 //! ```
@@ -14,6 +14,7 @@ pub mod hub;
 mod intents;
 mod json;
 pub mod limits;
+pub mod links;
 pub mod logs;
 pub mod metrics;
 mod openapi;
@@ -38,6 +39,7 @@ use chancery_projector::Reader;
 
 pub use hub::Hub;
 pub use limits::Limits;
+pub use links::Links;
 pub use logs::{LogFile, LogStream, Logs, NoLogs};
 pub use metrics::Metrics;
 pub use openapi::openapi;
@@ -62,6 +64,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Finds what processes have written.
     pub logs: Arc<dyn Logs>,
+    /// Executors outside this process.
+    pub links: Arc<Links>,
     /// What one caller may take.
     pub limits: Limits,
 }

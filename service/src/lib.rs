@@ -6,6 +6,7 @@
 pub mod decider;
 pub mod executors;
 pub mod http;
+pub mod remote;
 pub mod server;
 
 pub mod cli;

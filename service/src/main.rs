@@ -9,11 +9,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use chancery::cli::{self, Command, Context, Local, Output};
+use chancery::cli::{self, Command, Context, Executor, Local, Output};
 use chancery::config::{Config, LogFormat};
+use chancery::executors::Means;
+use chancery::remote::Ended;
 use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
-use chancery::{demo, payload, server};
+use chancery::{demo, payload, remote, server};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
@@ -54,6 +56,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
     match command {
         Local::Dev(_) => serve(config, Greeting::Spoken),
         Local::Serve(_) => serve(config, Greeting::Silent),
+        Local::Executor(flags) => execute(flags, &config),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
             demo::run(&demo::Options { data: flags.data.clone(), end })?;
@@ -80,14 +83,32 @@ fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
     log(&config)?;
     std::fs::create_dir_all(&config.data_dir)
         .with_context(|| format!("make {}", config.data_dir.display()))?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    if let Err(error) = runtime.block_on(server::run(config, greeting)) {
+    if let Err(error) = runtime()?.block_on(server::run(config, greeting)) {
         eprintln!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
         std::process::exit(1);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
+    log(config)?;
+    let dir = flags.dir();
+    let means = Means::of(config);
+    let run = remote::run(&config.server, &config.fleet, flags.who(), &dir, &means);
+    let ended = runtime()?.block_on(run)?;
+    Ok(match ended {
+        Ended::Asked => ExitCode::SUCCESS,
+        Ended::Stopped(stop) => {
+            let exit = Executor::exit(&stop);
+            eprintln!("chancery: {:#}", anyhow::Error::new(stop).context("drive the cluster"));
+            exit
+        }
+    })
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")
 }
 
 fn log(config: &Config) -> Result<()> {

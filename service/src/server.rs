@@ -31,8 +31,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::config::Config;
 use crate::decider::core::Settings;
 use crate::decider::{Decider, Ended, Publish, Start};
-use crate::executors::{self, Host};
-use crate::http::{App, Hub, Limits, LogFile, LogStream, Logs, Metrics};
+use crate::executors::{self, Connections, Host, Means};
+use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
@@ -73,7 +73,18 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
     } = parts;
     let (stopping, stopped) = watch::channel(false);
 
-    let host = Host::new(root.clone(), decider.clone(), reader.clone(), &config);
+    let limits = Limits::of(&config.limits);
+    let connections = Connections::default();
+    // The decider loses a session after one lease; then nobody waits for its link.
+    let links = Links::new(connections.clone(), config.lease * 2, limits.executors);
+    let host = Host {
+        root: root.clone(),
+        decider: decider.clone(),
+        reader: reader.clone(),
+        means: Means::of(&config),
+        clusters: config.executors.clone(),
+        connections,
+    };
     let executors = tokio::spawn(host.run(clusters, stopped.clone()));
     let app = App {
         fleet: config.fleet.clone(),
@@ -83,7 +94,8 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         hub,
         metrics,
         logs: Arc::new(Files { root }),
-        limits: limits(&config),
+        links: Arc::new(links),
+        limits,
     };
     let mut told = stopped;
     let http = tokio::spawn(crate::http::serve(app, listener, async move {
@@ -134,19 +146,19 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
 }
 
 /// SIGTERM or SIGINT.
-struct Stop {
+pub(crate) struct Stop {
     terminate: Signal,
     interrupt: Signal,
 }
 
-fn stop_signal() -> Result<Stop> {
+pub(crate) fn stop_signal() -> Result<Stop> {
     let terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
     let interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
     Ok(Stop { terminate, interrupt })
 }
 
 impl Stop {
-    async fn comes(&mut self) {
+    pub(crate) async fn comes(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -178,19 +190,6 @@ impl Logs for Files {
             base: file.base,
         };
         Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
-    }
-}
-
-/// The settings, as the API counts.
-fn limits(config: &Config) -> Limits {
-    let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-    Limits {
-        body: count(config.limits.body),
-        headers_bytes: count(config.limits.header_bytes),
-        connections: count(config.limits.connections),
-        followers: count(config.limits.streams),
-        request: config.limits.request_time,
-        ..Limits::default()
     }
 }
 

@@ -11,10 +11,12 @@ pub mod sim;
 mod story;
 
 mod client;
+mod executor;
 mod processes;
 mod server;
 
 pub use client::{Answer, Client};
+pub use executor::Executor;
 pub use processes::{Payload, payloads};
 pub use server::{Server, program};
 

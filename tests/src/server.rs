@@ -25,15 +25,29 @@ pub struct Server {
     data: TempDir,
     child: Option<Child>,
     address: String,
+    listen: String,
+    settings: Vec<(String, String)>,
 }
 
 impl Server {
     /// Starts one and waits until it is ready.
     pub fn start() -> Server {
+        Server::start_with(&[])
+    }
+
+    /// Starts one with settings, as variables of its environment.
+    pub fn start_with(settings: &[(&str, &str)]) -> Server {
         let data = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
-        let mut server = Server { data, child: None, address: String::new() };
+        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let listen = "127.0.0.1:0".into();
+        let mut server = Server { data, child: None, address: String::new(), listen, settings };
         server.start_again();
         server
+    }
+
+    /// From now on it is started again where it listens now, so that those who know its address find it.
+    pub fn stay_at_this_address(&mut self) {
+        self.listen.clone_from(&self.address);
     }
 
     /// Starts the program again over the same folder.
@@ -43,8 +57,9 @@ impl Server {
         let _ = std::fs::remove_file(&address);
         let log = std::fs::File::options().create(true).append(true).open(self.data().join("server.log"));
         let child = Command::new(program())
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .args(["serve", "--listen", &self.listen, "--data-dir"])
             .arg(self.data())
+            .envs(self.settings.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a log"))
@@ -128,21 +143,25 @@ impl Drop for Server {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // Keepers and payloads outlive a server on purpose; a test must not leave any.
-        let root = self.data().canonicalize().unwrap_or_else(|_| self.data().to_owned());
-        for round in 0..100 {
-            let mut left = payloads(&root).into_iter().map(|payload| payload.pid).collect::<Vec<_>>();
-            left.extend(keepers(&root));
-            if left.is_empty() {
-                return;
-            }
-            for pid in left {
-                if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10 * round));
+        end_all_under(self.data());
+    }
+}
+
+/// Ends keepers and payloads, which outlive their executor on purpose: a test must not leave any.
+pub(crate) fn end_all_under(root: &Path) {
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    for round in 0..100 {
+        let mut left = payloads(&root).into_iter().map(|payload| payload.pid).collect::<Vec<_>>();
+        left.extend(keepers(&root));
+        if left.is_empty() {
+            return;
         }
+        for pid in left {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10 * round));
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod checks;
+mod executors;
 mod imports;
 mod kills;
 mod walkthrough;

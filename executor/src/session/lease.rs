@@ -32,6 +32,11 @@ impl Lease {
         Lease { length, since, open: VecDeque::new(), last_beat: 0, next: since + length / 3 }
     }
 
+    /// How long it is; nothing if none was given.
+    pub(super) fn length(&self) -> Duration {
+        self.length
+    }
+
     /// Whether work may be begun. The last quarter is for what was begun to come to its end, and for clocks that
     /// run at different speeds.
     pub(super) fn may_act(&self, now: Duration) -> bool {

@@ -233,15 +233,8 @@ fn too_many_reports_that_wait_hold_back_changes() {
     assert!(core.takes_changes());
 }
 
-#[test]
-fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
-    let refuse = |again| FromDecider::Refused { reason: "no".into(), again };
-    let (_, out) = greeted(None, refuse(Again::Never));
-    assert!(matches!(out[..], [Output::Stop(Stop::Refused(_))]));
-    let (_, out) = greeted(None, refuse(Again::NewerElsewhere));
-    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]));
-    let (mut core, out) = greeted(None, refuse(Again::Later));
-    assert!(matches!(out[..], [Output::HangUp]));
+/// The pauses between tries when none succeeds.
+fn pauses(core: &mut Core) -> Vec<u128> {
     let mut now = secs(0);
     let mut pauses = Vec::new();
     for _ in 0..8 {
@@ -251,5 +244,21 @@ fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
         assert!(matches!(core.handle(now, Input::Tick)[..], [Output::Connect]));
         core.handle(now, Input::Disconnected);
     }
-    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    pauses
+}
+
+#[test]
+fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
+    let refuse = |again| FromDecider::Refused { reason: "no".into(), again };
+    let (_, out) = greeted(None, refuse(Again::Never));
+    assert!(matches!(out[..], [Output::Stop(Stop::Refused(_))]));
+    let (_, out) = greeted(None, refuse(Again::NewerElsewhere));
+    assert!(matches!(out[..], [Output::Stop(Stop::NewerElsewhere(_))]));
+    let (mut core, out) = greeted(None, refuse(Again::Later));
+    assert!(matches!(out[..], [Output::HangUp]));
+    assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    // With a lease to keep, the decider is asked a few times in each.
+    let (mut core, _) = attached(vec![]);
+    core.handle(secs(0), Input::Disconnected);
+    assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 4000, 4000]);
 }

@@ -17,6 +17,7 @@ use chancery_machine::meta::Meta;
 
 use crate::counts::Counts;
 use crate::kind::{Row, RowKind};
+use crate::reach::{Through, reachability};
 
 pub use catalogue::{capability, cluster, node, session};
 pub use plan::{deployment, plan};
@@ -91,18 +92,29 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
 
 /// Every row of the state as readers see it, by kind and key: for those who compare.
 pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
-    struct Shown(BTreeMap<(RowKind, String), serde_json::Value>);
-    impl Visitor for Shown {
+    struct Shown<'a>(&'a Fleet, BTreeMap<(RowKind, String), serde_json::Value>);
+    impl Visitor for Shown<'_> {
         type Error = std::convert::Infallible;
         fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error> {
-            let shown = serde_json::to_value(row).expect("rows have string keys and no failing parts");
-            self.0.insert((R::KIND, row.key().to_string()), shown);
+            let mut row = row.clone();
+            if let Some((through, reached)) = row.reached_through() {
+                let cluster = match through {
+                    Through::Cluster(cluster) => Some(cluster),
+                    Through::Incarnation(id) => self.0.incarnations().get(&id).map(|i| i.cluster.clone()),
+                };
+                if let Some(cluster) = cluster {
+                    let has_session = self.0.clusters().get(&cluster).is_some_and(|c| c.session.is_some());
+                    reached.say(reachability(has_session), &cluster);
+                }
+            }
+            let shown = serde_json::to_value(&row).expect("rows have string keys and no failing parts");
+            self.1.insert((R::KIND, row.key().to_string()), shown);
             Ok(())
         }
     }
-    let mut shown = Shown(BTreeMap::new());
+    let mut shown = Shown(fleet, BTreeMap::new());
     let Ok(()) = every(fleet, &Counts::of(fleet), &mut shown);
-    shown.0
+    shown.1
 }
 
 /// Whether an entity has come into being behind a position: then no row of it can be older.

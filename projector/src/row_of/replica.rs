@@ -10,7 +10,8 @@ use chancery_machine::state::{Incarnation, IncarnationState, Operation, Operatio
 
 use super::{WAITS, row};
 use crate::rows::{
-    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PhaseWord, ReplicaRow, WillWord,
+    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PhaseWord, Reachability,
+    ReplicaRow, WillWord,
 };
 
 /// The row of a replica.
@@ -30,6 +31,7 @@ pub fn replica(fleet: &Fleet, name: &ReplicaName) -> Option<ReplicaRow> {
         },
         phase: phase,
         ready: replica.active.as_ref().is_some_and(|active| active.healthy),
+        reachability: active.map_or(Reachability::Known, reachability),
         node: replica.active.as_ref().map(|active| active.node.clone()),
         incarnation: replica.active.as_ref().map(|active| active.incarnation),
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
@@ -114,12 +116,25 @@ pub fn incarnation(fleet: &Fleet, id: IncarnationId) -> Option<IncarnationRow> {
             IncarnationState::Ended(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
         },
         ready: incarnation.ready,
+        reachability: reachability(incarnation),
         amounts: incarnation.amounts,
         volumes: incarnation.volumes.clone(),
         processes: incarnation.processes.clone(),
         revision: incarnation.revision,
         message: incarnation_message(incarnation),
     }))
+}
+
+/// As far as it itself tells: what an executor has to do with is looked up when it is read, so that a session that is
+/// lost or opened does not touch every row of its cluster.
+fn reachability(incarnation: &Incarnation) -> Reachability {
+    match incarnation.state {
+        IncarnationState::Reserved | IncarnationState::Ended(_) => Reachability::Known,
+        IncarnationState::Creating
+        | IncarnationState::Starting
+        | IncarnationState::Running
+        | IncarnationState::Stopping(_) => Reachability::Unknown,
+    }
 }
 
 fn incarnation_message(incarnation: &Incarnation) -> String {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::driver::Driver;
 use super::open;
@@ -13,7 +13,7 @@ use crate::kind::{RowKey, RowKind, with_row};
 use crate::page::{LIMIT_MAX, Query, QueryError};
 use crate::query::Reader;
 use crate::row_of::WAITS;
-use crate::rows::{OperationRow, PlanRow, ReplicaRow};
+use crate::rows::{ClusterRow, OperationRow, PlanRow, ReplicaRow};
 use crate::watch::NotReached;
 
 /// All rows of a list, page by page.
@@ -344,4 +344,49 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
     drop(projector);
     assert!(reader.wait(head, soon).is_ok(), "what was reached stays reached");
     assert!(matches!(reader.wait(head.plus(1), Duration::from_mins(1)), Err(NotReached::Stopped { .. })));
+}
+
+#[test]
+fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
+    let mut driver = Driver::new(54);
+    driver.found(8, 4);
+    (0..400).for_each(|_| driver.stir());
+    // One cluster loses its executor, the other has one.
+    for cluster in ["east", "west"] {
+        let hello =
+            json!({ "cluster": cluster, "executor": format!("exec-{cluster}"), "runtime": "simulated" });
+        driver.see("session.hello.v1", &hello);
+    }
+    driver.seal();
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let reader = projector.reader();
+    let all = |kind| walk(&reader, kind, &Query::all().limit(100));
+    let (incarnations, replicas) = (all(RowKind::Incarnations), all(RowKind::Replicas));
+    assert!(incarnations.iter().chain(&replicas).all(|row| row["reachability"] == "known"));
+    let east: ClusterRow = reader.get(&"east".parse().expect("a name")).expect("read").expect("a cluster");
+    driver.see("session.over.v1", &json!({ "session": east.session, "end": "lost" }));
+    driver.seal();
+    projector.catch_up().expect("caught up");
+    let lost = |incarnation: &Value| {
+        let is_over = ["reserved", "destroyed", "failed", "unwound"];
+        incarnation["cluster"] == "east" && !is_over.iter().any(|word| incarnation["state"] == *word)
+    };
+    let mut wanted = incarnations.clone();
+    for row in wanted.iter_mut().filter(|row| lost(row)) {
+        row["reachability"] = "unknown".into();
+        if row["message"] == "" {
+            row["message"] = "no executor of cluster east is heard of".into();
+        }
+    }
+    assert_ne!(wanted, incarnations, "something runs in the cluster");
+    assert_eq!(all(RowKind::Incarnations), wanted);
+    let (mut known, mut unknown) = (0, 0);
+    for row in all(RowKind::Replicas) {
+        let is_lost = incarnations.iter().any(|of| of["id"] == row["incarnation"] && lost(of));
+        assert_eq!(row["reachability"], if is_lost { "unknown" } else { "known" }, "{row}");
+        *(if is_lost { &mut unknown } else { &mut known }) += 1;
+    }
+    assert!(known > 0 && unknown > 0, "{known} known, {unknown} unknown");
 }

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use super::context::Output;
 use super::error::CliError;
+use super::executor::Executor;
 use super::kind::{Kind, What, WhatParser};
 use crate::manifest::parse_span;
 
@@ -313,6 +314,8 @@ pub enum Local {
     Dev(Server),
     /// The server
     Serve(Server),
+    /// An executor for one cluster of a server elsewhere
+    Executor(Executor),
     /// A tour on real processes: what happened, and why
     Demo(Demo),
     /// Check a journal offline: every frame, every record, the whole chain
@@ -352,6 +355,9 @@ pub struct Server {
     /// Where requests are taken [env: CHANCERY_LISTEN]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
+    /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
+    #[arg(long, value_name = "NAMES")]
+    pub executors: Option<String>,
     /// Which log lines are written [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,

@@ -15,6 +15,7 @@ mod context;
 mod describe;
 mod error;
 mod events;
+mod executor;
 #[cfg(test)]
 mod fake;
 mod fields;
@@ -46,6 +47,7 @@ pub use args::{
 pub use completion::completion;
 pub use context::{Context, Output};
 pub use error::{CliError, Exit};
+pub use executor::Executor;
 pub use kind::{Kind, What};
 
 use approve::Decision;
@@ -71,8 +73,15 @@ impl Cli {
             flags.extend([
                 ("data_dir", "--data-dir", server.data_dir.clone()),
                 ("listen", "--listen", server.listen.clone()),
+                ("executors", "--executors", server.executors.clone()),
                 ("log", "--log", server.log.clone()),
                 ("log_format", "--log-format", server.log_format.clone()),
+            ]);
+        }
+        if let Command::Local(Local::Executor(executor)) = &self.command {
+            flags.extend([
+                ("log", "--log", executor.log.clone()),
+                ("log_format", "--log-format", executor.log_format.clone()),
             ]);
         }
         let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();

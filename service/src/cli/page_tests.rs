@@ -40,12 +40,12 @@ fn member() -> Member {
     let operation = OperationId::issue(lineage, Position::new(18));
     let replica = row(json!({
         "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-2", "will": "running",
-        "phase": "running", "ready": true, "node": "node-2", "incarnation": incarnation, "processes": [],
-        "operation": null, "message": "",
+        "phase": "running", "ready": true, "reachability": "known", "node": "node-2", "incarnation": incarnation,
+        "processes": [], "operation": null, "message": "",
     }));
     let run = row(json!({
         "id": incarnation, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1",
-        "node": "node-2", "cluster": "local", "state": "running", "ready": true,
+        "node": "node-2", "cluster": "local", "state": "running", "ready": true, "reachability": "known",
         "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "revision": 1, "message": "",
         "processes": [{
             "payload": "nginx-payload", "index": 0, "pid": 4711, "status": "online",

@@ -8,12 +8,13 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chancery_events::name::{Actor, FleetName};
+use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::process::OutputLimits;
 
 pub use settings::{SETTINGS, Setting, Type};
@@ -56,6 +57,25 @@ pub enum LogFormat {
     Json,
 }
 
+/// Which clusters are driven from the server's own process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Clusters {
+    /// Every one.
+    All,
+    /// These, and no others.
+    Only(BTreeSet<ClusterName>),
+}
+
+impl Clusters {
+    /// Whether the cluster is one of them.
+    pub fn has(&self, cluster: &ClusterName) -> bool {
+        match self {
+            Clusters::All => true,
+            Clusters::Only(names) => names.contains(cluster),
+        }
+    }
+}
+
 /// What a request may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -67,10 +87,19 @@ pub struct Limits {
     pub connections: u64,
     /// Streams at a time.
     pub streams: u64,
+    /// Executors connected over HTTP at a time.
+    pub executors: u64,
     /// Inputs that may wait for the decider.
     pub queue: u64,
     /// How long a request may take.
     pub request_time: Duration,
+}
+
+impl Default for Limits {
+    /// As they are when nobody sets any.
+    fn default() -> Limits {
+        Config::typed(defaults()).expect("every default of the table is right").limits
+    }
 }
 
 /// All settings, read and checked, with where each came from.
@@ -92,6 +121,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// How long an executor may be silent.
     pub lease: Duration,
+    /// The clusters that the server's own process drives.
+    pub executors: Clusters,
     /// What a request may cost.
     pub limits: Limits,
     /// What is kept of what processes write.
@@ -138,7 +169,7 @@ impl Config {
 
     /// Puts the layers on each other.
     pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
-        let mut values: Vec<_> = SETTINGS.iter().map(|s| (s.default.to_owned(), Origin::Default)).collect();
+        let mut values = defaults();
         let mut set = |name: &str, text: String, origin: Origin| {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("only names of the table are set")] = (text, origin);
@@ -178,6 +209,7 @@ impl Config {
             header_bytes: bytes("limits.header_bytes")?,
             connections: count("limits.connections")?,
             streams: count("limits.streams")?,
+            executors: count("limits.executors")?,
             queue: count("limits.queue")?,
             request_time: settings::span(text("limits.request_time"))?,
         };
@@ -190,6 +222,7 @@ impl Config {
             log: text("log").to_owned(),
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
             lease: settings::span(text("lease"))?,
+            executors: settings::clusters(text("executors"))?,
             limits,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
             cgroup: Some(text("cgroup")).filter(|path| !path.is_empty()).map(PathBuf::from),
@@ -204,6 +237,11 @@ impl Config {
     pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
+}
+
+/// Every setting as it is when nobody sets it.
+fn defaults() -> Vec<(String, Origin)> {
+    SETTINGS.iter().map(|setting| (setting.default.to_owned(), Origin::Default)).collect()
 }
 
 /// The file and its text: the one named by a flag or the environment must be there.

@@ -1,14 +1,16 @@
 //! The table of settings: every one, its type, default, environment variable and meaning.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use chancery_events::amount::parse_bytes;
-use chancery_events::name::{Actor, FleetName};
+use chancery_events::name::{Actor, BadName, FleetName};
 
 use chancery_executor::process::OutputLimits;
 
+use super::Clusters;
 use crate::manifest::parse_span;
 
 /// What a setting's text must be.
@@ -30,6 +32,8 @@ pub enum Type {
     Filter,
     /// `text` or `json`.
     LogFormat,
+    /// `all`, `none`, or names of clusters between commas.
+    Clusters,
     /// A duration with its unit, at least a second.
     Span,
     /// Bytes: a bare number, or with a unit; at least 1 KiB.
@@ -71,10 +75,12 @@ settings! {
     "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
     "log_format" LogFormat "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
     "lease" Span "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
+    "executors" Clusters "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
     "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
     "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time";
     "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time";
+    "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time";
     "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider";
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
@@ -106,6 +112,7 @@ impl Setting {
             Type::LogFormat => {
                 (!["text", "json"].contains(&text)).then(|| format!("write text or json, not {text:?}"))
             }
+            Type::Clusters => clusters(text).err(),
             Type::Span => span(text).err(),
             Type::Bytes => bytes(text).err(),
             Type::Count => count(text).err(),
@@ -131,6 +138,17 @@ fn url(text: &str) -> Result<(), String> {
         Some(("http", rest)) if !rest.is_empty() && !rest.contains(['?', '#', ' ']) => Ok(()),
         Some(("https", _)) => Err("this build speaks no TLS: write http://…".into()),
         _ => Err(format!("write a server as in http://127.0.0.1:7440, not {text:?}")),
+    }
+}
+
+pub(super) fn clusters(text: &str) -> Result<Clusters, String> {
+    let names = |text: &str| text.split(',').map(|name| name.trim().parse()).collect::<Result<_, BadName>>();
+    match text {
+        "all" => Ok(Clusters::All),
+        "none" => Ok(Clusters::Only(BTreeSet::new())),
+        names_of => names(names_of)
+            .map(Clusters::Only)
+            .map_err(|error| format!("write all, none, or names of clusters between commas: {error}")),
     }
 }
 

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -21,7 +21,7 @@ use super::problem::{
 };
 use super::query::Params;
 use super::routes::{self, Does, Match};
-use super::{App, Limits, intents, logs, metrics, openapi, read, schemas, stream, write};
+use super::{App, Limits, intents, links, logs, metrics, openapi, read, schemas, stream, write};
 
 /// A request that has found its route.
 pub(super) struct Call {
@@ -39,7 +39,12 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     let found = checked(&app.limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
     let (parts, body) = request.into_parts();
     // Whatever the answer is: a sender that is cut off while it writes does not read it.
-    let body = whole(&app.limits, body).await;
+    let most = if matches!(&found, Ok(found) if found.route.does == Does::Say) {
+        app.limits.messages
+    } else {
+        app.limits.body
+    };
+    let body = whole(body, most, app.limits.body_read).await;
     let (route, does, result) = match found {
         Err(problem) => ("none", None, Err(problem)),
         Ok(found) => {
@@ -112,11 +117,15 @@ async fn dispatch(
     }
     let params = Params::read(&call.parts.uri)?;
     let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
+    if call.found.route.does == Does::Say {
+        return links::say(app, &call, params, body).await;
+    }
     if !is_read {
         params.end(&[])?;
         return match call.found.route.does {
             Does::Intents => intents::take(app, call, body).await,
             Does::Intent(type_name, shape) => write::typed(app, call, body, type_name, shape).await,
+            Does::Link => links::open(app, &call, body),
             other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
         };
     }
@@ -133,7 +142,9 @@ async fn dispatch(
         Does::Schema => {
             params.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
         }
-        Does::Intents | Does::Intent(..) => Err(Problem::new(INTERNAL, "an intent is no read")),
+        Does::Intents | Does::Intent(..) | Does::Link | Does::Say => {
+            Err(Problem::new(INTERNAL, "this is no read"))
+        }
     }
 }
 
@@ -141,7 +152,7 @@ impl App {
     /// Ready, if the rows reach what is durable now within a second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
         let tail = self.source.head().map_or_else(Default::default, |head| head.position);
-        read::reached(self, tail, std::time::Duration::from_secs(1)).await?;
+        read::reached(self, tail, Duration::from_secs(1)).await?;
         Ok(text("ready\n"))
     }
 }
@@ -167,28 +178,28 @@ fn said(panic: &(dyn Any + Send)) -> String {
 }
 
 /// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
-async fn whole(limits: &Limits, body: Body) -> Result<Bytes, Problem> {
+async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
     let read = async {
         let (mut body, mut kept, mut taken) = (body, Vec::new(), 0);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Problem::new(MALFORMED, format!("read the body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             taken += data.len();
-            if taken > limits.body * DISCARDED {
+            if taken > most * DISCARDED {
                 break;
             }
-            if taken <= limits.body {
+            if taken <= most {
                 kept.extend_from_slice(&data);
             }
         }
-        if taken > limits.body {
-            let detail = format!("read the body: it has more than {} bytes", limits.body);
+        if taken > most {
+            let detail = format!("read the body: it has more than {most} bytes");
             return Err(Problem::new(TOO_LARGE, detail));
         }
         Ok(kept.into())
     };
     let late = |_| Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
-    tokio::time::timeout(limits.body_read, read).await.map_err(late)?
+    tokio::time::timeout(within, read).await.map_err(late)?
 }
 
 fn text(body: &'static str) -> Response<Body> {

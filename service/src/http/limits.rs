@@ -1,12 +1,18 @@
 //! Limits on what one caller may take: everything that grows with what comes in has one.
+//!
+//! What may be set stands in the table of settings, and nowhere else with its default; the rest stands here.
 
 use std::time::Duration;
+
+use crate::config;
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// A body has at most so many bytes.
     pub body: usize,
+    /// So many bytes of an executor's messages come at once; one may be as large.
+    pub messages: usize,
     /// All headers together have at most so many bytes,
     pub headers_bytes: usize,
     /// and are at most so many.
@@ -21,6 +27,8 @@ pub struct Limits {
     pub connections: usize,
     /// Streams at one time, of events and logs.
     pub followers: usize,
+    /// Executors connected at one time.
+    pub executors: usize,
     /// The headers of a request come within this time, also after a wait on an open connection.
     pub header_read: Duration,
     /// A body comes within this time.
@@ -37,24 +45,34 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
+impl Limits {
+    /// As the settings say.
+    pub fn of(set: &config::Limits) -> Limits {
+        let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         Limits {
-            body: 1 << 20,
-            headers_bytes: 32 << 10,
+            body: count(set.body),
+            messages: 16 << 20,
+            headers_bytes: count(set.header_bytes),
             headers: 100,
             uri: 8 << 10,
             depth: 64,
             batch: 1000,
-            connections: 1024,
-            followers: 1000,
+            connections: count(set.connections),
+            followers: count(set.streams),
+            executors: count(set.executors),
             header_read: Duration::from_secs(10),
             body_read: Duration::from_secs(10),
-            request: Duration::from_secs(30),
+            request: set.request_time,
             min_position: Duration::from_secs(5),
             stall: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             drain: Duration::from_secs(30),
         }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits::of(&config::Limits::default())
     }
 }

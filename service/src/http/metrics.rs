@@ -48,6 +48,7 @@ pub struct Metrics {
     lag: Gauge,
     backlog: Gauge,
     followers: Gauge,
+    links: Gauge,
 }
 
 impl fmt::Debug for Metrics {
@@ -84,6 +85,7 @@ impl Metrics {
             lag: Gauge::default(),
             backlog: Gauge::default(),
             followers: Gauge::default(),
+            links: Gauge::default(),
         };
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
@@ -105,6 +107,7 @@ impl Metrics {
             to.register("applied_lag", "Durable positions that are not in the rows", metrics.lag.clone());
             to.register("decider_backlog", "Inputs that wait for the decider", metrics.backlog.clone());
             to.register("stream_followers", "Open streams", metrics.followers.clone());
+            to.register("executor_links", "Executors connected over HTTP", metrics.links.clone());
         });
         metrics
     }
@@ -155,6 +158,7 @@ pub(super) fn show(app: &App) -> Result<Response<Body>, Problem> {
     metrics.lag.set(tail.saturating_sub(applied) as i64);
     metrics.backlog.set(app.decider.backlog() as i64);
     metrics.followers.set(app.hub.followers() as i64);
+    metrics.links.set(app.links.count() as i64);
     let mut text = String::new();
     encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
         .map_err(|error| Problem::internal("show the figures", &error))?;

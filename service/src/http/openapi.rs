@@ -153,12 +153,21 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
         Does::Events => {
             json!({"description": "CloudEvents.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
+        Does::Link => {
+            json!({"description": "A line for each message of the decider; an empty line says that it is still there. Chancery-Link names the link.", "content": {"application/x-ndjson": {"schema": text()}}})
+        }
+        Does::Say => json!({"description": "Taken."}),
         Does::Logs | Does::Live | Does::Ready => plain("text/plain", text()),
         Does::Metrics => plain("application/openmetrics-text", text()),
         Does::OpenApi => plain("application/json", json!({"type": "object"})),
         Does::Schema => plain("application/schema+json", json!({"type": "object"})),
     };
-    let mut responses = json!({"200": ok, "default": {"$ref": "#/components/responses/Problem"}});
+    let status = match route.does {
+        Does::Link => "201",
+        Does::Say => "204",
+        _ => "200",
+    };
+    let mut responses = json!({status: ok, "default": {"$ref": "#/components/responses/Problem"}});
     if let Does::Intent(..) | Does::Intents = route.does {
         responses["201"] = responses["200"].clone();
         responses["202"] = responses["200"].clone();
@@ -182,6 +191,8 @@ fn operation_id(route: &Route) -> String {
         Does::History(kind) => format!("history_of_{kind}"),
         Does::Intent(type_name, _) => type_name.trim_end_matches(".v1").replace('.', "_"),
         Does::Intents => "intents".into(),
+        Does::Link => "link".into(),
+        Does::Say => "say".into(),
         Does::Events => "events".into(),
         Does::Logs => "logs".into(),
         Does::Live => "live".into(),
@@ -266,7 +277,8 @@ fn parameters(route: &Route) -> Vec<Value> {
             );
             add("header", "traceparent", &string, "W3C trace context, kept.");
         }
-        Does::Live | Does::Ready | Does::Metrics | Does::OpenApi | Does::Schema => {}
+        Does::Say => add("query", "after", &integer, "How many messages were said on the link before these."),
+        Does::Link | Does::Live | Does::Ready | Does::Metrics | Does::OpenApi | Does::Schema => {}
     }
     all
 }
@@ -314,6 +326,9 @@ fn request_body(
                 "application/json": {"schema": {"type": "object"}},
             }}))
         }
+        Does::Say => Some(
+            json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
+        ),
         _ => None,
     }
 }

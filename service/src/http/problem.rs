@@ -105,6 +105,8 @@ kinds! {
     NOT_ACCEPTABLE = 406 "not_acceptable" final "Not in this form";
     /// The request did not come in time.
     REQUEST_TIMEOUT = 408 "request_timeout" retry "The request did not come in time";
+    /// What came before it has not come.
+    OUT_OF_ORDER = 409 "out_of_order" final "Not the next one";
     /// It was, and is no more.
     GONE = 410 "gone" final "It is no more";
     /// The path is too long.

@@ -31,6 +31,10 @@ pub(super) enum Does {
     Intent(&'static str, Shape),
     /// Any intents, as CloudEvents.
     Intents,
+    /// A link of an executor outside the server.
+    Link,
+    /// What such an executor says.
+    Say,
     Events,
     Logs,
     Live,
@@ -171,6 +175,10 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     add(Method::GET, format!("{FLEET}/events"), Does::Events, "Streams events.");
     let logs = "Reads what the processes of an incarnation have written.";
     add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), Does::Logs, logs);
+    let link = "Opens an executor's link: the answer goes on with what the decider says.";
+    add(Method::POST, format!("{FLEET}/links"), Does::Link, link);
+    let say = "Takes what an executor says on its link, in order.";
+    add(Method::POST, format!("{FLEET}/links/{{link}}/messages"), Does::Say, say);
     add(Method::GET, "/livez".into(), Does::Live, "Says that the process lives.");
     add(Method::GET, "/readyz".into(), Does::Ready, "Says whether the rows keep up with the journal.");
     add(Method::GET, "/metrics".into(), Does::Metrics, "Gives figures to Prometheus.");

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cloudevents;
+mod links;
 mod listener;
 mod published;
 mod reads;

@@ -11,8 +11,8 @@ use chancery_events::spec::OperationKind;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
-    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow, SessionWord,
-    StorageRow, WillWord,
+    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, Reachability, ReplicaRow, SessionRow,
+    SessionWord, StorageRow, WillWord,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -69,7 +69,7 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
         put(RowKind::Replicas, name.to_string(), json(&replica(all, name, kept)));
     }
     for (id, kept) in &all.incarnations {
-        put(RowKind::Incarnations, id.to_string(), json(&incarnation(*id, kept)));
+        put(RowKind::Incarnations, id.to_string(), json(&incarnation(all, *id, kept)));
         if let Some(row) = command(*id, kept) {
             put(RowKind::Commands, format!("{id}/{}", row.revision), json(&row));
         }
@@ -220,6 +220,7 @@ fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaR
         will: will(kept),
         phase,
         ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
+        reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
         node: live.map(|(_, live)| live.is.fact.node.clone()),
         incarnation: live.map(|(id, _)| id),
         processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
@@ -232,13 +233,22 @@ fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaR
     }
 }
 
+/// What an executor has to do with is out of sight while its cluster has none.
+fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
+    let concerns = !matches!(incarnation.life, Life::Reserved | Life::Over(_));
+    let mut sessions = all.sessions.values();
+    let heard =
+        sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
+    if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
+}
+
 /// Whether it has processes, as far as anybody saw, and all are online; of one that is over none is.
 fn all_online(incarnation: &Incarnation) -> bool {
     let seen = !incarnation.processes.is_empty() && !matches!(incarnation.life, Life::Over(_));
     seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
 }
 
-fn incarnation(id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
+fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
     let fact = &kept.is.fact;
     let state = match &kept.is.life {
         Life::Reserved => IncarnationWord::Reserved,
@@ -259,6 +269,7 @@ fn incarnation(id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
         cluster: kept.is.cluster.clone().expect("places are held on nodes of clusters"),
         state,
         ready: all_online(&kept.is),
+        reachability: reachability(all, &kept.is),
         amounts: fact.amounts,
         volumes: fact.volumes.clone(),
         processes: kept.is.processes.clone(),

@@ -20,7 +20,8 @@ use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use crate::decider::{Decider, Input, Verdict};
-use crate::http::{App, Hub, Limits, Metrics, NoLogs, router};
+use crate::executors::Connections;
+use crate::http::{App, Hub, Limits, Links, Metrics, NoLogs, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -36,6 +37,8 @@ pub(super) struct World {
     /// What the decider was asked.
     pub(super) asked: Arc<Mutex<Vec<intent::Request>>>,
     says: Arc<Mutex<Box<Says>>>,
+    /// What the decider heard of executors.
+    pub(super) heard: mpsc::UnboundedReceiver<Input>,
     _folder: tempfile::TempDir,
 }
 
@@ -99,7 +102,8 @@ impl World {
         let (queue, inputs) = mpsc::channel(8);
         let asked: Arc<Mutex<Vec<intent::Request>>> = Arc::default();
         let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
-        tokio::spawn(decide(inputs, asked.clone(), says.clone()));
+        let (hear, heard) = mpsc::unbounded_channel();
+        tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
         let app = App {
             fleet: "default".parse().expect("a name"),
             decider: Decider::over(queue),
@@ -108,10 +112,11 @@ impl World {
             hub,
             metrics: Arc::new(Metrics::new()),
             logs: Arc::new(NoLogs),
+            links: Arc::new(Links::new(Connections::default(), Duration::from_mins(1), limits.executors)),
             limits,
         };
         let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
-        let world = World { app, journal, by, asked, says, _folder: folder };
+        let world = World { app, journal, by, asked, says, heard, _folder: folder };
         world.begin();
         world
     }
@@ -201,10 +206,18 @@ async fn decide(
     mut inputs: mpsc::Receiver<Input>,
     asked: Arc<Mutex<Vec<intent::Request>>>,
     says: Arc<Mutex<Box<Says>>>,
+    heard: mpsc::UnboundedSender<Input>,
 ) {
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
-        let Input::Intent(request, answer) = input else { continue };
+        let (request, answer) = match input {
+            Input::Intent(request, answer) => (request, answer),
+            other => {
+                // A test that is over hears no more.
+                let _ = heard.send(other);
+                continue;
+            }
+        };
         let verdict = says.lock().expect("no panic")(&request);
         asked.lock().expect("no panic").push(*request);
         match verdict {

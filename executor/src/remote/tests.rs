@@ -1,0 +1,112 @@
+//! Links over real connections, to a server that the test plays.
+
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpListener;
+
+use super::*;
+
+fn fleet() -> FleetName {
+    "default".parse().expect("a name")
+}
+
+/// A server on a free port, and where it is.
+async fn server() -> (TcpListener, Remote) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/before/", listener.local_addr().expect("an address"));
+    (listener, Remote::new(&url, &fleet()).expect("an address"))
+}
+
+/// The next request: its connection, its first line and its body.
+async fn asked(listener: &TcpListener) -> (TcpStream, String, String) {
+    let (stream, _) = timeout(PATIENCE, listener.accept()).await.expect("in time").expect("a connection");
+    let mut reader = BufReader::new(stream);
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first).await.expect("a request");
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).await.expect("a header");
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().expect("a length");
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).await.expect("a body");
+    let first = first.trim_end().trim_end_matches(" HTTP/1.1").to_owned();
+    (reader.into_inner(), first, String::from_utf8(body).expect("text"))
+}
+
+/// Opens a link to the test: the connection on which the test speaks for the decider.
+async fn open(listener: &TcpListener, remote: &Remote) -> (TcpStream, Link) {
+    let (link, mut stream) = tokio::join!(remote.connect(), async {
+        let (mut stream, first, _) = asked(listener).await;
+        assert_eq!(first, "POST /before/v1/fleets/default/links");
+        let head = "HTTP/1.1 201 Created\r\nchancery-link: a-1\r\ntransfer-encoding: chunked\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("written");
+        stream
+    });
+    // A heartbeat, and the first half of a message.
+    stream.write_all(b"1\r\n\n\r\n4\r\n{\"on\r\n").await.expect("written");
+    (stream, link.expect("a link"))
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_is_repeated_as_it_was() {
+    let (listener, remote) = server().await;
+    let (_stream, link) = open(&listener, &remote).await;
+    link.to_decider.send(b"{\"m\":1}".to_vec()).await.expect("it holds");
+    let (lost, first, body) = asked(&listener).await;
+    drop(lost);
+    let (mut stream, again, same) = asked(&listener).await;
+    assert_eq!(first, "POST /before/v1/fleets/default/links/a-1/messages?after=0");
+    assert_eq!((&first, &body, body.as_str()), (&again, &same, "{\"m\":1}\n"));
+    // The connection is closed behind the answer: the next request takes another one.
+    stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("written");
+    drop(stream);
+    link.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("it holds");
+    let (_stream, next, body) = asked(&listener).await;
+    assert_eq!((next.rsplit('=').next(), body.as_str()), (Some("1"), "{\"m\":2}\n"));
+}
+
+#[tokio::test]
+async fn what_the_decider_says_comes_whole_and_the_end_ends_both_halves() {
+    let (listener, remote) = server().await;
+    let (mut stream, mut link) = open(&listener, &remote).await;
+    stream.write_all(b"8\r\ne\":1}\n{}\r\n1\r\n\n\r\n0\r\n\r\n").await.expect("written");
+    assert_eq!(link.from_decider.recv().await.as_deref(), Some(b"{\"one\":1}".as_slice()));
+    assert_eq!(link.from_decider.recv().await.as_deref(), Some(b"{}".as_slice()));
+    assert_eq!(link.from_decider.recv().await, None);
+    link.to_decider.closed().await;
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_quoted() {
+    let (listener, remote) = server().await;
+    let answer = async {
+        let (mut stream, _, _) = asked(&listener).await;
+        let text = r#"{"detail":"open a link: 256 executors are connected","status":503}"#;
+        let head = format!("HTTP/1.1 503 Busy\r\ncontent-length: {}\r\n\r\n", text.len());
+        stream.write_all((head + text).as_bytes()).await.expect("written");
+        stream
+    };
+    let (link, _stream) = tokio::join!(remote.connect(), answer);
+    let error = link.expect_err("no link").to_string();
+    assert!(error.contains("503") && error.ends_with("256 executors are connected"), "{error}");
+}
+
+#[test]
+fn a_server_is_an_address_over_plain_http() {
+    for (url, host, port, links) in [
+        ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default/links"),
+        ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/links"),
+        ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default/links"),
+    ] {
+        let remote = Remote::new(url, &fleet()).expect(url);
+        assert_eq!((remote.host.as_str(), remote.port, remote.links.as_str()), (host, port, links));
+    }
+    for url in ["https://host", "host:80", "http://", "/links", "http://host/?a=b", ""] {
+        assert_eq!(Remote::new(url, &fleet()), Err(BadServer(url.into())));
+    }
+}

@@ -1,0 +1,114 @@
+//! The flags of `executor`, and what its end means to whoever started it.
+#![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use chancery_events::name::{ClusterName, ExecutorName};
+use chancery_events::spec::Runtime;
+use chancery_executor::Stop;
+use clap::Args;
+
+use super::Exit;
+use crate::executors::Who;
+
+/// The exit code when this server must not be obeyed, because a newer one is elsewhere.
+const NEWER_ELSEWHERE: u8 = 9;
+
+/// Flags of an executor.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Stopping an executor leaves running what it runs; the same command takes it up again.\n\
+    Exit codes: 0 asked to stop, 1 failure, 2 usage, 4 another executor has the folder, \
+    5 the server refuses it for good, 9 a newer server is elsewhere"
+)]
+pub struct Executor {
+    /// The cluster whose nodes it drives
+    #[arg(long, value_name = "NAME")]
+    cluster: ClusterName,
+    /// What it is called: the same in every life, and no other executor's
+    #[arg(long, value_name = "NAME")]
+    name: ExecutorName,
+    #[command(flatten)]
+    drives: Drives,
+    /// Its folder, which says what runs: keep it [default: ./chancery-executor/CLUSTER]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Which log lines are written [env: CHANCERY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub(super) log: Option<String>,
+    /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) log_format: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Drives {
+    /// Drives processes of this machine
+    #[arg(long)]
+    process: bool,
+    /// Drives nodes that are only in its memory
+    #[arg(long)]
+    simulated: bool,
+}
+
+impl Executor {
+    /// Who it is to be.
+    pub fn who(&self) -> Who {
+        let runtime = if self.drives.process { Runtime::Process } else { Runtime::Simulated };
+        Who { executor: self.name.clone(), cluster: self.cluster.clone(), runtime }
+    }
+
+    /// Its folder.
+    pub fn dir(&self) -> PathBuf {
+        let usual = || PathBuf::from("chancery-executor").join(self.cluster.as_str());
+        self.dir.clone().unwrap_or_else(usual)
+    }
+
+    /// The exit code for why it stopped.
+    pub fn exit(stop: &Stop) -> ExitCode {
+        match stop {
+            Stop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),
+            Stop::ScopeTaken => Exit::Conflict.into(),
+            Stop::Refused(_) | Stop::Diverged(_) => Exit::Denied.into(),
+            Stop::Storage(_) => Exit::Failure.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::super::{Cli, Command, Local};
+    use super::*;
+
+    fn parsed(words: &str) -> Result<Executor, clap::error::ErrorKind> {
+        let cli = Cli::try_parse_from(words.split(' ')).map_err(|error| error.kind())?;
+        match cli.command {
+            Command::Local(Local::Executor(executor)) => Ok(executor),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn it_drives_one_runtime_under_names() {
+        let executor = parsed("chancery executor --cluster edge --name e1 --process").expect("flags");
+        assert_eq!(
+            (executor.who().runtime, executor.dir()),
+            (Runtime::Process, "chancery-executor/edge".into())
+        );
+        let executor =
+            parsed("chancery executor --cluster edge --name e1 --simulated --dir d").expect("flags");
+        assert_eq!((executor.who().runtime, executor.dir()), (Runtime::Simulated, "d".into()));
+        for words in [
+            "chancery executor --cluster edge --name e1",
+            "chancery executor --cluster edge --name e1 --process --simulated",
+            "chancery executor --cluster edge --process",
+            "chancery executor --cluster E! --name e1 --process",
+        ] {
+            assert!(parsed(words).is_err(), "{words}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! `POST …/links`: how executors outside the server's process speak to the decider, over requests that they make.
+//!
+//! ```text
+//! executor                                              server
+//!   POST …/links                                    ─►    draws a link
+//!                      ◄─ 201, Chancery-Link: ID, and then a line for each FromDecider, for as long as it lasts
+//!   POST …/links/ID/messages?after=0, lines         ─►    ToDecider 1, 2, 3 …
+//!                                               ◄─ 204
+//! ```
+//! A link is a connection in the sense of the protocol: the decider gets the same inputs as from an executor in its
+//! own process, and draws an attach for it. `after` is how many messages were said before these, so that a request
+//! that is repeated says nothing twice, and one that was lost is missed. An empty line means: still here.
+//!
+//! What must stay true: messages of a link reach the decider in order and each once; whatever ends one half ends the
+//! other; the decider never waits for an executor, and an executor that floods waits for the decider alone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use chancery_events::protocol::ToDecider;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use uuid::Uuid;
+
+use super::App;
+use super::edge::Call;
+use super::headers::one;
+use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED_MEDIA_TYPE, pointer_to};
+use super::query::Params;
+use crate::decider::{Connection, Input, Stopped};
+use crate::executors::{Connections, MAILBOX};
+
+/// The header that names a link.
+const LINK: &str = "chancery-link";
+/// The form of both directions.
+const LINES: &str = "application/x-ndjson";
+/// Messages that are written at one time.
+const TAKE: usize = 256;
+/// Pieces of a body that wait for the connection.
+const PIECES: usize = 4;
+
+/// The links of a server.
+pub struct Links {
+    connections: Connections,
+    silence: Duration,
+    most: usize,
+    open: Mutex<BTreeMap<Uuid, Arc<Open>>>,
+}
+
+/// One that is open.
+struct Open {
+    connection: Connection,
+    /// Messages that went to the decider. Held while some do.
+    said: tokio::sync::Mutex<u64>,
+    /// When something last came.
+    heard: watch::Sender<Instant>,
+    /// Set when it is to end.
+    over: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Links, {} open", self.count())
+    }
+}
+
+impl Links {
+    /// At most `most` at a time; one on which nothing comes for `silence` is closed.
+    pub fn new(connections: Connections, silence: Duration, most: usize) -> Links {
+        Links { connections, silence, most, open: Mutex::default() }
+    }
+
+    /// How many are open.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<Open>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Draws one, if there is room.
+    fn draw(&self) -> Option<(Uuid, Arc<Open>)> {
+        let mut all = self.lock();
+        if all.len() >= self.most {
+            return None;
+        }
+        // Whoever knows the id may speak on the link: it must not be guessed.
+        let id = Uuid::new_v4();
+        let open = Arc::new(Open {
+            connection: self.connections.next(),
+            said: tokio::sync::Mutex::default(),
+            heard: watch::channel(Instant::now()).0,
+            over: watch::channel(false).0,
+        });
+        all.insert(id, open.clone());
+        Some((id, open))
+    }
+}
+
+/// Opens a link: its answer lasts as long as it does.
+pub(super) fn open(
+    app: &Arc<App>,
+    call: &Call,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    speaks_lines(call)?;
+    if !body?.is_empty() {
+        return Err(Problem::new(INVALID, "open a link: send no body, what is to be said comes later"));
+    }
+    let (id, open) = app.links.draw().ok_or_else(|| {
+        Problem::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
+    })?;
+    let (to_executor, from_decider) = mpsc::channel(MAILBOX);
+    let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
+    let pump = Pump::new(app.clone(), id, open, from_decider, pieces);
+    // The task also ends the link if this request is given up while the decider is told.
+    tokio::spawn(pump.run(to_executor));
+    let stream = async_stream::stream! {
+        while let Some(piece) = body.recv().await {
+            yield Ok::<_, std::convert::Infallible>(piece);
+        }
+    };
+    let mut response = Response::new(Body::from_stream(stream));
+    *response.status_mut() = StatusCode::CREATED;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LINES));
+    if let Ok(id) = HeaderValue::from_str(&id.to_string()) {
+        headers.insert(LINK, id);
+    }
+    Ok(response)
+}
+
+/// Carries what the decider says to one executor.
+struct Pump {
+    app: Arc<App>,
+    id: Uuid,
+    open: Arc<Open>,
+    from_decider: mpsc::Receiver<Vec<u8>>,
+    pieces: mpsc::Sender<Bytes>,
+    closing: watch::Receiver<bool>,
+    over: watch::Receiver<bool>,
+    heard: watch::Receiver<Instant>,
+    heartbeat: Interval,
+}
+
+impl Pump {
+    fn new(
+        app: Arc<App>,
+        id: Uuid,
+        open: Arc<Open>,
+        from_decider: mpsc::Receiver<Vec<u8>>,
+        pieces: mpsc::Sender<Bytes>,
+    ) -> Pump {
+        let mut heartbeat = interval(app.limits.heartbeat);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (closing, over, heard) = (app.hub.closing(), open.over.subscribe(), open.heard.subscribe());
+        Pump { app, id, open, from_decider, pieces, closing, over, heard, heartbeat }
+    }
+
+    async fn run(mut self, to_executor: mpsc::Sender<Vec<u8>>) {
+        let connection = self.open.connection;
+        if self.app.decider.tell(Input::Connected(connection, to_executor)).await.is_ok() {
+            let why = self.carry().await;
+            tracing::info!(link = %self.id, why, "a link is closed");
+        }
+        self.app.links.lock().remove(&self.id);
+        // A decider that has stopped need not be told.
+        let _ = self.app.decider.tell(Input::Disconnected(connection)).await;
+    }
+
+    /// Until something ends it; says what.
+    async fn carry(&mut self) -> &'static str {
+        let mut batch = Vec::with_capacity(TAKE);
+        loop {
+            let until = *self.heard.borrow() + self.app.links.silence;
+            let piece = tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
+                _ = self.over.wait_for(|over| *over) => return "what came on it was not right",
+                () = self.pieces.closed() => return "the executor hung up",
+                taken = self.from_decider.recv_many(&mut batch, TAKE) => match taken {
+                    0 => return "the decider closed it",
+                    _ => lines(&mut batch),
+                },
+                () = sleep_until(until) => {
+                    if self.heard.borrow().elapsed() >= self.app.links.silence {
+                        return "nothing came on it for too long";
+                    }
+                    continue;
+                }
+                _ = self.heartbeat.tick() => Bytes::from_static(b"\n"),
+            };
+            // One that takes nothing is cut off by its connection, which drops the other end.
+            tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
+                sent = self.pieces.send(piece) => if sent.is_err() { return "the executor hung up" },
+            }
+        }
+    }
+}
+
+fn lines(batch: &mut Vec<Vec<u8>>) -> Bytes {
+    let mut all = Vec::with_capacity(batch.iter().map(|message| message.len() + 1).sum());
+    for message in batch.drain(..) {
+        all.extend_from_slice(&message);
+        all.push(b'\n');
+    }
+    all.into()
+}
+
+/// Takes messages of an executor, in order.
+pub(super) async fn say(
+    app: &Arc<App>,
+    call: &Call,
+    mut params: Params,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    let after = params.number("after")?;
+    params.end(&["after"])?;
+    speaks_lines(call)?;
+    let wrong = || Problem::parameter(In::Path, "link", "write the id that the link was opened with");
+    let id: Uuid = call.found.param("link").unwrap_or_default().parse().map_err(|_| wrong())?;
+    let after = after.ok_or_else(|| {
+        Problem::parameter(In::Query, "after", "say how many messages were said before these")
+    })?;
+    let open = app.links.lock().get(&id).cloned();
+    let open = open.ok_or_else(|| {
+        Problem::new(GONE, format!("say something on link {id}: it is closed; open another one"))
+    })?;
+    let told = tell(app, &open, after, &body?).await;
+    if told.is_err() {
+        // What follows would miss something.
+        open.over.send_replace(true);
+    }
+    told?;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    Ok(response)
+}
+
+/// Whatever asks is an executor: others send other forms.
+fn speaks_lines(call: &Call) -> Result<(), Problem> {
+    let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
+    if form.is_none_or(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
+        return Ok(());
+    }
+    Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
+}
+
+async fn tell(app: &App, open: &Open, after: u64, body: &Bytes) -> Result<(), Problem> {
+    open.heard.send_replace(Instant::now());
+    let messages = read(body)?;
+    let mut said = open.said.lock().await;
+    let Some(known) = said.checked_sub(after) else {
+        let detail = format!("take messages after {after}: only {said} have come; open another link");
+        return Err(Problem::new(OUT_OF_ORDER, detail));
+    };
+    for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
+        let message = Input::Said(open.connection, message.to_vec());
+        app.decider.tell(message).await.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
+        *said += 1;
+    }
+    // The decider may have taken its time.
+    open.heard.send_replace(Instant::now());
+    Ok(())
+}
+
+/// The messages of a body, all of which can be read: the decider's time is not for nonsense.
+fn read(body: &[u8]) -> Result<Vec<&[u8]>, Problem> {
+    let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let checked = lines.enumerate().map(|(index, line)| {
+        serde_json::from_slice::<ToDecider>(line).map(|_| line).map_err(|error| {
+            Problem::new(INVALID, format!("read message {} of the body: {error}", index + 1)).at(
+                In::Body,
+                pointer_to(&index.to_string()),
+                error.to_string(),
+            )
+        })
+    });
+    checked.collect()
+}

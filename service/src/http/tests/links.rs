@@ -1,0 +1,198 @@
+//! Links of executors: what comes on them reaches the decider in order and once, and both halves end together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Method;
+use chancery_executor::remote::Remote;
+use http_body_util::BodyExt as _;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tower::ServiceExt as _;
+
+use super::world::{World, request};
+use crate::decider::{Connection, Input};
+use crate::executors::Connections;
+use crate::http::{Links, serve};
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A link, as the decider and the executor see it.
+struct Link {
+    id: String,
+    body: Body,
+    connection: Connection,
+    to_executor: mpsc::Sender<Vec<u8>>,
+}
+
+async fn open(world: &mut World) -> Link {
+    let asked = request(Method::POST, "/links", &[], "");
+    let response = world.router().oneshot(asked).await.expect("an answer");
+    assert_eq!(response.status(), 201);
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    let id = response.headers()["chancery-link"].to_str().expect("an id").to_owned();
+    let (connection, to_executor) = match hear(world).await {
+        Input::Connected(connection, executor) => (connection, executor),
+        other => panic!("{other:?}"),
+    };
+    Link { id, body: response.into_body(), connection, to_executor }
+}
+
+async fn hear(world: &mut World) -> Input {
+    tokio::time::timeout(PATIENCE, world.heard.recv()).await.expect("something is heard").expect("a decider")
+}
+
+/// The next heartbeat that came.
+async fn beat(world: &mut World, of: Connection) -> u64 {
+    match hear(world).await {
+        Input::Said(connection, text) if connection == of => {
+            let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            message["heartbeat"]["beat"].as_u64().expect("a heartbeat")
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn gone(world: &mut World, of: Connection) {
+    match hear(world).await {
+        Input::Disconnected(connection) if connection == of => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+fn heartbeat(beat: u64) -> String {
+    let line = json!({"heartbeat": {"attach": "0000000000000007", "beat": beat}});
+    format!("{line}\n")
+}
+
+impl Link {
+    async fn say(&self, world: &World, after: u64, body: impl Into<Body>) -> (u16, String) {
+        let path = format!("/links/{}/messages?after={after}", self.id);
+        let answer = world.send(request(Method::POST, &path, &[], body)).await;
+        if answer.status == 204 { (204, String::new()) } else { (answer.problem().0, answer.problem().1) }
+    }
+
+    /// What comes until there is `wanted`, without heartbeats.
+    async fn read(&mut self, wanted: &str) -> String {
+        let mut all = String::new();
+        while !all.contains(wanted) {
+            let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("in time");
+            let frame = frame.expect("it goes on").expect("no error").into_data().expect("data");
+            all.push_str(std::str::from_utf8(&frame).expect("text").trim_start_matches('\n'));
+        }
+        all
+    }
+
+    async fn ends(&mut self) {
+        let all = async { while self.body.frame().await.is_some() {} };
+        tokio::time::timeout(PATIENCE, all).await.expect("it ends");
+    }
+}
+
+#[tokio::test]
+async fn messages_come_in_order_and_once_however_often_they_are_sent() {
+    let mut world = World::new();
+    let mut link = open(&mut world).await;
+    let on = link.connection;
+    assert_eq!(link.say(&world, 0, heartbeat(1) + "\n" + &heartbeat(2)).await.0, 204);
+    // Nobody knows whether it came: it is sent again, and again with one more.
+    assert_eq!(link.say(&world, 0, heartbeat(1) + &heartbeat(2)).await.0, 204);
+    assert_eq!(link.say(&world, 1, heartbeat(2) + &heartbeat(3)).await.0, 204);
+    for wanted in 1..=3 {
+        assert_eq!(beat(&mut world, on).await, wanted);
+    }
+    link.to_executor.send(b"{\"a\":1}".to_vec()).await.expect("it is open");
+    link.to_executor.send(b"{\"a\":2}".to_vec()).await.expect("it is open");
+    assert_eq!(link.read("2}\n").await, "{\"a\":1}\n{\"a\":2}\n");
+    // The fourth is missing.
+    assert_eq!(link.say(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
+    link.ends().await;
+    gone(&mut world, on).await;
+    assert_eq!(link.say(&world, 3, heartbeat(4)).await, (410, "gone".into()));
+    assert_eq!(world.app.links.count(), 0);
+}
+
+#[tokio::test]
+async fn nonsense_ends_its_own_link_alone_and_does_not_reach_the_decider() {
+    let mut world = World::new();
+    let (mut bad, good) = (open(&mut world).await, open(&mut world).await);
+    let text = heartbeat(1) + "{\"heartbeat\":{}}\n";
+    assert_eq!(bad.say(&world, 0, text).await, (422, "invalid".into()));
+    bad.ends().await;
+    gone(&mut world, bad.connection).await;
+    assert_eq!(good.say(&world, 0, heartbeat(1)).await.0, 204);
+    assert_eq!(beat(&mut world, good.connection).await, 1);
+    for (path, status) in [
+        ("/links/x/messages?after=0", 400),
+        ("/links/00000000-0008-8801-8000-000000000007/messages?after=0", 410),
+        ("/links/00000000-0008-8801-8000-000000000007/messages", 400),
+        ("/links/00000000-0008-8801-8000-000000000007/messages?after=0&before=1", 400),
+    ] {
+        let answer = world.send(request(Method::POST, path, &[], "")).await;
+        assert_eq!(answer.problem().0, status, "{path}");
+    }
+    let json = [("content-type", "application/json")];
+    assert_eq!(world.send(request(Method::POST, "/links", &json, "")).await.problem().0, 415);
+    assert_eq!(world.send(request(Method::POST, "/links", &[], "{}")).await.problem().0, 422);
+    assert_eq!(world.app.links.count(), 1);
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_the_other_half_ends_too() {
+    let mut world = World::new();
+    let mut closed = open(&mut world).await;
+    // The decider's end goes.
+    closed.to_executor = mpsc::channel(1).0;
+    closed.ends().await;
+    gone(&mut world, closed.connection).await;
+    let executor = open(&mut world).await;
+    drop(executor.body);
+    gone(&mut world, executor.connection).await;
+    let mut stopped = open(&mut world).await;
+    world.app.hub.close();
+    stopped.ends().await;
+    gone(&mut world, stopped.connection).await;
+}
+
+#[tokio::test]
+async fn a_link_on_which_nothing_comes_is_closed_and_there_are_only_so_many() {
+    let mut world = World::new();
+    world.app.links = Arc::new(Links::new(Connections::default(), Duration::from_millis(200), 1));
+    let mut link = open(&mut world).await;
+    assert_eq!(world.send(request(Method::POST, "/links", &[], "")).await.problem().0, 503);
+    link.ends().await;
+    gone(&mut world, link.connection).await;
+    open(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_executor_reaches_the_decider_over_a_real_connection() {
+    let mut world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(serve(world.app.clone(), listener, std::future::pending()));
+    let remote = Remote::new(&url, &world.app.fleet).expect("an address");
+    let mut link = remote.connect().await.expect("a link");
+    let Input::Connected(connection, to_executor) = hear(&mut world).await else { panic!("no connection") };
+    // More than one request holds, and more than waits in any queue.
+    let most = 20_000;
+    let to_decider = link.to_decider.clone();
+    tokio::spawn(async move {
+        for n in 1..=most {
+            let message = heartbeat(n).trim_end().as_bytes().to_vec();
+            to_decider.send(message).await.expect("it holds");
+        }
+    });
+    for n in 1..=most {
+        assert_eq!(beat(&mut world, connection).await, n);
+    }
+    let long = vec![b'x'; 3 << 20];
+    to_executor.send(long.clone()).await.expect("it holds");
+    assert!(link.from_decider.recv().await.is_some_and(|message| message == long));
+    drop(to_executor);
+    assert!(link.from_decider.recv().await.is_none());
+    gone(&mut world, connection).await;
+}

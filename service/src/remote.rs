@@ -1,0 +1,33 @@
+//! An executor as a program of its own, near its machines: it reaches the server by requests that it makes.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use chancery_events::name::FleetName;
+use chancery_executor::Stop;
+use chancery_executor::remote::Remote;
+
+use crate::executors::{self, Means, Who};
+use crate::server::stop_signal;
+
+/// Why the program ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was asked to. What it runs goes on running.
+    Asked,
+    /// It must not act, or cannot.
+    Stopped(Stop),
+}
+
+/// Runs an executor until it is asked to stop, or must.
+pub async fn run(server: &str, fleet: &FleetName, who: Who, root: &Path, means: &Means) -> Result<Ended> {
+    let remote = Remote::new(server, fleet)?;
+    let mut stop = stop_signal()?;
+    std::fs::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
+    tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor begins");
+    let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
+    Ok(match ended {
+        Ok(()) => Ended::Asked,
+        Err(stop) => Ended::Stopped(stop),
+    })
+}

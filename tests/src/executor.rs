@@ -1,0 +1,114 @@
+//! The real program as an executor of its own.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::server::end_all_under;
+use crate::{Payload, Server, payloads, program, until};
+
+/// An executor with a folder of its own that goes when it does, and every process that it started.
+pub struct Executor {
+    dir: Rc<TempDir>,
+    child: Option<Child>,
+    args: Vec<String>,
+}
+
+impl Executor {
+    /// Starts one that drives `runtime` for the cluster `local` of a server.
+    pub fn start(server: &Server, name: &str, runtime: &str) -> Executor {
+        let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a folder");
+        let dir = Rc::new(dir);
+        Executor::start_in(dir, server, name, runtime)
+    }
+
+    /// Starts another over the same folder.
+    #[must_use]
+    pub fn start_beside(&self, server: &Server, name: &str, runtime: &str) -> Executor {
+        Executor::start_in(Rc::clone(&self.dir), server, name, runtime)
+    }
+
+    fn start_in(dir: Rc<TempDir>, server: &Server, name: &str, runtime: &str) -> Executor {
+        let words = ["executor", "--server", &server.url(), "--cluster", "local", "--name", name, runtime];
+        let mut executor = Executor { dir, child: None, args: words.map(str::to_owned).to_vec() };
+        executor.start_again();
+        executor
+    }
+
+    /// Starts the program again over the same folder.
+    pub fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        let log = std::fs::File::options().create(true).append(true).open(self.dir().join("log"));
+        let child = Command::new(program())
+            .args(&self.args)
+            .args(["--log", "info", "--dir"])
+            .arg(self.dir().join("root"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.expect("a log"))
+            .spawn()
+            .expect("the program starts");
+        self.child = Some(child);
+    }
+
+    fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// The payloads that it started, in any life, and that are alive.
+    pub fn payloads(&self) -> Vec<Payload> {
+        payloads(self.dir())
+    }
+
+    fn pid(&self) -> Pid {
+        let id = self.child.as_ref().expect("it runs").id();
+        Pid::from_raw(i32::try_from(id).expect("a pid")).expect("a pid")
+    }
+
+    /// Lets it sleep in the middle of whatever it does.
+    pub fn freeze(&self) {
+        kill_process(self.pid(), Signal::STOP).expect("it can be stopped");
+    }
+
+    /// Wakes it.
+    pub fn thaw(&self) {
+        kill_process(self.pid(), Signal::CONT).expect("it can be woken");
+    }
+
+    /// Ends it as a power cut would end it alone.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().expect("it can be killed");
+        child.wait().expect("it is ours");
+    }
+
+    /// Asks it to stop, and waits. Its exit code.
+    pub fn stop(&mut self) -> Option<i32> {
+        kill_process(self.pid(), Signal::TERM).expect("it can be asked");
+        self.wait()
+    }
+
+    /// Waits until it ends. Its exit code.
+    pub fn wait(&mut self) -> Option<i32> {
+        let mut child = self.child.take().expect("it runs");
+        until("the executor ends", || child.try_wait().expect("it is ours")).code()
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        end_all_under(self.dir());
+    }
+}

@@ -1,0 +1,200 @@
+//! Executors outside the server's process, which reach it over HTTP alone: what they run outlives them and the
+//! server, is started once, and is never taken for dead because nobody hears of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use chancery_tests::{Client, Executor, Payload, Server, until};
+use serde_json::Value;
+
+use crate::kills::{deploy, set_up, sleeper};
+
+/// A lease for tests in which a session is lost.
+const SHORT: &str = "2s";
+/// One for tests in which none may be, however slow the machine is.
+const LONG: &str = "60s";
+
+/// A server that drives no cluster itself, with a cluster and a plan.
+fn bare_server(lease: &str) -> Server {
+    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", lease)]);
+    server.stay_at_this_address();
+    set_up(&server.client(), &sleeper());
+    server
+}
+
+/// Sessions in a state, oldest first.
+fn sessions(client: &Client, state: &str) -> Vec<Value> {
+    client.items(&format!("sessions?state={state}"))
+}
+
+/// Waits until so many sessions are in the state.
+fn wait_for_sessions(client: &Client, state: &str, count: usize) -> Vec<Value> {
+    until(&format!("{count} sessions {state}"), || {
+        let found = sessions(client, state);
+        (found.len() == count).then_some(found)
+    })
+}
+
+/// Three of them run at the executor.
+fn run_three(server: &Server, executor: &Executor) -> Vec<Payload> {
+    let client = server.client();
+    deploy(&client, "three", 3);
+    client.wait_for("web", "running", 3);
+    let alive = executor.payloads();
+    assert_eq!(alive.len(), 3, "{alive:?}");
+    alive
+}
+
+/// Ends them in good order: the executor is there, and obeys.
+fn end_three(server: &Server, executor: &Executor) {
+    deploy(&server.client(), "none", 0);
+    until("nothing is left", || executor.payloads().is_empty().then_some(()));
+    server.client().wait_for("web", "running", 0);
+}
+
+#[test]
+fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
+    let server = bare_server(LONG);
+    let client = server.client();
+    let mut executor = Executor::start(&server, "e1", "--process");
+    let alive = run_three(&server, &executor);
+    assert_eq!(sessions(&client, "open")[0]["executor"], "e1");
+    // Asked to stop, it says goodbye: the session is over at once, without a lease to wait for.
+    assert_eq!(executor.stop(), Some(0));
+    assert_eq!(wait_for_sessions(&client, "left", 1)[0]["executor"], "e1");
+    assert_eq!(executor.payloads(), alive);
+    executor.start_again();
+    wait_for_sessions(&client, "open", 1);
+    assert_eq!(executor.payloads(), alive);
+    end_three(&server, &executor);
+}
+
+#[test]
+fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
+    let server = bare_server(LONG);
+    let client = server.client();
+    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut pids: BTreeMap<(String, String), u32> = BTreeMap::new();
+    let mut look = |executor: &Executor| {
+        for Payload { incarnation, process, pid, .. } in executor.payloads() {
+            let first = *pids.entry((incarnation.clone(), process)).or_insert(pid);
+            assert_eq!(first, pid, "{incarnation} was started twice");
+        }
+    };
+    run_three(&server, &executor);
+    // Moments that fall anywhere into its work.
+    for round in 0..8_u32 {
+        deploy(&client, &format!("round-{round}"), 3 + (round % 2) * 3);
+        std::thread::sleep(Duration::from_millis(u64::from(round) * 29));
+        executor.kill();
+        look(&executor);
+        executor.start_again();
+        look(&executor);
+    }
+    deploy(&client, "last", 5);
+    client.wait_for("web", "running", 5);
+    until("five are left", || {
+        look(&executor);
+        (executor.payloads().len() == 5).then_some(())
+    });
+    assert_eq!(client.items("incarnations?state=failed"), Vec::<Value>::new());
+    end_three(&server, &executor);
+}
+
+#[test]
+fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
+    let server = bare_server(SHORT);
+    let client = server.client();
+    let mut executor = Executor::start(&server, "e1", "--process");
+    let alive = run_three(&server, &executor);
+    let before = client.items("incarnations?state=running");
+    assert!(before.iter().all(|row| row["reachability"] == "known"));
+    executor.kill();
+    wait_for_sessions(&client, "lost", 1);
+    let all_are = |reachability: &str| {
+        let rows = [client.items("replicas"), client.items("incarnations")].concat();
+        rows.len() == 6 && rows.iter().all(|row| row["reachability"] == reachability)
+    };
+    assert!(all_are("unknown"));
+    // What is wanted meanwhile waits.
+    deploy(&client, "four", 4);
+    client.wait_for("web", "starting", 1);
+    assert_eq!(client.wait_for("web", "running", 3).len(), 3);
+    assert_eq!(executor.payloads(), alive);
+    let versions = |rows: &[Value]| rows.iter().map(|row| row["version"].clone()).collect::<Vec<_>>();
+    assert_eq!(
+        versions(&before),
+        versions(&client.items("incarnations?state=running")),
+        "nothing is known of them"
+    );
+    executor.start_again();
+    client.wait_for("web", "running", 4);
+    assert!(client.items("incarnations").iter().all(|row| row["reachability"] == "known"));
+    let now = executor.payloads();
+    assert!(alive.iter().all(|payload| now.contains(payload)), "before {alive:?}, after {now:?}");
+    assert_eq!(now.len(), 4);
+    end_three(&server, &executor);
+}
+
+#[test]
+fn a_killed_server_finds_its_executor_again() {
+    let mut server = bare_server(LONG);
+    let executor = Executor::start(&server, "e1", "--process");
+    let alive = run_three(&server, &executor);
+    let session = sessions(&server.client(), "open")[0]["id"].clone();
+    server.kill();
+    assert_eq!(executor.payloads(), alive);
+    server.start_again();
+    // The same session goes on: nobody was lost.
+    let client = server.client();
+    deploy(&client, "four", 4);
+    client.wait_for("web", "running", 4);
+    assert_eq!(sessions(&client, "open")[0]["id"], session);
+    let now = executor.payloads();
+    assert!(now.len() == 4 && alive.iter().all(|payload| now.contains(payload)), "{alive:?}, {now:?}");
+    end_three(&server, &executor);
+}
+
+#[test]
+fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_over() {
+    let server = bare_server(SHORT);
+    let client = server.client();
+    let first = Executor::start(&server, "e1", "--process");
+    wait_for_sessions(&client, "open", 1);
+    // The second wants the cluster too, and is told who has it.
+    let second = Executor::start(&server, "e2", "--process");
+    until("the second is refused", || second.log().contains("executor e1 holds cluster local").then_some(()));
+    // What is asked of the first while it sleeps lies in its connection when it wakes.
+    first.freeze();
+    deploy(&client, "three", 3);
+    client.wait_for("web", "starting", 3);
+    let lost = wait_for_sessions(&client, "lost", 1);
+    assert_eq!(lost[0]["executor"], "e1");
+    client.wait_for("web", "running", 3);
+    let alive = second.payloads();
+    assert_eq!(alive.len(), 3);
+    first.thaw();
+    until("the first is refused", || first.log().contains("executor e2 holds cluster local").then_some(()));
+    assert!(first.payloads().is_empty(), "it began what it was asked before");
+    assert_eq!(second.payloads(), alive);
+    assert_eq!(sessions(&client, "open")[0]["executor"], "e2");
+    end_three(&server, &second);
+}
+
+#[test]
+fn a_folder_has_one_executor_and_one_journal() {
+    let server = bare_server(LONG);
+    let mut executor = Executor::start(&server, "e1", "--process");
+    run_three(&server, &executor);
+    let mut second = executor.start_beside(&server, "e2", "--process");
+    assert_eq!(second.wait(), Some(4), "{}", second.log());
+    // Another journal: it must not be worked for, and what runs is not its to end.
+    executor.kill();
+    let other = bare_server(LONG);
+    let mut misled = executor.start_beside(&other, "e1", "--process");
+    assert_eq!(misled.wait(), Some(5), "{}", misled.log());
+    assert!(misled.log().contains("it has worked for another journal"), "{}", misled.log());
+    assert_eq!(executor.payloads().len(), 3);
+    executor.start_again();
+    end_three(&server, &executor);
+}

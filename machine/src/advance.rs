@@ -13,6 +13,7 @@ use chancery_events::time::Time;
 use crate::context::Context;
 use crate::fleet::Fleet;
 use crate::index::Alarm;
+use crate::scheduler::Search;
 use crate::{deployment, incarnation, operation};
 
 /// One step: what it concerns, what led to it, and what is so now.
@@ -31,6 +32,7 @@ pub struct Step {
 pub struct Agenda {
     /// Deadlines do not ring before: after a takeover, everybody has a lease to come back.
     pub grace: Time,
+    search: Search,
     last: Option<PlanName>,
     tried: BTreeMap<(PlanName, DeploymentName), Position>,
     parked: BTreeSet<Subject>,
@@ -39,7 +41,13 @@ pub struct Agenda {
 impl Agenda {
     /// Nothing tried, nothing parked.
     pub fn new(grace: Time) -> Agenda {
-        Agenda { grace, last: None, tried: BTreeMap::new(), parked: BTreeSet::new() }
+        Agenda {
+            grace,
+            search: Search::default(),
+            last: None,
+            tried: BTreeMap::new(),
+            parked: BTreeSet::new(),
+        }
     }
 
     /// Leaves an entity alone, because a step on it went wrong.
@@ -129,7 +137,7 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             let group = (name.clone(), version.clone());
             let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
             let Some(operation) = waiting.first().filter(|_| !tried) else { continue };
-            let found = operation::prepare(fleet, plan, *operation, ctx);
+            let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, ctx);
             let in_vain = |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_)));
             if found.as_ref().is_none_or(in_vain) {
                 agenda.tried.insert(group, grown);
@@ -140,5 +148,6 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         }
     }
     agenda.tried.retain(|(name, _), _| fleet.index().unplaced.contains(name));
+    agenda.search.retain(|name| fleet.index().unplaced.contains(name));
     None
 }

@@ -183,9 +183,8 @@ pub(crate) fn step(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Vec<Fact> {
         }
         DeploymentState::InProgress => {
             let surplus = index.present > current.spec.count;
-            if let Some(victim) =
-                index.victim().filter(|_| surplus).and_then(|name| fleet.replicas().get(name))
-            {
+            let victim = if surplus { index.victim() } else { None };
+            if let Some(victim) = victim.and_then(|name| fleet.replicas().get(name)) {
                 operation::open_end(
                     fleet,
                     victim,

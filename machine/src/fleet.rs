@@ -16,8 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 use crate::keys::Keys;
+use crate::marks::{
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, Whole,
+};
 use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Replica, Session};
-use crate::table::Table;
+use crate::table::{Scope, Slot, Table};
 
 /// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +72,8 @@ pub struct Fleet {
     pub(crate) sessions: Table<SessionId, Session>,
     pub(crate) index: Index,
     notes: Option<Vec<Before>>,
+    /// Of the notes.
+    scope: Scope,
 }
 
 /// An entity as it was before it was changed.
@@ -94,11 +99,15 @@ pub(crate) trait Entity: Clone + Sized {
     fn table(fleet: &Fleet) -> &Table<Self::Key, Self>;
     fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, Self>;
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
-    fn index(fleet: &mut Fleet, old: Option<&Self>, new: Option<&Self>);
+    /// What the indexes follow: nothing else of an entity changes them.
+    type Marks: PartialEq;
+    fn marks(&self) -> Self::Marks;
+    /// `at`: when the change was.
+    fn index(index: &mut Index, old: Option<&Self::Marks>, new: Option<&Self::Marks>, at: Position);
 }
 
 macro_rules! entities {
-    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $index:ident;)*) => {$(
+    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $marks:ty, |$i:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
         impl Entity for $entity {
             type Key = $key;
             fn key(&self) -> $key {
@@ -117,8 +126,12 @@ macro_rules! entities {
             fn before(key: $key, entity: Option<Arc<$entity>>) -> Before {
                 Before::$entity(key, entity)
             }
-            fn index(fleet: &mut Fleet, old: Option<&$entity>, new: Option<&$entity>) {
-                fleet.index.$index(old, new);
+            type Marks = $marks;
+            fn marks(&self) -> $marks {
+                self.into()
+            }
+            fn index($i: &mut Index, $old: Option<&$marks>, $new: Option<&$marks>, $at: Position) {
+                $index
             }
         }
 
@@ -132,15 +145,15 @@ macro_rules! entities {
 }
 
 entities! {
-    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), cluster;
-    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), capability;
-    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), node;
-    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), plan;
-    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), deployment;
-    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), replica;
-    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, incarnation;
-    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, operation;
-    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, session;
+    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), Whole<Cluster>, |i, _old, new, _at| i.cluster(new.map(|new| &new.0));
+    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), Whole<Capability>, |i, _old, new, _at| i.capability(new.map(|new| &new.0));
+    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), Whole<Node>, |i, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
+    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), PlanMarks, |i, old, new, _at| i.plan(old, new);
+    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), DeploymentMarks, |i, old, new, _at| i.deployment(old, new);
+    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), ReplicaMarks, |i, old, new, _at| i.replica(old, new);
+    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, old, new, at| i.incarnation(old, new, at);
+    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, old, new, _at| i.operation(old, new);
+    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _old, _new, _at| {};
 }
 
 impl Fleet {
@@ -162,6 +175,7 @@ impl Fleet {
             sessions: Table::default(),
             index: Index::default(),
             notes: None,
+            scope: 0,
         }
     }
 
@@ -193,23 +207,56 @@ impl Fleet {
     /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::touched`]. Forgets earlier notes.
     pub fn note(&mut self) {
         let globals = (self.head, self.term, self.lineages.clone(), self.keys.begin());
-        self.notes = Some(vec![Before::Globals(Box::new(globals))]);
+        let mut notes = self.notes.take().unwrap_or_default();
+        notes.clear();
+        notes.push(Before::Globals(Box::new(globals)));
+        self.notes = Some(notes);
+        self.scope += 1;
     }
 
     /// Puts everything back as it was when [`Fleet::note`] was called last.
     pub fn roll_back(&mut self) {
+        self.put_back(Indexes::Follow);
+    }
+
+    /// The same after a panic, which may have left an entity or an index half changed: the indexes are made anew.
+    pub fn roll_back_broken(&mut self) {
+        self.put_back(Indexes::Broken);
+        let grown = self.index.grown;
+        self.index = Index::default();
+        self.index_all::<Capability>();
+        self.index_all::<Cluster>();
+        self.index_all::<Node>();
+        self.index_all::<Plan>();
+        self.index_all::<Deployment>();
+        self.index_all::<Replica>();
+        self.index_all::<Incarnation>();
+        self.index_all::<Operation>();
+        self.index_all::<Session>();
+        self.index.grown = self.index.grown.max(grown);
+    }
+
+    fn index_all<E: Entity>(&mut self) {
+        let mut index = std::mem::take(&mut self.index);
+        for entity in E::table(self).in_order() {
+            E::index(&mut index, None, Some(&entity.marks()), self.head);
+        }
+        self.index = index;
+    }
+
+    fn put_back(&mut self, indexes: Indexes) {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
             match before {
-                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity.as_ref()),
-                Before::Capability(key, entity) => self.restore::<Capability>(key, entity.as_ref()),
-                Before::Node(key, entity) => self.restore::<Node>(key, entity.as_ref()),
-                Before::Plan(key, entity) => self.restore::<Plan>(key, entity.as_ref()),
-                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity.as_ref()),
-                Before::Replica(key, entity) => self.restore::<Replica>(key, entity.as_ref()),
-                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity.as_ref()),
-                Before::Operation(key, entity) => self.restore::<Operation>(key, entity.as_ref()),
-                Before::Session(key, entity) => self.restore::<Session>(key, entity.as_ref()),
+                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity, indexes),
+                Before::Capability(key, entity) => self.restore::<Capability>(key, entity, indexes),
+                Before::Node(key, entity) => self.restore::<Node>(key, entity, indexes),
+                Before::Plan(key, entity) => self.restore::<Plan>(key, entity, indexes),
+                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity, indexes),
+                Before::Replica(key, entity) => self.restore::<Replica>(key, entity, indexes),
+                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity, indexes),
+                Before::Operation(key, entity) => self.restore::<Operation>(key, entity, indexes),
+                Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
                 Before::Globals(globals) => {
                     let (head, term, lineages, keys) = *globals;
                     self.head = head;
@@ -221,9 +268,14 @@ impl Fleet {
         }
     }
 
-    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) {
-        let now = E::table_mut(self).set(key, entity.cloned());
-        E::index(self, now.as_deref(), entity.map(|entity| &**entity));
+    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>, indexes: Indexes) {
+        let marks = entity.as_ref().map(|entity| entity.marks());
+        let slot = entity.map(|entity| Slot { entity, noted: self.scope });
+        let now = E::table_mut(self).set(key, slot);
+        if indexes == Indexes::Follow {
+            let now = now.map(|now| now.entity.marks());
+            E::index(&mut self.index, now.as_ref(), marks.as_ref(), self.head);
+        }
     }
 
     /// Every entity changed since [`Fleet::note`] was called last, in order, perhaps more than once.
@@ -249,19 +301,33 @@ impl Fleet {
 
     /// Sets an entity, new or not.
     pub(crate) fn put<E: Entity>(&mut self, entity: E) {
-        let key = entity.key();
-        self.set::<E>(key, Some(Arc::new(entity)));
+        self.put_shared(Arc::new(entity));
     }
 
-    /// Changes an entity that is there.
+    fn put_shared<E: Entity>(&mut self, entity: Arc<E>) {
+        self.set::<E>(&entity.key(), Some(entity));
+    }
+
+    /// Changes an entity that is there, where it stands: it is copied only to be noted, or for others who keep it.
     pub(crate) fn change<E: Entity>(
         &mut self,
         key: &E::Key,
         how: impl FnOnce(&mut E),
     ) -> Result<(), Contradiction> {
-        let mut entity = E::table(self).shared(key).ok_or_else(|| absent::<E>(key))?;
-        how(Arc::make_mut(&mut entity));
-        self.set::<E>(key.clone(), Some(entity));
+        let (scope, is_noting) = (self.scope, self.notes.is_some());
+        let slot = E::table_mut(self).slot(key).ok_or_else(|| absent::<E>(key))?;
+        let before = slot.entity.marks();
+        if is_noting && slot.noted != scope {
+            slot.noted = scope;
+            let kept = Arc::clone(&slot.entity);
+            self.notes.get_or_insert_default().push(E::before(key.clone(), Some(kept)));
+        }
+        let slot = E::table_mut(self).slot(key).ok_or_else(|| absent::<E>(key))?;
+        how(Arc::make_mut(&mut slot.entity));
+        let after = slot.entity.marks();
+        if before != after {
+            E::index(&mut self.index, Some(&before), Some(&after), self.head);
+        }
         Ok(())
     }
 
@@ -270,18 +336,30 @@ impl Fleet {
         if E::table(self).get(key).is_none() {
             return Err(absent::<E>(key));
         }
-        self.set::<E>(key.clone(), None);
+        self.set::<E>(key, None);
         Ok(())
     }
 
-    fn set<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>) {
-        let new = entity.clone();
-        let old = E::table_mut(self).set(key.clone(), entity);
-        if let Some(notes) = &mut self.notes {
-            notes.push(E::before(key, old.clone()));
+    fn set<E: Entity>(&mut self, key: &E::Key, entity: Option<Arc<E>>) {
+        let marks = entity.as_ref().map(|entity| entity.marks());
+        let slot = entity.map(|entity| Slot { entity, noted: self.scope });
+        let old = E::table_mut(self).set(key.clone(), slot);
+        let old_marks = old.as_ref().map(|old| old.entity.marks());
+        // One that was noted before, and what came of it since, is put back by that note.
+        if let Some(notes) = &mut self.notes
+            && old.as_ref().is_none_or(|old| old.noted != self.scope)
+        {
+            notes.push(E::before(key.clone(), old.map(|old| old.entity)));
         }
-        E::index(self, old.as_deref(), new.as_deref());
+        E::index(&mut self.index, old_marks.as_ref(), marks.as_ref(), self.head);
     }
+}
+
+/// Whether indexes are followed while entities are put back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Indexes {
+    Follow,
+    Broken,
 }
 
 fn absent<E: Entity>(key: &E::Key) -> Contradiction {
@@ -295,15 +373,15 @@ pub struct Image {
     term: Term,
     lineages: Lineages,
     keys: Keys,
-    clusters: Vec<Cluster>,
-    capabilities: Vec<Capability>,
-    nodes: Vec<Node>,
-    plans: Vec<Plan>,
-    deployments: Vec<Deployment>,
-    replicas: Vec<Replica>,
-    incarnations: Vec<Incarnation>,
-    operations: Vec<Operation>,
-    sessions: Vec<Session>,
+    clusters: Vec<Arc<Cluster>>,
+    capabilities: Vec<Arc<Capability>>,
+    nodes: Vec<Arc<Node>>,
+    plans: Vec<Arc<Plan>>,
+    deployments: Vec<Arc<Deployment>>,
+    replicas: Vec<Arc<Replica>>,
+    incarnations: Vec<Arc<Incarnation>>,
+    operations: Vec<Arc<Operation>>,
+    sessions: Vec<Arc<Session>>,
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
@@ -312,8 +390,8 @@ pub const IMAGE_FINGERPRINT: &str = "fleet-image-2";
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.
     pub fn of(fleet: &Fleet) -> Image {
-        fn all<E: Entity>(fleet: &Fleet) -> Vec<E> {
-            E::table(fleet).sorted().into_iter().cloned().collect()
+        fn all<E: Entity>(fleet: &Fleet) -> Vec<Arc<E>> {
+            E::table(fleet).in_order().into_iter().cloned().collect()
         }
         let mut image = Image {
             head: fleet.head,
@@ -347,15 +425,15 @@ impl Image {
         fleet.lineages = self.lineages;
         fleet.keys = self.keys;
         // Nodes need capabilities and clusters, incarnations their nodes, plans' indexes everything.
-        self.capabilities.into_iter().for_each(|e| fleet.put(e));
-        self.clusters.into_iter().for_each(|e| fleet.put(e));
-        self.nodes.into_iter().for_each(|e| fleet.put(e));
-        self.plans.into_iter().for_each(|e| fleet.put(e));
-        self.deployments.into_iter().for_each(|e| fleet.put(e));
-        self.replicas.into_iter().for_each(|e| fleet.put(e));
-        self.incarnations.into_iter().for_each(|e| fleet.put(e));
-        self.operations.into_iter().for_each(|e| fleet.put(e));
-        self.sessions.into_iter().for_each(|e| fleet.put(e));
+        self.capabilities.into_iter().for_each(|e| fleet.put_shared(e));
+        self.clusters.into_iter().for_each(|e| fleet.put_shared(e));
+        self.nodes.into_iter().for_each(|e| fleet.put_shared(e));
+        self.plans.into_iter().for_each(|e| fleet.put_shared(e));
+        self.deployments.into_iter().for_each(|e| fleet.put_shared(e));
+        self.replicas.into_iter().for_each(|e| fleet.put_shared(e));
+        self.incarnations.into_iter().for_each(|e| fleet.put_shared(e));
+        self.operations.into_iter().for_each(|e| fleet.put_shared(e));
+        self.sessions.into_iter().for_each(|e| fleet.put_shared(e));
         fleet
     }
 }

@@ -4,17 +4,18 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
 
-use chancery_events::fact::DeploymentEnd;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::time::Time;
+use rustc_hash::FxHashMap;
 
-use crate::places::Places;
-use crate::state::{
-    Capability, Cluster, Deployment, DeploymentState, Incarnation, IncarnationState, Node, Operation,
-    OperationState, Plan, Replica, Session,
-};
+use crate::marks::{DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
+use crate::places::{Holding, Places};
+use crate::state::{Capability, Cluster, Node};
 
 /// What has a deadline.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -23,6 +24,43 @@ pub enum Alarm {
     Operation(OperationId),
     /// An incarnation that starts or stops.
     Incarnation(IncarnationId),
+}
+
+/// How many of each. For looking up: nothing here depends on an order.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Tally<K: Eq + Hash>(FxHashMap<K, u32>);
+
+impl<K: Clone + Eq + Hash> Tally<K> {
+    /// How many.
+    pub fn get(&self, key: &K) -> u32 {
+        self.0.get(key).copied().unwrap_or(0)
+    }
+
+    fn step(&mut self, key: &K, up: bool) {
+        match (self.0.get_mut(key), up) {
+            (Some(count), true) => *count += 1,
+            (Some(count), false) if *count > 1 => *count -= 1,
+            (Some(_), false) => {
+                self.0.remove(key);
+            }
+            (None, true) => {
+                self.0.insert(key.clone(), 1);
+            }
+            (None, false) => {}
+        }
+    }
+}
+
+impl<K: Eq + Hash> Default for Tally<K> {
+    fn default() -> Tally<K> {
+        Tally(FxHashMap::default())
+    }
+}
+
+impl<K: Eq + Hash + Ord + fmt::Debug> fmt::Debug for Tally<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.0.iter().collect::<BTreeMap<_, _>>()).finish()
+    }
 }
 
 /// What is counted of a deployment.
@@ -41,14 +79,6 @@ pub struct DeploymentIndex {
     pub replicas: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    Pending,
-    InProgress,
-    Ending,
-    Over,
-}
-
 /// Newest first, then by name.
 type Newest = (Reverse<Position>, ReplicaName);
 
@@ -60,8 +90,8 @@ pub struct PlanIndex {
     parked: bool,
     /// Its deployments.
     pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
-    /// Its replicas.
-    pub replicas: BTreeSet<ReplicaName>,
+    /// How many replicas it has.
+    pub replicas: u32,
     /// How many of them are not going.
     pub present: u32,
     /// Those that should run, do not, and nothing is being done about it.
@@ -69,9 +99,11 @@ pub struct PlanIndex {
     /// Those not going, by health (bad first) and domain: whom to take when there are too many.
     candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
     /// How many hold a place, by node.
-    pub hosts: BTreeMap<NodeName, u32>,
+    pub hosts: Tally<NodeName>,
     /// How many hold a place, by update domain.
-    pub domains: BTreeMap<DomainName, u32>,
+    pub domains: Tally<DomainName>,
+    /// The same until a domain has one less.
+    pub eased: Arc<()>,
     /// Operations without a place, by the deployment that says what they need: those of one need alike.
     pub unplaced: BTreeMap<DeploymentName, BTreeSet<OperationId>>,
     /// Operations that are not over.
@@ -83,9 +115,8 @@ impl PlanIndex {
     /// then by name. The same journal gives the same choice.
     pub fn victim(&self) -> Option<&ReplicaName> {
         let healthy = self.candidates.keys().next()?.0;
-        let fullness = |domain: &Option<DomainName>| {
-            domain.as_ref().and_then(|domain| self.domains.get(domain)).copied().unwrap_or(0)
-        };
+        let fullness =
+            |domain: &Option<DomainName>| domain.as_ref().map_or(0, |domain| self.domains.get(domain));
         let (_, replicas) = self
             .candidates
             .iter()
@@ -137,17 +168,6 @@ pub struct Index {
     pub grown: Position,
 }
 
-fn step<K: Ord + Clone>(counts: &mut BTreeMap<K, u32>, key: &K, up: bool) {
-    if up {
-        *counts.entry(key.clone()).or_default() += 1;
-    } else if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
-    }
-}
-
 fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
     if up {
         set.insert(item);
@@ -167,182 +187,175 @@ impl Index {
         self.commanded.get(cluster).into_iter().flatten().copied()
     }
 
-    pub(crate) fn cluster(&mut self, _old: Option<&Cluster>, new: Option<&Cluster>) {
+    pub(crate) fn cluster(&mut self, new: Option<&Cluster>) {
+        self.places.reshape();
         if let Some(new) = new {
             self.grown = self.grown.max(new.meta.changed.position);
         }
     }
 
-    pub(crate) fn capability(&mut self, _old: Option<&Capability>, new: Option<&Capability>) {
+    pub(crate) fn capability(&mut self, new: Option<&Capability>) {
+        self.places.reshape();
         if let Some(new) = new {
             self.grown = self.grown.max(new.meta.changed.position);
         }
     }
 
     pub(crate) fn node(&mut self, old: Option<&Node>, new: Option<&Node>) {
-        self.places.node(old, new);
+        let Some(name) = new.or(old).map(|node| &node.name) else { return };
+        let was = self.places.is_expunged(name);
+        self.places.node(name, new);
+        let gone = self.places.is_expunged(name);
         if let Some(new) = new {
             self.grown = self.grown.max(new.meta.changed.position);
-            let gone = new.state == chancery_events::spec::NodeState::Expunged;
-            let was = old.is_some_and(|old| old.state == chancery_events::spec::NodeState::Expunged);
-            if gone && !was {
-                self.lost.extend(self.places.incarnations(&new.name));
-            } else if was && !gone {
-                for incarnation in self.places.incarnations(&new.name).collect::<Vec<_>>() {
-                    self.lost.remove(&incarnation);
+            if gone != was {
+                for incarnation in self.places.incarnations(name) {
+                    mark(&mut self.lost, incarnation, gone);
                 }
             }
         }
     }
 
-    #[expect(clippy::unused_self, reason = "every table has its index; sessions are few and need none")]
-    pub(crate) fn session(&mut self, _old: Option<&Session>, _new: Option<&Session>) {}
-
-    pub(crate) fn plan(&mut self, old: Option<&Plan>, new: Option<&Plan>) {
-        let Some(name) = new.or(old).map(|plan| plan.name.clone()) else { return };
-        self.with_plan(&name, |index| {
-            index.current = new.and_then(|plan| plan.current.clone());
-            index.waiting = new.is_some_and(|plan| plan.next.is_some());
-            index.parked = new.is_some_and(|plan| plan.parked.is_some());
-        });
-    }
-
-    pub(crate) fn deployment(&mut self, old: Option<&Deployment>, new: Option<&Deployment>) {
+    pub(crate) fn plan(&mut self, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
         let Some(this) = new.or(old) else { return };
-        let stage = new.map(|deployment| match &deployment.state {
-            DeploymentState::Pending => Stage::Pending,
-            DeploymentState::InProgress => Stage::InProgress,
-            DeploymentState::Ending(
-                DeploymentEnd::Failed { .. }
-                | DeploymentEnd::Cancelled
-                | DeploymentEnd::Completed
-                | DeploymentEnd::Superseded { .. },
-            ) => Stage::Ending,
-            DeploymentState::Ended(_) => Stage::Over,
-        });
-        let count = new.map_or(0, |deployment| deployment.spec.count);
-        self.with_deployment(&this.plan, &this.name, |_, index| {
-            index.state = stage;
-            index.count = count;
+        self.with_plan(&this.name, |index| {
+            index.current = new.and_then(|plan| plan.current.clone());
+            index.waiting = new.is_some_and(|plan| plan.waiting);
+            index.parked = new.is_some_and(|plan| plan.parked);
         });
     }
 
-    pub(crate) fn replica(&mut self, old: Option<&Replica>, new: Option<&Replica>) {
-        // What is indexed of it: most facts about a replica change none of that.
-        let marks = |r: &Replica| (r.active.clone(), r.is_going(), r.is_idle(), r.deployment.clone());
-        if old.is_some() && old.map(marks) == new.map(marks) {
-            return;
-        }
+    pub(crate) fn deployment(&mut self, old: Option<&DeploymentMarks>, new: Option<&DeploymentMarks>) {
+        let (stage, count) = new.map_or((None, 0), |new| (Some(new.stage), new.count));
+        let Some(this) = new.or(old) else { return };
+        self.with_deployment(&this.plan, &this.name, |_, index| {
+            (index.state, index.count) = (stage, count);
+        });
+    }
+
+    pub(crate) fn replica(&mut self, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
+        // Its number changes when it comes or goes, or moves to another deployment; the rest more often.
+        let both = old.zip(new);
+        let same = both.is_some_and(|(old, new)| old.deployment == new.deployment);
+        let stays = both.is_some_and(|(old, new)| old.place == new.place);
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
-            let newest = (Reverse(replica.meta.created.position), replica.name.clone());
-            let health = replica.active.as_ref().is_some_and(|active| active.healthy);
-            let domain = replica.active.as_ref().map(|active| active.domain.clone());
             self.with_deployment(&replica.plan, &replica.deployment, |plan, deployment| {
                 let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
-                mark(&mut plan.replicas, replica.name.clone(), up);
-                by(&mut deployment.replicas);
-                if !replica.is_going() {
+                if !same {
+                    by(&mut plan.replicas);
+                    by(&mut deployment.replicas);
+                }
+                if !replica.going {
                     by(&mut plan.present);
                     by(&mut deployment.present);
-                    let key = (health, domain);
-                    let set = plan.candidates.entry(key.clone()).or_default();
+                    let newest = (Reverse(replica.created), replica.name.clone());
+                    let domain = replica.place.as_ref().map(|(_, domain)| domain.clone());
+                    let key = (replica.healthy, domain);
+                    let set = match plan.candidates.get_mut(&key) {
+                        Some(set) => set,
+                        None => plan.candidates.entry(key.clone()).or_default(),
+                    };
                     mark(set, newest, up);
                     if set.is_empty() {
                         plan.candidates.remove(&key);
                     }
                 }
-                if replica.is_idle() {
+                if replica.idle {
                     mark(&mut plan.idle, replica.name.clone(), up);
                 }
-                if let Some(active) = &replica.active {
-                    step(&mut plan.hosts, &active.node, up);
-                    step(&mut plan.domains, &active.domain, up);
+                if let Some((node, domain)) = replica.place.as_ref().filter(|_| !stays) {
+                    plan.hosts.step(node, up);
+                    plan.domains.step(domain, up);
+                    if !up {
+                        plan.eased = Arc::new(());
+                    }
                 }
             });
         }
     }
 
-    pub(crate) fn operation(&mut self, old: Option<&Operation>, new: Option<&Operation>) {
+    pub(crate) fn operation(&mut self, old: Option<&OperationMarks>, new: Option<&OperationMarks>) {
         for (operation, up) in old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true))) {
             let id = operation.id;
-            let (unplaced, unstarted, running) = match &operation.state {
-                OperationState::Preparing => (true, true, false),
-                OperationState::PendingApproval(proposal) => {
-                    mark(&mut self.alarms, (proposal.expires, Alarm::Operation(id)), up);
-                    (false, true, false)
-                }
-                OperationState::Running(_) => (false, false, true),
-                OperationState::Ended(_) => (false, false, false),
-            };
-            if let Some(name) = &operation.deployment {
-                self.with_deployment(&operation.plan, name, |_, deployment| {
-                    if unstarted {
-                        mark(&mut deployment.unstarted, id, up);
-                    }
-                    if running {
-                        mark(&mut deployment.running, id, up);
-                    }
-                });
+            if let Turn::Waiting { until } = operation.turn {
+                mark(&mut self.alarms, (until, Alarm::Operation(id)), up);
             }
-            self.with_plan(&operation.plan, |plan| {
-                if unplaced {
-                    let group = plan.unplaced.entry(operation.version.clone()).or_default();
+            let how = |plan: &mut PlanIndex, deployment: Option<&mut DeploymentIndex>| {
+                if operation.turn == Turn::Preparing {
+                    let group = match plan.unplaced.get_mut(&operation.version) {
+                        Some(group) => group,
+                        None => plan.unplaced.entry(operation.version.clone()).or_default(),
+                    };
                     mark(group, id, up);
                     if group.is_empty() {
                         plan.unplaced.remove(&operation.version);
                     }
                 }
-                if unstarted || running {
+                if operation.turn != Turn::Over {
                     if up { plan.open += 1 } else { plan.open -= 1 }
                 }
-            });
+                let Some(deployment) = deployment else { return };
+                match operation.turn {
+                    Turn::Preparing | Turn::Waiting { .. } => mark(&mut deployment.unstarted, id, up),
+                    Turn::Running => mark(&mut deployment.running, id, up),
+                    Turn::Over => {}
+                }
+            };
+            match &operation.deployment {
+                Some(name) => self.with_deployment(&operation.plan, name, |plan, of| how(plan, Some(of))),
+                None => self.with_plan(&operation.plan, |plan| how(plan, None)),
+            }
         }
     }
 
-    pub(crate) fn incarnation(&mut self, old: Option<&Incarnation>, new: Option<&Incarnation>) {
-        if let (Some(old), Some(new)) = (old, new)
-            && old.is_live()
-            && !new.is_live()
+    /// `at`: when the change was.
+    pub(crate) fn incarnation(
+        &mut self,
+        old: Option<&IncarnationMarks>,
+        new: Option<&IncarnationMarks>,
+        at: Position,
+    ) {
+        let live = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.live);
+        if live(old) && new.is_some_and(|new| !new.live) {
+            self.grown = self.grown.max(at);
+        }
+        if live(old) != live(new)
+            && let Some(this) = new.or(old)
         {
-            self.grown = self.grown.max(new.meta.changed.position);
+            let IncarnationMarks { id, node, amounts, volumes, .. } = this;
+            let holding = Holding { incarnation: *id, node, amounts: *amounts, volumes };
+            self.places.hold(&holding, live(new));
+            let lost = live(new) && self.places.is_expunged(node);
+            mark(&mut self.lost, *id, lost);
         }
-        // The rest of what is indexed never changes.
-        let marks = |i: &Incarnation| {
-            let reserved = i.state == IncarnationState::Reserved;
-            (i.is_live(), reserved, i.deadline, i.command.map(|command| command.not_before))
-        };
-        if old.is_some() && old.map(marks) == new.map(marks) {
-            return;
-        }
-        for (incarnation, up) in old.map(|i| (i, false)).into_iter().chain(new.map(|i| (i, true))) {
-            let id = incarnation.id;
-            if !incarnation.is_live() {
-                continue;
+        let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);
+        let outstanding = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.outstanding);
+        for (marks, other, up) in [(old, new, false), (new, old, true)] {
+            let Some(marks) = marks else { continue };
+            if let Some(when) = marks.deadline.filter(|_| deadline(other) != marks.deadline) {
+                mark(&mut self.alarms, (when, Alarm::Incarnation(marks.id)), up);
             }
-            self.places.hold(incarnation, up);
-            if let Some(deadline) = incarnation.deadline {
-                mark(&mut self.alarms, (deadline, Alarm::Incarnation(id)), up);
+            if let Some(when) = marks.outstanding.filter(|_| outstanding(other) != marks.outstanding) {
+                mark(&mut self.outstanding, (when, marks.id), up);
             }
-            if let Some(command) = &incarnation.command {
-                mark(&mut self.outstanding, (command.not_before, id), up);
-            }
-            if incarnation.state != IncarnationState::Reserved {
-                let set = self.commanded.entry(incarnation.cluster.clone()).or_default();
-                mark(set, id, up);
+            if marks.commanded && !other.is_some_and(|other| other.commanded) {
+                let set = match self.commanded.get_mut(&marks.cluster) {
+                    Some(set) => set,
+                    None => self.commanded.entry(marks.cluster.clone()).or_default(),
+                };
+                mark(set, marks.id, up);
                 if set.is_empty() {
-                    self.commanded.remove(&incarnation.cluster);
+                    self.commanded.remove(&marks.cluster);
                 }
-            }
-            if !up {
-                self.lost.remove(&id);
-            } else if self.places.is_expunged(&incarnation.node) {
-                self.lost.insert(id);
             }
         }
     }
 
     fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&mut PlanIndex)) {
-        let index = self.plans.entry(name.clone()).or_default();
+        let index = match self.plans.get_mut(name) {
+            Some(index) => index,
+            None => self.plans.entry(name.clone()).or_default(),
+        };
         how(index);
         let (due, unplaced, empty) = (index.is_due(), !index.unplaced.is_empty(), index.is_empty());
         mark_name(&mut self.due, name, due);
@@ -359,11 +372,16 @@ impl Index {
         how: impl FnOnce(&mut PlanIndex, &mut DeploymentIndex),
     ) {
         self.with_plan(plan, |index| {
-            let mut deployment = index.deployments.remove(name).unwrap_or_default();
-            how(index, &mut deployment);
-            if deployment != DeploymentIndex::default() {
-                index.deployments.insert(name.clone(), deployment);
+            let mut deployments = std::mem::take(&mut index.deployments);
+            let deployment = match deployments.get_mut(name) {
+                Some(deployment) => deployment,
+                None => deployments.entry(name.clone()).or_default(),
+            };
+            how(index, deployment);
+            if *deployment == DeploymentIndex::default() {
+                deployments.remove(name);
             }
+            index.deployments = deployments;
         });
     }
 }

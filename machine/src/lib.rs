@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod incarnation;
 pub mod index;
 pub mod keys;
+mod marks;
 pub mod meta;
 mod node;
 pub mod operation;
@@ -25,6 +26,7 @@ mod refuse;
 pub mod replica;
 pub mod scheduler;
 pub mod session;
+mod shelf;
 pub mod state;
 pub mod table;
 

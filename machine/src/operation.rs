@@ -10,6 +10,8 @@
 //! Create and start find their place, and hold it, before approval, so that the approver sees the node. Approval is
 //! bound to the hash of what will be done. The replica's will changes with approval, in the same fact.
 
+use std::sync::Arc;
+
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
     Approver, Fact, IncarnationEnd, IncarnationEnded, IncarnationReserved, OperationApproved, OperationEnd,
@@ -28,7 +30,7 @@ use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta, Stamp};
 use crate::refuse::{Faults, not_found};
-use crate::scheduler::{self, Place};
+use crate::scheduler::{Place, Search};
 use crate::state::{
     Deployment, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Will,
 };
@@ -60,7 +62,10 @@ fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
     }
 }
 
-fn spec_of<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<(&'a Plan, &'a Deployment, &'a PlanSpec)> {
+fn spec_of<'a>(
+    fleet: &'a Fleet,
+    operation: &Operation,
+) -> Option<(&'a Plan, &'a Deployment, &'a Arc<PlanSpec>)> {
     let plan = fleet.plans().get(&operation.plan)?;
     let replica = fleet.replicas().get(&operation.replica)?;
     let deployment = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
@@ -330,6 +335,7 @@ fn down(
 /// answer is the same as before.
 pub(crate) fn prepare(
     fleet: &Fleet,
+    search: &mut Search,
     plan: &Plan,
     operation: OperationId,
     ctx: &Context,
@@ -337,7 +343,7 @@ pub(crate) fn prepare(
     let operation = fleet.operations().get(&operation)?;
     let (_, deployment, spec) = spec_of(fleet, operation)?;
     let mut draft = Draft::new(ctx);
-    match scheduler::place(fleet, &plan.name, spec) {
+    match search.place(fleet, &plan.name, &deployment.name, spec) {
         Ok(place) => reserve(fleet, plan, operation, deployment, spec, &place, ctx, &mut draft),
         Err(reasons) if reasons == plan.unfit => return None,
         Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),

@@ -1,18 +1,22 @@
 //! Nodes by what placement asks of them: first what they are, then where, then what is free.
 //!
 //! Nodes that are alike in cluster, zone, labels, capabilities stand in one *class*, so that the conditions of a
-//! plan are asked once a class and not once a node; in a class, by update domain and by what is free, so that the
-//! best fit is found from an ordered set.
+//! plan are asked once a class and not once a node; in a class, by update domain, each with a [`Shelf`] of its nodes
+//! by what is free, from which the best fit is taken.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{CapabilityName, ClusterName, DomainName, Key, NodeName, StorageClass, ZoneName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::NodeState;
+use rustc_hash::FxHashMap;
 
-use crate::state::{Incarnation, Node};
+use crate::shelf::{Free, Shelf};
+use crate::state::Node;
 
 /// What nodes of a class have in common.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -27,11 +31,8 @@ pub struct ClassKey {
     pub capabilities: BTreeSet<CapabilityName>,
 }
 
-/// What is free on a node, the least first.
-type Free = (u64, u64, u64, NodeName);
-
-/// Allocated nodes of a class, by update domain.
-pub type Class = BTreeMap<DomainName, BTreeSet<Free>>;
+/// The shelves of a class, by update domain.
+pub type Class = BTreeMap<DomainName, usize>;
 
 /// What placements hold of a node.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -44,113 +45,187 @@ pub struct Held {
     pub incarnations: BTreeSet<IncarnationId>,
 }
 
+static NOTHING: Held =
+    Held { amounts: Amounts::ZERO, volumes: BTreeMap::new(), incarnations: BTreeSet::new() };
+
+/// What a place holds, or gives back.
+pub(crate) struct Holding<'a> {
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) node: &'a NodeName,
+    pub(crate) amounts: Amounts,
+    pub(crate) volumes: &'a BTreeMap<StorageClass, u64>,
+}
+
+/// Where an allocated node stands.
 #[derive(Clone, Debug)]
 struct Spot {
-    class: ClassKey,
+    class: Arc<ClassKey>,
     domain: DomainName,
     room: Amounts,
+    shelf: usize,
+}
+
+/// What is known of a node here.
+#[derive(Clone, Debug, Default)]
+struct Site {
+    spot: Option<Spot>,
+    held: Held,
+    storage: BTreeMap<StorageClass, u64>,
+    is_expunged: bool,
 }
 
 /// Nodes by what placement asks of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Places {
-    classes: BTreeMap<ClassKey, Class>,
-    spots: BTreeMap<NodeName, Spot>,
-    held: BTreeMap<NodeName, Held>,
-    storage: BTreeMap<NodeName, BTreeMap<StorageClass, u64>>,
-    expunged: BTreeSet<NodeName>,
+    classes: BTreeMap<Arc<ClassKey>, Class>,
+    /// Those of classes; others are empty, and taken again.
+    shelves: Vec<Shelf>,
+    spare: Vec<usize>,
+    sites: FxHashMap<NodeName, Site>,
+    shape: Arc<()>,
 }
 
 impl Places {
     /// The classes of allocated nodes.
-    pub fn classes(&self) -> &BTreeMap<ClassKey, Class> {
+    pub fn classes(&self) -> &BTreeMap<Arc<ClassKey>, Class> {
         &self.classes
     }
 
+    /// The same as long as classes and their domains are the same, and what is known of clusters and capabilities.
+    pub fn shape(&self) -> &Arc<()> {
+        &self.shape
+    }
+
+    /// What a class says besides, its clusters and capabilities, may have changed.
+    pub(crate) fn reshape(&mut self) {
+        self.shape = Arc::new(());
+    }
+
+    pub(crate) fn shelf(&self, number: usize) -> &Shelf {
+        &self.shelves[number]
+    }
+
     /// What placements hold of the node.
-    pub fn held(&self, node: &NodeName) -> Held {
-        self.held.get(node).cloned().unwrap_or_default()
+    pub fn held(&self, node: &NodeName) -> &Held {
+        self.sites.get(node).map_or(&NOTHING, |site| &site.held)
     }
 
     /// What the node has for placements and is not held.
     pub fn free(&self, node: &Node) -> Amounts {
-        let held = self.held.get(&node.name).map_or(Amounts::ZERO, |held| held.amounts);
-        room(node).checked_sub(held).unwrap_or(Amounts::ZERO)
+        room(node).checked_sub(self.held(&node.name).amounts).unwrap_or(Amounts::ZERO)
     }
 
-    /// Whether the node's storage has room for the volumes, by class.
-    pub fn has_storage(
+    /// Of the classes of storage needed, the first of which the node has too little.
+    pub fn lacks_storage<'a>(
         &self,
         node: &NodeName,
-        volumes: &BTreeMap<StorageClass, u64>,
-    ) -> Option<StorageClass> {
-        let empty = BTreeMap::new();
-        let capacity = self.storage.get(node).unwrap_or(&empty);
-        let held = self.held.get(node).map_or(&empty, |held| &held.volumes);
+        volumes: &'a BTreeMap<StorageClass, u64>,
+    ) -> Option<&'a StorageClass> {
+        if volumes.is_empty() {
+            return None;
+        }
+        let site = self.sites.get(node);
+        let free = |class| {
+            let site = site?;
+            let held = site.held.volumes.get(class).copied().unwrap_or(0);
+            Some(site.storage.get(class)?.saturating_sub(held))
+        };
         volumes
             .iter()
-            .find(|(class, needed)| {
-                let free =
-                    capacity.get(*class).map(|c| c.saturating_sub(held.get(*class).copied().unwrap_or(0)));
-                free.is_none_or(|free| free < **needed)
-            })
-            .map(|(class, _)| class.clone())
+            .find(|(class, needed)| free(*class).is_none_or(|free| free < **needed))
+            .map(|(class, _)| class)
     }
 
     pub(crate) fn incarnations(&self, node: &NodeName) -> impl Iterator<Item = IncarnationId> {
-        self.held.get(node).into_iter().flat_map(|held| held.incarnations.iter().copied())
+        self.held(node).incarnations.iter().copied()
     }
 
     pub(crate) fn is_expunged(&self, node: &NodeName) -> bool {
-        self.expunged.contains(node)
+        self.sites.get(node).is_some_and(|site| site.is_expunged)
     }
 
-    pub(crate) fn node(&mut self, old: Option<&Node>, new: Option<&Node>) {
-        if let Some(old) = old {
-            self.unlist(&old.name);
-            self.spots.remove(&old.name);
-            self.storage.remove(&old.name);
-            self.expunged.remove(&old.name);
+    pub(crate) fn node(&mut self, name: &NodeName, new: Option<&Node>) {
+        let mut site = self.sites.remove(name).unwrap_or_default();
+        if let Some(spot) = site.spot.take() {
+            self.shelves[spot.shelf].take(&spot.free(&site.held, name));
+            self.leave(&spot);
         }
-        let Some(new) = new else { return };
-        let storage = new.spec.storage.iter().map(|s| (s.class.clone(), s.capacity)).collect();
-        self.storage.insert(new.name.clone(), storage);
-        if new.state == NodeState::Expunged {
-            self.expunged.insert(new.name.clone());
+        (site.storage, site.is_expunged) = (BTreeMap::new(), false);
+        if let Some(new) = new {
+            site.storage = new.spec.storage.iter().map(|s| (s.class.clone(), s.capacity)).collect();
+            site.is_expunged = new.state == NodeState::Expunged;
+            if let (NodeState::Allocated, Some(cluster)) = (new.state, &new.cluster) {
+                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new));
+                self.shelves[spot.shelf].add(spot.free(&site.held, name));
+                site.spot = Some(spot);
+            }
         }
-        if let (NodeState::Allocated, Some(cluster)) = (new.state, &new.cluster) {
-            let class = ClassKey {
-                cluster: cluster.clone(),
-                zone: new.spec.zone.clone(),
-                labels: new.spec.labels.clone(),
-                capabilities: new.spec.capabilities.iter().cloned().collect(),
-            };
-            let spot = Spot { class, domain: new.spec.domain.clone(), room: room(new) };
-            self.spots.insert(new.name.clone(), spot);
-            self.list(&new.name);
+        if new.is_some() || !site.held.incarnations.is_empty() {
+            let name = new.map_or(name, |new| &new.name);
+            self.sites.insert(name.clone(), site);
         }
     }
 
-    pub(crate) fn hold(&mut self, incarnation: &Incarnation, up: bool) {
-        self.unlist(&incarnation.node);
-        let held = self.held.entry(incarnation.node.clone()).or_default();
+    /// A spot on the shelf of the class and domain, which may be a new one.
+    fn join(&mut self, class: ClassKey, domain: &DomainName, room: Amounts) -> Spot {
+        let class = match self.classes.get_key_value(&class) {
+            Some((class, _)) => Arc::clone(class),
+            None => Arc::new(class),
+        };
+        let domains = self.classes.entry(Arc::clone(&class)).or_default();
+        let at = if let Some(at) = domains.get(domain) {
+            *at
+        } else {
+            let at = self.spare.pop().unwrap_or_else(|| {
+                self.shelves.push(Shelf::default());
+                self.shelves.len() - 1
+            });
+            domains.insert(domain.clone(), at);
+            self.shape = Arc::new(());
+            at
+        };
+        Spot { class, domain: domain.clone(), room, shelf: at }
+    }
+
+    /// Gives up the shelf if nobody stands there any more.
+    fn leave(&mut self, spot: &Spot) {
+        if !self.shelves[spot.shelf].is_empty() {
+            return;
+        }
+        self.spare.push(spot.shelf);
+        self.shape = Arc::new(());
+        if let Some(domains) = self.classes.get_mut(&spot.class) {
+            domains.remove(&spot.domain);
+            if domains.is_empty() {
+                self.classes.remove(&spot.class);
+            }
+        }
+    }
+
+    /// Takes a place, or gives it back.
+    pub(crate) fn hold(&mut self, of: &Holding<'_>, up: bool) {
+        let Site { spot, held, storage, is_expunged } = match self.sites.get_mut(of.node) {
+            Some(site) => site,
+            None => self.sites.entry(of.node.clone()).or_default(),
+        };
+        let before = spot.as_ref().map(|spot| spot.free(held, of.node));
         if up {
-            held.amounts += incarnation.amounts;
-            held.incarnations.insert(incarnation.id);
-            for (class, bytes) in &incarnation.volumes {
+            held.amounts += of.amounts;
+            held.incarnations.insert(of.incarnation);
+            for (class, bytes) in of.volumes {
                 *held.volumes.entry(class.clone()).or_default() += bytes;
             }
         } else {
-            let times = if planted::is(Bug::NeverReleases) {
-                0
-            } else {
-                1 + u8::from(planted::is(Bug::ReleasesTwice))
+            let times = match () {
+                () if planted::is(Bug::NeverReleases) => 0,
+                () if planted::is(Bug::ReleasesTwice) => 2,
+                () => 1,
             };
             for _ in 0..times {
-                held.amounts = held.amounts.checked_sub(incarnation.amounts).unwrap_or(Amounts::ZERO);
+                held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
             }
-            held.incarnations.remove(&incarnation.id);
-            for (class, bytes) in &incarnation.volumes {
+            held.incarnations.remove(&of.incarnation);
+            for (class, bytes) in of.volumes {
                 if let Some(sum) = held.volumes.get_mut(class) {
                     *sum = sum.saturating_sub(*bytes);
                     if *sum == 0 {
@@ -159,39 +234,57 @@ impl Places {
                 }
             }
             if held.incarnations.is_empty() && !planted::is(Bug::NeverReleases) {
-                self.held.remove(&incarnation.node);
+                *held = Held::default();
             }
         }
-        self.list(&incarnation.node);
-    }
-
-    fn entry(&self, node: &NodeName) -> Option<(&Spot, Free)> {
-        let spot = self.spots.get(node)?;
-        let held = self.held.get(node).filter(|_| !planted::is(Bug::IgnoresHeld));
-        let held = held.map_or(Amounts::ZERO, |held| held.amounts);
-        let free = spot.room.checked_sub(held).unwrap_or(Amounts::ZERO);
-        Some((spot, (free.cpu, free.memory, free.disk, node.clone())))
-    }
-
-    fn list(&mut self, node: &NodeName) {
-        let Some((spot, free)) = self.entry(node) else { return };
-        let (class, domain) = (spot.class.clone(), spot.domain.clone());
-        self.classes.entry(class).or_default().entry(domain).or_default().insert(free);
-    }
-
-    fn unlist(&mut self, node: &NodeName) {
-        let Some((spot, free)) = self.entry(node) else { return };
-        let (class_key, domain) = (spot.class.clone(), spot.domain.clone());
-        let Some(class) = self.classes.get_mut(&class_key) else { return };
-        if let Some(nodes) = class.get_mut(&domain) {
-            nodes.remove(&free);
-            if nodes.is_empty() {
-                class.remove(&domain);
-            }
+        if let (Some(spot), Some(before)) = (spot.as_ref(), before) {
+            let after = spot.free(held, &before.node);
+            let stand = &mut self.shelves[spot.shelf];
+            stand.take(&before);
+            stand.add(after);
+        } else if held.incarnations.is_empty() && storage.is_empty() && !*is_expunged && spot.is_none() {
+            // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
+            self.sites.remove(of.node);
         }
-        if class.is_empty() {
-            self.classes.remove(&class_key);
-        }
+    }
+}
+
+/// The logical content, in order: numbers of shelves follow from the past.
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shelves = self.classes.iter().map(|(class, domains)| {
+            let shelves: BTreeMap<_, _> =
+                domains.iter().map(|(domain, at)| (domain, self.shelf(*at))).collect();
+            (class, shelves)
+        });
+        let sites: BTreeMap<_, _> = self
+            .sites
+            .iter()
+            .map(|(node, site)| {
+                (node, (site.spot.as_ref().map(|s| s.room), &site.held, &site.storage, site.is_expunged))
+            })
+            .filter(|(_, (room, held, storage, expunged))| {
+                room.is_some() || !held.incarnations.is_empty() || !storage.is_empty() || *expunged
+            })
+            .collect();
+        f.debug_map().entries(shelves).entries(sites).finish()
+    }
+}
+
+impl Spot {
+    fn free(&self, held: &Held, node: &NodeName) -> Free {
+        let held = if planted::is(Bug::IgnoresHeld) { Amounts::ZERO } else { held.amounts };
+        Free::new(self.room.checked_sub(held).unwrap_or(Amounts::ZERO), node.clone())
+    }
+}
+
+/// The class of a node in a cluster.
+pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> ClassKey {
+    ClassKey {
+        cluster: cluster.clone(),
+        zone: node.spec.zone.clone(),
+        labels: node.spec.labels.clone(),
+        capabilities: node.spec.capabilities.iter().cloned().collect(),
     }
 }
 

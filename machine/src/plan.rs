@@ -135,7 +135,7 @@ pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<F
 
 pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
-    let replicas = fleet.index().plan_index(&ask.name).map_or(0, |index| index.replicas.len());
+    let replicas = fleet.index().plan_index(&ask.name).map_or(0, |index| index.replicas);
     if replicas > 0 {
         let detail = format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
         return Err(Refusal::new(Code::InUse, detail));

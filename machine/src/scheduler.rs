@@ -16,13 +16,17 @@
 //! A named capability that is unknown, inactive or of another type cannot be met, but for `not_in`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
 
+use chancery_events::amount::Amounts;
 use chancery_events::fact::Unfit;
-use chancery_events::name::{CapabilityName, DomainName, NodeName, PlanName};
+use chancery_events::name::{CapabilityName, DeploymentName, DomainName, NodeName, PlanName, StorageClass};
 use chancery_events::spec::{Activity, Comparator, Matcher, NodeState, PlanSpec, Sharing};
 
 use crate::fleet::Fleet;
-use crate::places::ClassKey;
+use crate::index::PlanIndex;
+use crate::places::{ClassKey, class_of};
 use crate::state::{Capability, Node};
 
 /// Nodes named with a reason, at most.
@@ -37,48 +41,114 @@ pub struct Place {
     pub domain: DomainName,
 }
 
-/// The best place for one more replica of the plan, or why there is none, by node.
-pub fn place(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Result<Place, Vec<Unfit>> {
-    best(fleet, plan, spec).ok_or_else(|| explain(fleet, plan, spec))
+/// What was found out about plans that look for places, kept from one placement to the next: which domains a plan may
+/// use, and how many of its replicas each has. It saves time and decides nothing: without it, the answers are the
+/// same.
+#[derive(Clone, Debug, Default)]
+pub struct Search(BTreeMap<(PlanName, DeploymentName), Field>);
+
+/// Where replicas of a plan may go.
+#[derive(Clone, Debug)]
+struct Field {
+    /// Looked at for this.
+    spec: Arc<PlanSpec>,
+    /// When classes and domains were so.
+    shape: Arc<()>,
+    /// And since no domain lost a replica of the plan.
+    eased: Arc<()>,
+    needs: Amounts,
+    volumes: BTreeMap<StorageClass, u64>,
+    /// By name, each with the shelves of the classes that will do.
+    domains: Vec<(DomainName, Vec<usize>)>,
+    /// By load, then by name; a load may have grown since.
+    order: BTreeSet<(u32, usize)>,
 }
 
-fn best(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Option<Place> {
-    let needs = spec.amounts();
-    let volumes = spec.volumes();
-    let index = fleet.index().plan_index(plan);
-    let places = &fleet.index().places;
-    let classes: Vec<_> = places
-        .classes()
-        .iter()
-        .filter(|(key, _)| class_unfit(fleet, spec, key).is_none())
-        .map(|(_, c)| c)
-        .collect();
-    let load = |domain: &DomainName| index.and_then(|i| i.domains.get(domain)).copied().unwrap_or(0);
-    let domains: BTreeSet<_> =
-        classes.iter().flat_map(|c| c.keys()).map(|domain| (load(domain), domain)).collect();
-    let shared = |node: &NodeName| {
-        spec.sharing == Sharing::Allowed || index.is_none_or(|index| !index.hosts.contains_key(node))
-    };
-    for (_, domain) in domains {
-        let fits = classes.iter().filter_map(|class| {
-            let from = (needs.cpu, 0, 0, first_name());
-            class.get(domain)?.range(from..).find(|(_, memory, disk, node)| {
-                needs.memory <= *memory
-                    && needs.disk <= *disk
-                    && shared(node)
-                    && places.has_storage(node, &volumes).is_none()
-            })
-        });
-        if let Some((.., node)) = fits.min() {
-            return Some(Place { node: node.clone(), domain: domain.clone() });
+impl Search {
+    /// The best place for one more replica of the plan by the deployment's `spec`, or why there is none, by node.
+    pub fn place(
+        &mut self,
+        fleet: &Fleet,
+        plan: &PlanName,
+        deployment: &DeploymentName,
+        spec: &Arc<PlanSpec>,
+    ) -> Result<Place, Vec<Unfit>> {
+        let index = fleet.index().plan_index(plan);
+        let key = (plan.clone(), deployment.clone());
+        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, spec));
+        if !known {
+            self.0.insert(key.clone(), Field::of(fleet, index, spec));
+        }
+        let best = self.0.get_mut(&key).and_then(|field| field.best(fleet, index));
+        best.ok_or_else(|| explain(fleet, plan, spec))
+    }
+
+    /// Keeps what is known of these plans only.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&PlanName) -> bool) {
+        self.0.retain(|(plan, _), _| keep(plan));
+    }
+}
+
+fn load(index: Option<&PlanIndex>, domain: &DomainName) -> u32 {
+    index.map_or(0, |index| index.domains.get(domain))
+}
+
+impl Field {
+    fn of(fleet: &Fleet, index: Option<&PlanIndex>, spec: &Arc<PlanSpec>) -> Field {
+        let places = &fleet.index().places;
+        let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
+        let classes = places.classes().iter().filter(|(key, _)| class_unfit(fleet, spec, key).is_none());
+        for (domain, shelf) in classes.flat_map(|(_, class)| class) {
+            domains.entry(domain).or_default().push(*shelf);
+        }
+        let domains: Vec<_> =
+            domains.into_iter().map(|(domain, shelves)| (domain.clone(), shelves)).collect();
+        let order =
+            domains.iter().enumerate().map(|(rank, (domain, _))| (load(index, domain), rank)).collect();
+        Field {
+            spec: Arc::clone(spec),
+            shape: Arc::clone(places.shape()),
+            eased: index.map(|index| Arc::clone(&index.eased)).unwrap_or_default(),
+            needs: spec.amounts(),
+            volumes: spec.volumes(),
+            domains,
+            order,
         }
     }
-    None
-}
 
-/// Sorts before every name.
-fn first_name() -> NodeName {
-    "0".parse().expect("a digit is a name")
+    /// Whether it says what would be found out now, but for loads that have grown.
+    fn holds(&self, fleet: &Fleet, index: Option<&PlanIndex>, spec: &Arc<PlanSpec>) -> bool {
+        Arc::ptr_eq(&self.spec, spec)
+            && Arc::ptr_eq(&self.shape, fleet.index().places.shape())
+            && index.is_some_and(|index| Arc::ptr_eq(&self.eased, &index.eased))
+    }
+
+    fn best(&mut self, fleet: &Fleet, index: Option<&PlanIndex>) -> Option<Place> {
+        let places = &fleet.index().places;
+        let suits = |node: &NodeName| {
+            let shared =
+                self.spec.sharing == Sharing::Allowed || index.is_none_or(|i| i.hosts.get(node) == 0);
+            shared && places.lacks_storage(node, &self.volumes).is_none()
+        };
+        let mut next = self.order.first().copied();
+        while let Some((known, rank)) = next {
+            let (domain, shelves) = &self.domains[rank];
+            let now = load(index, domain);
+            if now > known {
+                // Those behind it may come before it.
+                self.order.remove(&(known, rank));
+                self.order.insert((now, rank));
+                next = self.order.range((known, rank)..).next().copied();
+                continue;
+            }
+            let best = shelves.iter().filter_map(|at| places.shelf(*at).best(self.needs, suits)).min();
+            if let Some(free) = best {
+                return Some(Place { node: free.node.clone(), domain: domain.clone() });
+            }
+            next = self.order.range((Bound::Excluded((known, rank)), Bound::Unbounded)).next().copied();
+        }
+        None
+    }
 }
 
 /// Why no node will do: a reason a node, nodes of one reason together.
@@ -104,21 +174,15 @@ pub fn unfit(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec, node: &Node) -> Op
     let (NodeState::Allocated, Some(cluster)) = (node.state, &node.cluster) else {
         return Some(format!("the node is {}", node.state));
     };
-    let class = ClassKey {
-        cluster: cluster.clone(),
-        zone: node.spec.zone.clone(),
-        labels: node.spec.labels.clone(),
-        capabilities: node.spec.capabilities.iter().cloned().collect(),
-    };
-    if let Some(reason) = class_unfit(fleet, spec, &class) {
+    if let Some(reason) = class_unfit(fleet, spec, &class_of(cluster, node)) {
         return Some(reason);
     }
     let places = &fleet.index().places;
-    let hosts = fleet.index().plan_index(plan).is_some_and(|index| index.hosts.contains_key(&node.name));
+    let hosts = fleet.index().plan_index(plan).is_some_and(|index| index.hosts.get(&node.name) > 0);
     if spec.sharing == Sharing::Never && hosts {
         return Some("a replica of the plan is there already".into());
     }
-    if let Some(class) = places.has_storage(&node.name, &spec.volumes()) {
+    if let Some(class) = places.lacks_storage(&node.name, &spec.volumes()) {
         return Some(format!("too little storage of class {class}"));
     }
     let (needs, free) = (spec.amounts(), places.free(node));

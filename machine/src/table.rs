@@ -1,7 +1,6 @@
 //! A table of entities by key. Looking up is by hash; walking is in the order of keys, so that no hash order can
 //! leak into a decision.
 
-use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -9,7 +8,23 @@ use rustc_hash::FxHashMap;
 
 /// Entities by key, each shared: a copy of the table copies no entity.
 #[derive(Clone, Debug)]
-pub struct Table<K, V>(FxHashMap<K, Arc<V>>);
+pub struct Table<K, V>(FxHashMap<K, Slot<V>>);
+
+/// An entity, and when it was last noted.
+#[derive(Debug)]
+pub(crate) struct Slot<V> {
+    pub(crate) entity: Arc<V>,
+    pub(crate) noted: Scope,
+}
+
+impl<V> Clone for Slot<V> {
+    fn clone(&self) -> Slot<V> {
+        Slot { entity: Arc::clone(&self.entity), noted: self.noted }
+    }
+}
+
+/// Counts the times that noting began.
+pub(crate) type Scope = u64;
 
 impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
     /// The entity of the key.
@@ -18,12 +33,7 @@ impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
         K: std::borrow::Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        self.0.get(key).map(|entity| &**entity)
-    }
-
-    /// The entity of the key, to be kept.
-    pub fn shared(&self, key: &K) -> Option<Arc<V>> {
-        self.0.get(key).cloned()
+        self.0.get(key).map(|slot| &*slot.entity)
     }
 
     /// How many.
@@ -38,14 +48,25 @@ impl<K: Clone + Eq + Hash + Ord, V> Table<K, V> {
 
     /// All of them in the order of their keys. For snapshots, rows and checks: it sorts.
     pub fn sorted(&self) -> Vec<&V> {
-        let sorted: BTreeMap<&K, &Arc<V>> = self.0.iter().collect();
-        sorted.into_values().map(|entity| &**entity).collect()
+        self.in_order().into_iter().map(|entity| &**entity).collect()
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn in_order(&self) -> Vec<&Arc<V>> {
+        let mut sorted: Vec<_> = self.0.iter().collect();
+        sorted.sort_unstable_by_key(|(key, _)| *key);
+        sorted.into_iter().map(|(_, slot)| &slot.entity).collect()
+    }
+
+    /// The slot of the key.
+    pub(crate) fn slot(&mut self, key: &K) -> Option<&mut Slot<V>> {
+        self.0.get_mut(key)
     }
 
     /// Sets or removes, giving back what was there.
-    pub(crate) fn set(&mut self, key: K, entity: Option<Arc<V>>) -> Option<Arc<V>> {
-        match entity {
-            Some(entity) => self.0.insert(key, entity),
+    pub(crate) fn set(&mut self, key: K, slot: Option<Slot<V>>) -> Option<Slot<V>> {
+        match slot {
+            Some(slot) => self.0.insert(key, slot),
             None => self.0.remove(&key),
         }
     }

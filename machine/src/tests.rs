@@ -7,3 +7,4 @@ mod nodes;
 mod operations;
 mod placement;
 mod reports;
+mod undo;

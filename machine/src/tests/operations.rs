@@ -350,11 +350,9 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
     world.told();
     world.run();
     assert!(world.told().is_empty(), "nothing is due");
-    let replica = world
-        .fleet
-        .index()
-        .plan_index(&crate::testing::name("web"))
-        .and_then(|i| i.replicas.first().cloned());
+    let of_web = |replica: &&crate::state::Replica| replica.plan.as_str() == "web";
+    let replica =
+        world.fleet.replicas().sorted().into_iter().find(of_web).map(|replica| replica.name.clone());
     world.must("replica.stop", &json!({"name": replica.expect("a replica")}));
     world.run();
     world.obey();

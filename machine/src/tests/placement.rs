@@ -1,9 +1,15 @@
 //! Where replicas go, why not elsewhere, and that they go by themselves when there is room.
 
+use std::sync::Arc;
+
 use chancery_events::fact::Fact;
+use chancery_events::name::{NodeName, PlanName};
+use chancery_events::spec::PlanSpec;
 use serde_json::{Value, json};
 
-use crate::testing::{World, name};
+use crate::scheduler::{Search, unfit};
+use crate::state::Replica;
+use crate::testing::{Counted, World, name};
 
 /// Four nodes with GPUs of score 10, 20, 30, 40, the first with fast storage, zones and labels.
 fn world() -> World {
@@ -213,4 +219,83 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
     only_in(&mut world, "far");
     world.deploy("d2", 2);
     assert_eq!(placed(&world), ["far-1"], "the new one has its place, though the start still waits");
+}
+
+/// What the rule says, by a walk over everything.
+fn by_walk(world: &World, plan: &PlanName, spec: &PlanSpec) -> Option<NodeName> {
+    let fleet = &world.fleet;
+    let replicas = fleet.replicas().sorted();
+    let load = |domain| {
+        let there = |r: &&&Replica| r.plan == *plan && r.active.as_ref().is_some_and(|a| a.domain == domain);
+        replicas.iter().filter(there).count()
+    };
+    let fits = fleet.nodes().sorted().into_iter().filter(|node| unfit(fleet, plan, spec, node).is_none());
+    fits.min_by_key(|node| {
+        let (free, domain) = (fleet.index().places.free(node), node.spec.domain.clone());
+        (load(domain.clone()), domain, free.cpu, free.memory, free.disk, node.name.clone())
+    })
+    .map(|node| node.name.clone())
+}
+
+#[test]
+fn what_a_search_remembers_changes_no_answer() {
+    let mut world = world();
+    world.open_session();
+    world.counted = Counted::AtTheEnd;
+    let automatic = json!({"create": "automatic", "delete": "automatic"});
+    world
+        .must("plan.apply", &plan(&json!({"sharing": "allowed", "approval": automatic, "cluster": "local"})));
+    let wanted = json!([{"type": "GPU", "comparator": "gte", "names": ["gpu-20"]}]);
+    let other = json!({"name": "never", "spec": {"namespace": "ns", "service": "s", "cluster": "local", "matchers": wanted,
+        "payloads": [{"name": "app", "resources": {"cpu": 300, "memory": 2}, "run": {"argv": ["app"]}}],
+        "approval": automatic}});
+    world.must("plan.apply", &other);
+    let mut search = Search::default();
+    let mut seed = 11u64;
+    let mut pick = |bound: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % bound
+    };
+    let (mut found, mut not_found) = (0, 0);
+    for round in 0..400 {
+        let (n, domain) = (pick(12), format!("d{}", pick(4)));
+        match pick(9) {
+            0..3 => {
+                let (cpu, memory) = (400 + 300 * pick(5), 4 + pick(20));
+                let gpus =
+                    [json!([]), json!(["gpu-10"]), json!(["gpu-20", "gpu-30"])][pick(3) as usize].clone();
+                let spec = json!({"domain": domain, "capabilities": gpus, "total": {"cpu": cpu, "memory": memory, "disk": 100}});
+                let body = json!({"name": format!("n{n}"), "cluster": "local", "spec": spec});
+                world.ask("node.apply", &body).ok();
+            }
+            3..6 => {
+                let (plan, count) = (["web", "never"][pick(2) as usize], pick(7));
+                let body = json!({"plan": plan, "name": format!("r{round}"), "spec": {"count": count}});
+                world.ask("deployment.create", &body).ok();
+            }
+            6 => {
+                let state = ["evicted", "expunged"][pick(2) as usize];
+                world.ask("node.set_state", &json!({"name": format!("n{n}"), "state": state})).ok();
+            }
+            7 => {
+                let activity = ["active", "inactive"][pick(2) as usize];
+                let name = ["gpu-10", "gpu-20"][pick(2) as usize];
+                world.must("capability.set_activity", &json!({"name": name, "activity": activity}));
+            }
+            _ => {
+                let activity = ["active", "inactive"][pick(2) as usize];
+                world.ask("cluster.set_activity", &json!({"name": "local", "activity": activity})).ok();
+            }
+        }
+        world.run();
+        world.obey();
+        for plan in ["web", "never"] {
+            let plan: PlanName = name(plan);
+            let spec = Arc::clone(&world.fleet.plans().get(&plan).expect("the plan").spec);
+            let place = search.place(&world.fleet, &plan, &name("d"), &spec).ok().map(|place| place.node);
+            assert_eq!(place, by_walk(&world, &plan, &spec), "round {round}, plan {plan}");
+            if place.is_some() { found += 1 } else { not_found += 1 }
+        }
+    }
+    assert!(found > 100 && not_found > 100, "{found} found, {not_found} not");
 }

@@ -25,7 +25,7 @@ use chancery_journal::Cursor;
 use chancery_machine::advance::{Agenda, Step, advance, next_alarm};
 use chancery_machine::context::Context;
 use chancery_machine::decide::{Repeat, decide, evolve, observe, pass, repeat, verdict};
-use chancery_machine::fleet::{Fleet, Image};
+use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::At;
 
 use super::handle::{Connection, Verdict};
@@ -235,9 +235,7 @@ impl Core {
                 failure
             }
             Err(panic) => {
-                // A panic may have left an index half changed: the tables are put back, the rest is made anew.
-                self.fleet.roll_back();
-                self.fleet = Image::of(&self.fleet).fleet();
+                self.fleet.roll_back_broken();
                 told(&*panic)
             }
         };

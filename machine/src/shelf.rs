@@ -1,0 +1,184 @@
+//! Nodes in the order of what is free on them, the least first, from which the best fit is taken.
+//!
+//! A sorted list in rows. Each row knows the most memory and disk that any of its nodes has free, so that nodes
+//! whose cores are not what ran out are passed over by the row: finding, adding and removing costs about the same
+//! for ten thousand nodes as for ten.
+
+use chancery_events::amount::Amounts;
+use chancery_events::name::NodeName;
+
+/// A row with more nodes is cut in two; two neighbours with less than half of it are joined.
+const ROW: usize = 128;
+
+/// What is free on a node. Ordered by cores, memory, disk, name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Free {
+    cpu: u64,
+    memory: u64,
+    disk: u64,
+    /// The node.
+    pub(crate) node: NodeName,
+}
+
+impl Free {
+    pub(crate) fn new(amounts: Amounts, node: NodeName) -> Free {
+        Free { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    nodes: Vec<Free>,
+    memory: u64,
+    disk: u64,
+}
+
+impl Row {
+    fn new(nodes: Vec<Free>) -> Row {
+        let mut row = Row { nodes, memory: 0, disk: 0 };
+        row.measure();
+        row
+    }
+
+    fn measure(&mut self) {
+        self.memory = self.nodes.iter().map(|free| free.memory).max().unwrap_or(0);
+        self.disk = self.nodes.iter().map(|free| free.disk).max().unwrap_or(0);
+    }
+}
+
+/// See the module.
+#[derive(Clone, Default)]
+pub(crate) struct Shelf {
+    /// None is empty.
+    rows: Vec<Row>,
+}
+
+impl Shelf {
+    /// The node with the least free that has enough and `suits`.
+    pub(crate) fn best(&self, needs: Amounts, suits: impl Fn(&NodeName) -> bool) -> Option<&Free> {
+        let from = self.rows.partition_point(|row| row.nodes.last().is_some_and(|last| last.cpu < needs.cpu));
+        let rows = self.rows[from..].iter();
+        rows.filter(|row| needs.memory <= row.memory && needs.disk <= row.disk).find_map(|row| {
+            let from = row.nodes.partition_point(|free| free.cpu < needs.cpu);
+            row.nodes[from..]
+                .iter()
+                .find(|free| needs.memory <= free.memory && needs.disk <= free.disk && suits(&free.node))
+        })
+    }
+
+    /// Whether no node stands here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// All of them, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Free> {
+        self.rows.iter().flat_map(|row| &row.nodes)
+    }
+
+    /// The row in which it stands, or would stand.
+    fn row_of(&self, free: &Free) -> usize {
+        let after = self.rows.partition_point(|row| row.nodes.first().is_some_and(|first| first <= free));
+        after.saturating_sub(1)
+    }
+
+    pub(crate) fn add(&mut self, free: Free) {
+        let at = self.row_of(&free);
+        let Some(row) = self.rows.get_mut(at) else {
+            self.rows.push(Row::new(vec![free]));
+            return;
+        };
+        let Err(place) = row.nodes.binary_search(&free) else { return };
+        row.memory = row.memory.max(free.memory);
+        row.disk = row.disk.max(free.disk);
+        row.nodes.insert(place, free);
+        if row.nodes.len() > ROW {
+            let rest = row.nodes.split_off(ROW / 2);
+            row.measure();
+            self.rows.insert(at + 1, Row::new(rest));
+        }
+    }
+
+    pub(crate) fn take(&mut self, free: &Free) {
+        let at = self.row_of(free);
+        let Some(row) = self.rows.get_mut(at) else { return };
+        let Ok(place) = row.nodes.binary_search(free) else { return };
+        row.nodes.remove(place);
+        if free.memory == row.memory || free.disk == row.disk {
+            row.measure();
+        }
+        if row.nodes.is_empty() {
+            self.rows.remove(at);
+        } else if at > 0 && self.rows[at - 1].nodes.len() + self.rows[at].nodes.len() < ROW / 2 {
+            let row = self.rows.remove(at);
+            let into = &mut self.rows[at - 1];
+            into.memory = into.memory.max(row.memory);
+            into.disk = into.disk.max(row.disk);
+            into.nodes.extend(row.nodes);
+        }
+    }
+}
+
+/// What stands on it; how it is cut into rows follows from its past.
+impl std::fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// By a seed (xorshift64*).
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+        }
+
+        fn amounts(&mut self) -> Amounts {
+            Amounts { cpu: self.below(40), memory: self.below(40), disk: self.below(3) }
+        }
+    }
+
+    #[test]
+    fn it_finds_what_a_walk_over_all_nodes_finds() {
+        let mut dice = Dice(7);
+        let (mut shelf, mut all) = (Shelf::default(), BTreeSet::new());
+        for round in 0..6000 {
+            // It grows to many rows, then shrinks to none.
+            if dice.below(10) < if round < 3000 { 8 } else { 2 } {
+                let name = format!("node-{}", dice.below(900)).parse().expect("a name");
+                let free = Free::new(dice.amounts(), name);
+                all.insert(free.clone());
+                shelf.add(free);
+            } else if !all.is_empty() {
+                let free =
+                    all.iter().nth(dice.below(all.len() as u64) as usize).expect("below the count").clone();
+                all.remove(&free);
+                shelf.take(&free);
+            }
+            let needs = dice.amounts();
+            let suits = |node: &NodeName| node.as_str().len().is_multiple_of(2);
+            let fits = |free: &&Free| {
+                needs.cpu <= free.cpu
+                    && needs.memory <= free.memory
+                    && needs.disk <= free.disk
+                    && suits(&free.node)
+            };
+            assert_eq!(shelf.best(needs, suits), all.iter().find(fits), "round {round}, {needs:?}");
+        }
+        assert!(shelf.iter().eq(all.iter()));
+        for free in &all {
+            shelf.take(free);
+        }
+        assert!(shelf.is_empty() && shelf.rows.is_empty());
+    }
+}

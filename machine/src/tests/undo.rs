@@ -1,0 +1,108 @@
+//! A fold that is taken back leaves everything as it was, however often an entity was changed in it.
+
+use std::time::Duration;
+
+use chancery_events::fact::Fact;
+use chancery_events::id::{Position, Term};
+use chancery_events::subject::Subject;
+use serde_json::json;
+
+use crate::decide::evolve;
+use crate::fleet::Fleet;
+use crate::meta::At;
+use crate::testing::{Counted, World, crashed};
+
+/// The state and its indexes, for comparison.
+fn shown(fleet: &Fleet) -> (String, String) {
+    let catalogue = (fleet.clusters().sorted(), fleet.nodes().sorted(), fleet.sessions().sorted());
+    let wanted = (fleet.plans().sorted(), fleet.deployments().sorted(), fleet.replicas().sorted());
+    let running = (fleet.incarnations().sorted(), fleet.operations().sorted());
+    let state = format!("{} {:?} {catalogue:?} {wanted:?} {running:?}", fleet.head(), fleet.lineages());
+    (state, format!("{:?}", fleet.index()))
+}
+
+/// A fleet, and the facts that came after it: creates, places, starts, ends, a restart, deletes.
+fn story() -> (Fleet, Vec<Fact>, Position) {
+    let mut world = World::with_nodes(4);
+    world.counted = Counted::AtTheEnd;
+    world.plan("automatic");
+    world.running("d0", 1);
+    world.told();
+    // The positions of what is logged are dense only if nothing but facts comes: so intents come first.
+    let deploy = |world: &mut World, name: &str, count: u32| {
+        world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}));
+    };
+    deploy(&mut world, "d1", 4);
+    world.told();
+    let (before, first) = (world.fleet.clone(), world.fleet.head().plus(1));
+    world.run();
+    (before, world.log.clone(), first)
+}
+
+fn fold(fleet: &mut Fleet, facts: &[Fact], first: Position) {
+    let lineage = fleet.lineages().current;
+    let time = chancery_events::time::Time::EPOCH + Duration::from_secs(1_000_000);
+    for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
+        evolve(fleet, fact, At { position, time, term: Term::FIRST, lineage }).expect("it fits");
+    }
+}
+
+#[test]
+fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
+    let (mut fleet, facts, first) = story();
+    assert!(facts.len() > 10, "{}", facts.len());
+    let copy = fleet.clone();
+    for count in 1..=facts.len() {
+        let before = shown(&fleet);
+        fleet.note();
+        fold(&mut fleet, &facts[..count], first);
+        assert_ne!(shown(&fleet).0, before.0);
+        fleet.roll_back();
+        assert_eq!(shown(&fleet), before, "after {count} facts");
+        fleet.note();
+        fold(&mut fleet, &facts[..count], first);
+        fleet.roll_back_broken();
+        assert_eq!(shown(&fleet), before, "after {count} facts and a panic");
+    }
+    assert_eq!(shown(&copy), shown(&fleet), "a copy that others keep is not changed with it");
+}
+
+#[test]
+fn what_is_touched_is_told_once_for_each_time_that_noting_began() {
+    let (mut fleet, facts, first) = story();
+    fleet.note();
+    fold(&mut fleet, &facts, first);
+    let touched: Vec<_> = fleet.touched().collect();
+    let mut once = touched.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(touched.len(), once.len(), "{touched:?}");
+    for fact in &facts {
+        // The node of a place is named, and is not itself changed.
+        for subject in fact.subjects().into_iter().filter(|subject| !matches!(subject, Subject::Node(_))) {
+            assert!(once.contains(&subject), "{subject} of {}", fact.type_name());
+        }
+    }
+    fleet.note();
+    assert_eq!(fleet.touched().count(), 0);
+}
+
+#[test]
+fn an_end_that_is_taken_back_holds_its_place_again() {
+    let mut world = World::with_nodes(1);
+    world.plan("automatic");
+    world.running("d1", 1);
+    let id = world.commanded()[0];
+    let (mut fleet, before) = (world.fleet.clone(), shown(&world.fleet));
+    let first = fleet.head().plus(2);
+    let facts = world.report(id, crashed());
+    fleet.note();
+    fold(&mut fleet, &facts, first);
+    assert_ne!(shown(&fleet), before);
+    fleet.roll_back();
+    let (state, index) = shown(&fleet);
+    assert_eq!(state, before.0);
+    // What may have grown may have grown.
+    let rest = |index: &str| index.split("grown").next().map(str::to_owned);
+    assert_eq!(rest(&index), rest(&before.1));
+}

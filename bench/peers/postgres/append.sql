@@ -1,1 +1,2 @@
-SELECT append(:client_id % :categories, :client_id, :version, 'appended', :data) AS version \gset
+\set category :client_id % :categories
+SELECT append(:category, :client_id, :version, 'appended', :data) AS version \gset

@@ -23,18 +23,7 @@ pub(crate) struct Floor {
 
 impl Floor {
     pub(crate) fn open() -> Result<Floor> {
-        let folder = crate::folder()?;
-        let file = File::options()
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(folder.path().join("log"))?;
-        let zeros = vec![0; 1 << 20];
-        for at in (0..AHEAD).step_by(zeros.len()) {
-            file.write_all_at(&zeros, at as u64)?;
-        }
-        file.sync_all()?;
+        let (file, folder) = ahead()?;
         let (queue, waiting) = channel();
         let writer = std::thread::spawn(move || write(&file, &waiting));
         Ok(Floor { queue, writer, _folder: folder })
@@ -50,6 +39,20 @@ impl Floor {
         }
     }
 
+    /// A round of one thread that overwrites 400 bytes and syncs them, with nobody to hand anything to.
+    pub(crate) fn sync_alone() -> Result<Cell> {
+        let (file, _folder) = ahead()?;
+        let mut at = 0;
+        round(1, |_| {
+            let file = file.try_clone()?;
+            Ok(move || {
+                file.write_all_at(&[b'x'; 400], at)?;
+                at += 400;
+                Ok(file.sync_data()?)
+            })
+        })
+    }
+
     /// A round of callers with 400 bytes each, on a new file.
     pub(crate) fn round(callers: usize) -> Result<Cell> {
         let floor = Floor::open()?;
@@ -62,6 +65,19 @@ impl Floor {
         drop(self.queue);
         self.writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
     }
+}
+
+/// A file that is filled with zeros ahead.
+fn ahead() -> Result<(File, tempfile::TempDir)> {
+    let folder = crate::folder()?;
+    let mut options = File::options();
+    let file = options.create(true).truncate(true).read(true).write(true).open(folder.path().join("log"))?;
+    let zeros = vec![0; 1 << 20];
+    for at in (0..AHEAD).step_by(zeros.len()) {
+        file.write_all_at(&zeros, at as u64)?;
+    }
+    file.sync_all()?;
+    Ok((file, folder))
 }
 
 fn write(file: &File, waiting: &Receiver<(Vec<u8>, SyncSender<()>)>) -> Result<()> {

@@ -13,13 +13,19 @@ pub(crate) type Side<'a> = Box<dyn FnMut() -> Result<Cell> + 'a>;
 
 /// Runs the sides by turns, and keeps the median round of each.
 pub(crate) fn by_turns<const N: usize>(mut sides: [Side<'_>; N]) -> Result<[Cell; N]> {
-    let mut cells = [const { Vec::new() }; N];
+    let cells = all_by_turns(&mut sides)?;
+    Ok(cells.try_into().expect("as many as there are sides"))
+}
+
+/// The same for any number of sides.
+pub(crate) fn all_by_turns(sides: &mut [Side<'_>]) -> Result<Vec<Cell>> {
+    let mut cells = vec![Vec::new(); sides.len()];
     for _ in 0..ROUNDS {
         for (side, cells) in sides.iter_mut().zip(&mut cells) {
             cells.push(side()?);
         }
     }
-    Ok(cells.map(median))
+    Ok(cells.into_iter().map(median).collect())
 }
 
 /// Runs so many callers for a round. Each gets a call of its own from `caller`.

@@ -4,14 +4,22 @@
 //! in a process of its own, so that the memory shown is its own. To add one, write a module with a `run` and a line
 //! in [`WORKLOADS`].
 
+mod bare;
 mod floor;
 mod http;
 mod load;
+mod peers;
+mod postgres;
 mod process;
 mod server;
+mod stream;
 mod table;
 mod w1;
 mod w2;
+mod w3;
+mod w6;
+mod w7;
+mod w9;
 
 use std::process::{Command, Stdio};
 
@@ -39,10 +47,17 @@ struct Workload {
 const WORKLOADS: &[Workload] = &[
     Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
     Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
+    Workload { name: "W3", what: "how long a verdict takes", run: w3::run },
+    Workload { name: "W6", what: "reads, while intents come in", run: w6::run },
+    Workload { name: "W7", what: "consumers that follow the stream", run: w7::run },
+    Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
 ];
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args == [bare::BARE] {
+        return bare::serve();
+    }
     if let [first, name] = args.as_slice()
         && first == HERE
     {

@@ -66,8 +66,13 @@ impl Server {
     where
         C: FnMut() -> Result<()> + Send,
     {
+        self.watched(|| round(callers, |number| caller(self.client()?, number)))
+    }
+
+    /// What is done, with what the server used for it.
+    pub(crate) fn watched(&self, does: impl FnOnce() -> Result<Cell>) -> Result<Cell> {
         let watched = Watched::begin(self.process())?;
-        let cell = round(callers, |number| caller(self.client()?, number))?;
+        let cell = does()?;
         Ok(Cell { cores: Some(watched.cores()?), memory_mib: Some(peak_mib(self.process())?), ..cell })
     }
 }

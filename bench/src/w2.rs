@@ -1,12 +1,14 @@
 //! W2: durable intents over HTTP with keep-alive: accepted, decided, and answered after they are durable; the
-//! projector runs along. The floor is the raw program without HTTP, decision or read model.
+//! projector runs along. The floor is the raw program without HTTP, decision or read model; the peers are other event
+//! stores that append one event of 400 bytes where ours appends an intent, its verdict and a fact, 480 bytes in all.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::CALLERS;
 use crate::floor::Floor;
 use crate::http::Client;
-use crate::load::by_turns;
+use crate::load::{Side, all_by_turns};
+use crate::peers::Peers;
 use crate::server::{FLEET, Server};
 use crate::table::Row;
 
@@ -22,13 +24,25 @@ pub(crate) fn caller(mut client: Client, number: usize) -> impl FnMut() -> Resul
 }
 
 pub(crate) fn run() -> Result<Vec<Row>> {
+    let mut peers = Peers::start()?;
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let [floor, ours] = by_turns([
-            Box::new(|| Floor::round(callers)),
-            Box::new(|| Server::start()?.round(callers, |client, number| Ok(caller(client, number)))),
-        ])?;
-        rows.push(Row::new("W2", format!("{callers} callers"), ours).beside("floor", floor));
+        let mut named: Vec<(&str, Side<'_>)> = vec![
+            (
+                "ours",
+                Box::new(|| Server::start()?.round(callers, |client, number| Ok(caller(client, number)))),
+            ),
+            ("floor", Box::new(|| Floor::round(callers))),
+        ];
+        if let Some(peers) = &mut peers {
+            named.extend(peers.sides(callers));
+        }
+        let (labels, mut sides): (Vec<_>, Vec<_>) = named.into_iter().unzip();
+        let mut cells = labels.into_iter().zip(all_by_turns(&mut sides)?);
+        let (_, ours) = cells.next().context("ours")?;
+        let (_, floor) = cells.next().context("the floor")?;
+        let row = Row::new("W2", format!("{callers} callers"), ours).beside("floor", floor);
+        rows.push(cells.fold(row, |row, (name, cell)| row.share_of(name, cell, 1.0)));
     }
     Ok(rows)
 }

@@ -1,0 +1,174 @@
+//! A bare server for reads: axum with a handler that decodes the rows of an answer from the form that they are stored
+//! in, and serialises them; no store, no filters, nothing that writes.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result};
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use bincode::config::standard;
+use chancery_projector::rows::NodeRow;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::server::FLEET;
+
+/// The argument that makes this program a bare server of the answers on its standard input.
+pub(crate) const BARE: &str = "--bare";
+
+/// A running bare server.
+pub(crate) struct Bare {
+    child: Child,
+    pub(crate) address: String,
+}
+
+impl Bare {
+    /// Starts one that gives these answers by turns.
+    pub(crate) fn start(answers: &[Vec<u8>]) -> Result<Bare> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(BARE)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let texts: Vec<_> = answers.iter().map(|answer| String::from_utf8_lossy(answer)).collect();
+        serde_json::to_writer(child.stdin.take().context("its standard input")?, &texts)?;
+        let mut address = String::new();
+        BufReader::new(child.stdout.take().context("its standard output")?).read_line(&mut address)?;
+        Ok(Bare { child, address: address.trim().to_owned() })
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        // Nothing of it is needed any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An answer, as it is kept.
+enum Kept {
+    Row(Vec<u8>),
+    Page { rows: Vec<Vec<u8>>, next: Option<String>, position: u64 },
+    History { entries: Vec<String>, next: Option<u64>, position: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Page {
+    items: Vec<NodeRow>,
+    next_page_token: Option<String>,
+    position: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct History<T> {
+    items: Vec<T>,
+    next_from: Option<u64>,
+    position: u64,
+}
+
+/// An event of a history; what it says stays as it is stored.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    position: u64,
+    time: String,
+    kind: String,
+    #[serde(rename = "type")]
+    type_name: String,
+    who: Box<RawValue>,
+    cause: Option<u64>,
+    because: Option<Box<RawValue>>,
+    data: Box<RawValue>,
+}
+
+impl Kept {
+    fn read(text: &str) -> Result<Kept> {
+        let encode = |row: &NodeRow| bincode::serde::encode_to_vec(row, standard());
+        if let Ok(page) = serde_json::from_str::<Page>(text) {
+            let rows = page.items.iter().map(encode).collect::<Result<_, _>>()?;
+            return Ok(Kept::Page { rows, next: page.next_page_token, position: page.position });
+        }
+        if let Ok(history) = serde_json::from_str::<History<Box<RawValue>>>(text) {
+            let entries = history.items.iter().map(|entry| entry.get().to_owned()).collect();
+            return Ok(Kept::History { entries, next: history.next_from, position: history.position });
+        }
+        Ok(Kept::Row(encode(&serde_json::from_str(text)?)?))
+    }
+
+    fn show(&self) -> Result<Vec<u8>> {
+        let decode = |bytes: &Vec<u8>| -> Result<NodeRow> {
+            Ok(bincode::serde::decode_from_slice(bytes, standard())?.0)
+        };
+        Ok(match self {
+            Kept::Row(row) => serde_json::to_vec(&decode(row)?)?,
+            Kept::Page { rows, next, position } => {
+                let items = rows.iter().map(decode).collect::<Result<_>>()?;
+                serde_json::to_vec(&Page { items, next_page_token: next.clone(), position: *position })?
+            }
+            Kept::History { entries, next, position } => {
+                let items: Vec<Entry> =
+                    entries.iter().map(|entry| serde_json::from_str(entry)).collect::<Result<_, _>>()?;
+                serde_json::to_vec(&History { items, next_from: *next, position: *position })?
+            }
+        })
+    }
+}
+
+struct Answers {
+    all: Vec<Kept>,
+    next: AtomicUsize,
+}
+
+/// Serves until it is killed.
+#[tokio::main]
+pub(crate) async fn serve() -> Result<()> {
+    let texts: Vec<String> = serde_json::from_reader(std::io::stdin().lock())?;
+    let all = texts.iter().map(|text| Kept::read(text)).collect::<Result<Vec<_>>>()?;
+    anyhow::ensure!(!all.is_empty(), "there is nothing to answer");
+    let answers = Arc::new(Answers { all, next: AtomicUsize::new(0) });
+    let router = Router::new()
+        .route(&format!("{FLEET}/nodes"), get(answer))
+        .route(&format!("{FLEET}/nodes/{{name}}"), get(answer))
+        .route(&format!("{FLEET}/nodes/{{name}}/history"), get(answer))
+        .with_state(answers);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    Ok(axum::serve(listener, router).await?)
+}
+
+async fn answer(State(answers): State<Arc<Answers>>) -> impl IntoResponse {
+    let index = answers.next.fetch_add(1, Ordering::Relaxed) % answers.all.len();
+    let body = answers.all[index].show();
+    body.map(|body| ([(header::CONTENT_TYPE, "application/json")], body))
+        .map_err(|error| (axum::http::StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_comes_back_as_it_was() {
+        let row = concat!(
+            r#"{"name":"node-1","state":"allocated","cluster":"local","domain":"d-1","zone":null,"labels":{},"#,
+            r#""total":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,
+            r#""remaining":{"cpu":1,"memory":2,"disk":3},"capabilities":[],"storage":[],"incarnations":0,"version":1,"#,
+            r#""created":"2026-11-21T09:00:00.000000Z","changed":"2026-11-21T09:00:00.000000Z","position":7}"#
+        );
+        let page = format!(r#"{{"items":[{row},{row}],"next_page_token":"t","position":9}}"#);
+        let entry = r#"{"position":5,"time":"t","kind":"fact","type":"x.v1","who":{"a":1},"cause":4,"because":null,"data":{"b":2}}"#;
+        let history = format!(r#"{{"items":[{entry}],"next_from":null,"position":9}}"#);
+        for answer in [row.to_owned(), page, history] {
+            let shown = Kept::read(&answer).expect("read").show().expect("show");
+            let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).expect("JSON");
+            assert_eq!(value(&shown), value(answer.as_bytes()));
+        }
+        assert!(matches!(Kept::read(row), Ok(Kept::Row(_))));
+    }
+}

@@ -1,0 +1,107 @@
+//! Peers: other event stores, started here, with the same events and the same callers.
+//!
+//! `bench/peers/install` builds or finds them. Each is loaded by a client of its own kind, in a process of its own:
+//! `pgbench` for the message store on PostgreSQL, the crate's own client for the others, told on standard input how
+//! many callers to run for how long.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::ROUND;
+use crate::load::Side;
+use crate::postgres::Postgres;
+use crate::table::Cell;
+
+/// Names the folder of the peers' programs.
+const FOLDER: &str = "CHANCERY_PEERS";
+
+/// The peers, running.
+pub(crate) struct Peers {
+    postgres: Postgres,
+    cqrs_es: Loader,
+    umadb: Option<Loader>,
+    _data: tempfile::TempDir,
+}
+
+impl Peers {
+    /// Starts all, or none if they are not installed.
+    pub(crate) fn start() -> Result<Option<Peers>> {
+        let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+            eprintln!("peers are left out: bench/run installs them, {FOLDER} names their folder");
+            return Ok(None);
+        };
+        let postgres = Postgres::start()?;
+        let mut cqrs_es = Command::new(folder.join("release/chancery-peer-cqrs-es"));
+        cqrs_es.arg(postgres.url());
+        let data = crate::folder()?;
+        let server = folder.join("bin/umadb");
+        let umadb = if server.exists() {
+            let mut umadb = Command::new(folder.join("release/chancery-peer-umadb"));
+            umadb.arg(server).arg(data.path());
+            Some(Loader::start(umadb)?)
+        } else {
+            eprintln!("UmaDB is left out: {} is not there", server.display());
+            None
+        };
+        Ok(Some(Peers { cqrs_es: Loader::start(cqrs_es)?, postgres, umadb, _data: data }))
+    }
+
+    /// What each does with so many callers.
+    pub(crate) fn sides(&mut self, callers: usize) -> Vec<(&'static str, Side<'_>)> {
+        let Peers { postgres, cqrs_es, umadb, .. } = self;
+        let postgres = &*postgres;
+        let mut sides: Vec<(&'static str, Side<'_>)> = vec![
+            ("messages, 1 category", Box::new(move || postgres.messages(callers, 1))),
+            ("messages, 32", Box::new(move || postgres.messages(callers, 32))),
+        ];
+        let commands = move || {
+            postgres.empty()?;
+            cqrs_es.round(callers)
+        };
+        sides.push(("cqrs-es", Box::new(commands)));
+        if let Some(umadb) = umadb {
+            sides.push(("UmaDB", Box::new(move || umadb.round(callers))));
+        }
+        sides
+    }
+}
+
+/// A process that runs callers when it is told to.
+struct Loader {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Loader {
+    fn start(mut command: Command) -> Result<Loader> {
+        let shown = format!("{}", command.get_program().display());
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {shown}"))?;
+        let orders = child.stdin.take().context("its standard input")?;
+        let answers = BufReader::new(child.stdout.take().context("its standard output")?);
+        Ok(Loader { child, orders, answers })
+    }
+
+    fn round(&mut self, callers: usize) -> Result<Cell> {
+        writeln!(self.orders, "{callers} {}", ROUND.as_millis()).context("tell a peer's client to run")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "a peer's client has ended");
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // Nothing of it is needed any more; between rounds it has started nothing that would outlive it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

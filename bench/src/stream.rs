@@ -1,0 +1,66 @@
+//! A consumer of the event stream: server-sent events on a connection of its own.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::server::FLEET;
+
+/// Nothing is awaited for longer.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+/// A stream that is open.
+pub(crate) struct Stream {
+    lines: BufReader<TcpStream>,
+    line: String,
+    position: u64,
+}
+
+impl Stream {
+    /// Follows what is new; `filter` begins with `&`, or is empty. It is open when this returns.
+    pub(crate) fn open(address: &str, filter: &str) -> Result<Stream> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let path = format!("{FLEET}/events?from=end{filter}");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")?;
+        let lines = BufReader::with_capacity(4096, stream);
+        let mut opened = Stream { lines, line: String::new(), position: 0 };
+        opened.next_line()?;
+        ensure!(opened.line.starts_with("HTTP/1.1 200"), "the stream is not opened: {}", opened.line);
+        // The first thing that a follower is sent.
+        while !opened.line.starts_with("retry:") {
+            opened.next_line()?;
+        }
+        Ok(opened)
+    }
+
+    /// Waits for an event, and tells its position. Its data is what [`Stream::data`] gives.
+    pub(crate) fn next_event(&mut self) -> Result<u64> {
+        // Lines that frame a chunk of the transfer are no fields.
+        loop {
+            self.next_line()?;
+            match self.line.split_once(':').map(|(field, value)| (field, value.trim())) {
+                Some(("id", id)) => self.position = id.parse().context("read an id")?,
+                Some(("event", "event")) => {
+                    self.next_line()?;
+                    return Ok(self.position);
+                }
+                Some(("event", "closed")) => bail!("the server closed the stream"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The data of the event.
+    pub(crate) fn data(&self) -> &str {
+        self.line.trim_end().strip_prefix("data: ").unwrap_or_default()
+    }
+
+    fn next_line(&mut self) -> Result<()> {
+        self.line.clear();
+        ensure!(self.lines.read_line(&mut self.line)? > 0, "the stream ends");
+        Ok(())
+    }
+}

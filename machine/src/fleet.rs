@@ -412,7 +412,7 @@ impl Image {
             image.keys = Keys::default();
         }
         if planted::is(Bug::SnapshotWithoutCommands) {
-            image.incarnations.iter_mut().for_each(|incarnation| incarnation.command = None);
+            image.incarnations.iter_mut().for_each(|incarnation| Arc::make_mut(incarnation).command = None);
         }
         image
     }

@@ -1,15 +1,17 @@
-//! `describe`: everything about one entity. Plans have a page of their own; others show their fields and what
-//! happened to them last.
+//! `describe`: everything about one entity. Plans have a page of their own; others show their fields, what belongs to
+//! them, what they wait for, and what happened to them last.
 
 use std::io::Write;
 
 use chancery_events::amount::Amounts;
-use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, PlanRow, ReplicaRow};
+use chancery_projector::rows::{
+    DeploymentRow, IncarnationRow, OperationRow, OperationWord, PlanRow, ReplicaRow,
+};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::columns::typed;
+use super::columns::{table, typed};
 use super::context::Output;
 use super::error::CliError;
 use super::events;
@@ -20,6 +22,8 @@ use super::table::{add, one_line};
 
 /// The last events that are shown.
 const RECENT: usize = 12;
+/// Of what belongs to an entity, so many of a kind are shown.
+const BELONGING: usize = 20;
 /// At most so many of each kind are read for a page.
 const MOST: u64 = 2000;
 /// Fields that come first; the others follow by name.
@@ -33,16 +37,107 @@ pub(super) fn run(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Wri
     }
     let past = events::past(kind, name, client)?;
     let recent = &past[past.len().saturating_sub(RECENT)..];
-    let all = json!({ kind.word(): item, "recent": recent });
+    let belonging = belonging(kind, &item, client)?;
+    let mut all = json!({ kind.word(): item, "recent": recent });
+    for Belonging { kind, items, .. } in &belonging {
+        all[kind.plural()] = items.clone().into();
+    }
     match output {
         Output::Json => json_text(&all, out),
         Output::Yaml => yaml_text(&all, out),
         _ => {
             out.write_all(fields(kind, &item)?.as_bytes())?;
+            for belonging in &belonging {
+                out.write_all(belonging.text()?.as_bytes())?;
+            }
+            let operations = belonging.iter().filter(|b| b.kind == Kind::Operation).flat_map(|b| &b.items);
+            let itself = Some(&item).filter(|_| kind == Kind::Operation);
+            out.write_all(waits(operations.chain(itself))?.as_bytes())?;
             writeln!(out, "\nRecent events")?;
             Ok(out.write_all(events::table(recent).lines("  ").as_bytes())?)
         }
     }
+}
+
+/// What belongs to an entity, of one kind.
+struct Belonging {
+    kind: Kind,
+    /// How `get` lists all of it.
+    filters: Vec<(&'static str, String)>,
+    items: Vec<Value>,
+    more: bool,
+}
+
+/// Reads what belongs to an entity. Ids are in the order of their issue: of those, the last are shown.
+fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belonging>, CliError> {
+    let own = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
+    let by = |field| vec![(field, own("name"))];
+    let of_deployment = || vec![("plan", own("plan")), ("deployment", own("name"))];
+    let wanted = match kind {
+        Kind::Cluster => vec![(Kind::Node, by("cluster"))],
+        Kind::Node => vec![(Kind::Incarnation, by("node"))],
+        Kind::Deployment => vec![(Kind::Replica, of_deployment()), (Kind::Operation, of_deployment())],
+        Kind::Replica => vec![(Kind::Incarnation, by("replica")), (Kind::Operation, by("replica"))],
+        Kind::Capability
+        | Kind::Plan
+        | Kind::Incarnation
+        | Kind::Operation
+        | Kind::Session
+        | Kind::Command => {
+            vec![]
+        }
+    };
+    let read = |(kind, filters): (Kind, Vec<_>)| {
+        let listed = list(client, kind, &filters, MOST)?;
+        let (mut items, more) = (listed.items, listed.more);
+        let hidden = items.len().saturating_sub(BELONGING);
+        if matches!(kind, Kind::Incarnation | Kind::Operation) {
+            items.drain(..hidden);
+        } else {
+            items.truncate(BELONGING);
+        }
+        Ok(Belonging { kind, filters, items, more: more || hidden > 0 })
+    };
+    wanted.into_iter().map(read).collect()
+}
+
+impl Belonging {
+    fn text(&self) -> Result<String, CliError> {
+        if self.items.is_empty() {
+            return Ok(String::new());
+        }
+        let plural = self.kind.plural();
+        let mut text = format!("\n{}{}\n", plural[..1].to_uppercase(), &plural[1..]);
+        text.push_str(&table(self.kind, &self.items, false)?.lines("  "));
+        if self.more {
+            let filters: Vec<_> =
+                self.filters.iter().map(|(name, value)| format!(" -l {name}={value}")).collect();
+            add(&mut text, format_args!("  all of them: chancery get {plural}{} --all\n", filters.concat()));
+        }
+        Ok(text)
+    }
+}
+
+/// What is still to come, and whose turn it is.
+fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliError> {
+    let mut text = String::new();
+    for item in operations {
+        let row: OperationRow = typed(item)?;
+        let (id, kind, message) = (row.id, row.kind, one_line(&row.message));
+        let line = match row.state {
+            OperationWord::PendingApproval => format!("approval to {kind}: chancery approve {id}"),
+            OperationWord::Preparing => format!("a place to {kind}: {message}"),
+            OperationWord::Running => format!("operation {id} to {kind}: {message}"),
+            OperationWord::Succeeded
+            | OperationWord::Failed
+            | OperationWord::Rejected
+            | OperationWord::Expired
+            | OperationWord::Cancelled
+            | OperationWord::Superseded => continue,
+        };
+        add(&mut text, format_args!("  {}\n", line.trim_end_matches([':', ' '])));
+    }
+    Ok(if text.is_empty() { text } else { format!("\nWaits for\n{text}") })
 }
 
 /// A field a line, what has parts below its name.

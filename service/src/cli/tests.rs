@@ -124,6 +124,22 @@ fn a_kind_and_a_name_are_two_words_or_one() {
 }
 
 #[test]
+fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
+    let replica = row(&json!({ "name": "web-7f3k", "plan": "web", "phase": "pending", "message": "" }));
+    let (id, page) = (operation_id(), |items: Value| {
+        ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
+    });
+    let operations = json!([operation(&id, "succeeded"), operation(&id, "pending_approval")]);
+    let script = vec![ok(&replica), page(json!([])), page(json!([])), page(operations)];
+    let (result, asked) = told("chancery describe replica/web-7f3k", script);
+    let text = result.expect("a description");
+    assert!(text.contains("\nOperations\n  ID ") && !text.contains("Incarnations"), "{text}");
+    let waits = format!("\nWaits for\n  approval to create: chancery approve {id}\n\nRecent events\n");
+    assert!(text.contains(&waits), "{text}");
+    assert_eq!(asked[3].line, "GET /v1/fleets/default/operations?replica=web-7f3k&limit=500");
+}
+
+#[test]
 fn a_node_is_not_expunged_by_a_slip() {
     let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
     let error = result.expect_err("nobody was asked");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
-//!                limits     request id, limits,                    every answer that is not what was asked for
+//!                limits     request id, limits, [rate]s,           every answer that is not what was asked for
 //!                           timeouts, figures                      is a [problem]
 //! ```
 //! What must stay true: a verdict is told only when it is durable, for the decider says nothing before; bad input is
@@ -21,6 +21,7 @@ mod openapi;
 mod place;
 pub mod problem;
 mod query;
+pub mod rate;
 mod read;
 mod routes;
 pub mod schemas;
@@ -43,6 +44,7 @@ pub use links::Links;
 pub use logs::{LogFile, LogStream, Logs, NoLogs};
 pub use metrics::Metrics;
 pub use openapi::openapi;
+pub use rate::Rates;
 pub use serve::serve;
 
 use crate::decider::Decider;
@@ -68,6 +70,8 @@ pub struct App {
     pub links: Arc<Links>,
     /// What one caller may take.
     pub limits: Limits,
+    /// How often it may ask.
+    pub rates: Arc<Rates>,
 }
 
 /// The API without its listener.

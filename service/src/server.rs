@@ -32,7 +32,7 @@ use crate::config::Config;
 use crate::decider::core::Settings;
 use crate::decider::{Decider, Ended, Publish, Start};
 use crate::executors::{self, Connections, Host, Means};
-use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics};
+use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
@@ -95,6 +95,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         metrics,
         logs: Arc::new(Files { root }),
         links: Arc::new(links),
+        rates: Arc::new(Rates::of(&limits)),
         limits,
     };
     let mut told = stopped;

@@ -5,5 +5,6 @@ mod checks;
 mod executors;
 mod imports;
 mod kills;
+mod simulation;
 mod walkthrough;
 mod watch;

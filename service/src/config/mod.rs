@@ -89,6 +89,12 @@ pub struct Limits {
     pub streams: u64,
     /// Executors connected over HTTP at a time.
     pub executors: u64,
+    /// Intents that one principal may ask for in a second.
+    pub writes_per_second: u64,
+    /// Reads that one principal may ask for in a second.
+    pub reads_per_second: u64,
+    /// Streams that one principal may open in a second.
+    pub streams_per_second: u64,
     /// Inputs that may wait for the decider.
     pub queue: u64,
     /// How long a request may take.
@@ -210,6 +216,9 @@ impl Config {
             connections: count("limits.connections")?,
             streams: count("limits.streams")?,
             executors: count("limits.executors")?,
+            writes_per_second: count("limits.writes_per_second")?,
+            reads_per_second: count("limits.reads_per_second")?,
+            streams_per_second: count("limits.streams_per_second")?,
             queue: count("limits.queue")?,
             request_time: settings::span(text("limits.request_time"))?,
         };

@@ -20,6 +20,7 @@ use super::problem::{
     URI_TOO_LONG,
 };
 use super::query::Params;
+use super::rate::Principal;
 use super::routes::{self, Does, Match};
 use super::{App, Limits, intents, links, logs, metrics, openapi, read, schemas, stream, write};
 
@@ -28,6 +29,7 @@ pub(super) struct Call {
     pub(super) id: String,
     pub(super) found: Match,
     pub(super) parts: Parts,
+    pub(super) principal: Principal,
 }
 
 /// Answers any request.
@@ -38,6 +40,9 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     let path = request.uri().path().to_owned();
     let found = checked(&app.limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
     let (parts, body) = request.into_parts();
+    let principal = Principal::of(&parts);
+    let asked = found.as_ref().ok().map(|found| found.route.does);
+    let found = app.rates.take(asked, &principal).and(found);
     // Whatever the answer is: a sender that is cut off while it writes does not read it.
     let most = if matches!(&found, Ok(found) if found.route.does == Does::Say) {
         app.limits.messages
@@ -49,7 +54,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
         Err(problem) => ("none", None, Err(problem)),
         Ok(found) => {
             let route = found.route;
-            let call = Call { id: id.clone(), found, parts };
+            let call = Call { id: id.clone(), found, parts, principal };
             let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body)))
                 .await
             {

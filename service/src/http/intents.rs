@@ -23,6 +23,7 @@ use super::edge::{Call, json};
 use super::headers::{Media, Meta, media, unsupported};
 use super::json::check;
 use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
+use super::rate::Principal;
 use super::typed::{self, Part};
 use super::write::{Asked, ask, response};
 use crate::decider::{NoVerdict, Verdict};
@@ -35,14 +36,14 @@ pub(super) async fn take(
     call: Call,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
-    let Call { id, parts, .. } = call;
+    let Call { id, parts, principal, .. } = call;
     let headers = &parts.headers;
     let meta = Meta::read(headers)?;
     let Some(media) = media(headers, TAKEN)? else { return Err(unsupported("", TAKEN)) };
     let bytes = body?;
     let text = check(&bytes, app.limits.depth)?;
     if media == Media::Batch {
-        return batch(app, &meta, text, &id).await;
+        return batch(app, &meta, text, &id, &principal).await;
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {
@@ -159,7 +160,13 @@ fn unquoted(text: &str) -> String {
 }
 
 /// Many, in their order. Each is answered for itself.
-async fn batch(app: &Arc<App>, meta: &Meta, text: &str, request_id: &str) -> Result<Response<Body>, Problem> {
+async fn batch(
+    app: &Arc<App>,
+    meta: &Meta,
+    text: &str,
+    request_id: &str,
+    principal: &Principal,
+) -> Result<Response<Body>, Problem> {
     if meta.id.is_some() || meta.expect.is_some() {
         let detail = "read the headers: each event of a batch has its own id and expect";
         return Err(Problem::new(BAD_PARAMETER, detail));
@@ -170,6 +177,8 @@ async fn batch(app: &Arc<App>, meta: &Meta, text: &str, request_id: &str) -> Res
             format!("read the batch: it has {} events, at most {} are taken", items.len(), app.limits.batch);
         return Err(Problem::new(TOO_LARGE, detail));
     }
+    // The request has paid for one.
+    app.rates.owe(principal, items.len().saturating_sub(1));
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
     let mut asked = Vec::new();
     for (index, item) in items.iter().enumerate() {

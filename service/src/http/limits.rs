@@ -29,6 +29,12 @@ pub struct Limits {
     pub followers: usize,
     /// Executors connected at one time.
     pub executors: usize,
+    /// Intents that one principal may ask for in a second.
+    pub writes_per_second: u64,
+    /// Reads that it may ask for.
+    pub reads_per_second: u64,
+    /// Streams that it may open.
+    pub streams_per_second: u64,
     /// The headers of a request come within this time, also after a wait on an open connection.
     pub header_read: Duration,
     /// A body comes within this time.
@@ -60,6 +66,9 @@ impl Limits {
             connections: count(set.connections),
             followers: count(set.streams),
             executors: count(set.executors),
+            writes_per_second: set.writes_per_second,
+            reads_per_second: set.reads_per_second,
+            streams_per_second: set.streams_per_second,
             header_read: Duration::from_secs(10),
             body_read: Duration::from_secs(10),
             request: set.request_time,

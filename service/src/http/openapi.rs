@@ -151,7 +151,7 @@ fn operation(route: &Route, types: &mut SchemaGenerator, bodies: &BTreeMap<&'sta
             answer(&types.subschema_for::<Accepted>().to_value(), "Accepted, and durable.")
         }
         Does::Events => {
-            json!({"description": "CloudEvents.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
+            json!({"description": "CloudEvents. While there is nothing new, comments or empty lines say that the stream is still there.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
         Does::Link => {
             json!({"description": "A line for each message of the decider; an empty line says that it is still there. Chancery-Link names the link.", "content": {"application/x-ndjson": {"schema": text()}}})

@@ -113,6 +113,8 @@ kinds! {
     URI_TOO_LONG = 414 "uri_too_long" final "The path is too long";
     /// The body's media type is not taken here.
     UNSUPPORTED_MEDIA_TYPE = 415 "unsupported_media_type" final "Not of this media type";
+    /// Its principal asks too often.
+    TOO_MANY = 429 "too_many_requests" retry "Too often";
     /// The headers are too large.
     HEADERS_TOO_LARGE = 431 "headers_too_large" final "The headers are too large";
     /// There is no room now.
@@ -285,6 +287,13 @@ impl Problem {
         self
     }
 
+    /// Says after how long to try again.
+    #[must_use]
+    pub fn after(mut self, wait: Duration) -> Problem {
+        self.more.retry_after = Some(wait);
+        self
+    }
+
     /// Names the methods that are allowed.
     #[must_use]
     pub fn allow(mut self, methods: String) -> Problem {
@@ -332,7 +341,10 @@ impl Problem {
             headers.insert(header::ALLOW, value);
         }
         if let Some(after) = self.more.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+            headers.insert(
+                header::RETRY_AFTER,
+                HeaderValue::from(after.as_millis().div_ceil(1000).max(1) as u64),
+            );
         }
         if let Some(position) = self.more.position {
             headers.insert("chancery-position", HeaderValue::from(position));
@@ -383,7 +395,7 @@ mod tests {
     fn statuses_are_errors_and_what_is_unknown_may_be_tried_again() {
         for kind in KINDS {
             assert!((400..600).contains(&kind.status), "{kind:?}");
-            assert_eq!(kind.retryable, [408, 503, 504].contains(&kind.status), "{kind:?}");
+            assert_eq!(kind.retryable, [408, 429, 503, 504].contains(&kind.status), "{kind:?}");
         }
     }
 }

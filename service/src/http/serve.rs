@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -15,8 +17,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep_until};
+use tower::util::MapRequest;
 
 use super::problem::{BUSY, Problem};
+use super::rate::Peer;
 use super::{App, Limits, router};
 
 /// Serves until `shutdown` comes: then it takes no more connections, ends streams, and lets requests in flight
@@ -30,12 +34,12 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
-        let stream = tokio::select! {
+        let (stream, from) = tokio::select! {
             biased;
             () = &mut shutdown => break,
             _ = connections.join_next(), if !connections.is_empty() => continue,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 // A connection that was lost before it was taken, or no file descriptor: neither lasts.
                 Err(error) => {
                     tracing::warn!(%error, "taking a connection failed");
@@ -50,8 +54,12 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
             connections.spawn(turn_away(stream, limits.connections));
             continue;
         };
+        let named = MapRequest::new(service.clone(), move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(from.ip()));
+            request
+        });
         let (io, service) =
-            (TokioIo::new(Guarded::new(stream, limits.stall)), TowerToHyperService::new(service.clone()));
+            (TokioIo::new(Guarded::new(stream, limits.stall)), TowerToHyperService::new(named));
         let connection = builder.serve_connection(io, service);
         let (mut stopped, open) = (stopped.clone(), metrics.connections.clone());
         connections.spawn(async move {

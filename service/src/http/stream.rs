@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | an event | `id: 5`, `event: event`, `data: {…}` | `{…}` |
 //! | progress of a filtered stream | `id: 9`, `event: bookmark` | – |
-//! | still here | `: heartbeat` | – |
+//! | still here | `: heartbeat` | an empty line |
 //! | the end | `id: 9`, `event: closed`, `data: {"reason":…}` | the body ends; cut off, if something went wrong |
 //!
 //! Nothing is buffered for a follower: it takes from the hub what all take, when its connection has room. Behind the
@@ -43,6 +43,14 @@ impl Form {
             Form::Sse => shown.sse.clone(),
             Form::Lines => shown.line.clone(),
         }
+    }
+
+    /// What says nothing but that the stream is still there. Readers of JSON lines pass over empty ones.
+    fn heartbeat(self) -> Bytes {
+        Bytes::from_static(match self {
+            Form::Sse => b": heartbeat\n\n",
+            Form::Lines => b"\n",
+        })
     }
 }
 
@@ -272,11 +280,9 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                     match place.wait(progress.next).await {
                         Woken::New => {}
                         Woken::Closing => break Closed::Shutdown,
-                        Woken::Heartbeat if asked.form == Form::Sse => {
-                            let beat = Bytes::from_static(b": heartbeat\n\n");
-                            yield Ok(progress.bookmark(asked.form).unwrap_or(beat));
+                        Woken::Heartbeat => {
+                            yield Ok(progress.bookmark(asked.form).unwrap_or(asked.form.heartbeat()));
                         }
-                        Woken::Heartbeat => {}
                     }
                     continue;
                 }

@@ -6,6 +6,7 @@ mod cloudevents;
 mod links;
 mod listener;
 mod published;
+mod rates;
 mod reads;
 mod streams;
 mod world;

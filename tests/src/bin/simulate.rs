@@ -1,12 +1,9 @@
 //! Plays simulated worlds: `simulate [SEEDS] [FROM]`, or one with `SEED=…`, told as a story if it fails.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use chancery_tests::sim::{Counts, Played, Script, Story, play, shrink};
+use chancery_tests::sim::{Failed, Script, Story, play, play_many, shrink};
 
 fn main() -> ExitCode {
     if let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
@@ -52,43 +49,18 @@ fn one(seed: u64) -> ExitCode {
 }
 
 fn many(from: u64, seeds: u64) -> ExitCode {
-    let next = AtomicU64::new(from);
-    let all: Mutex<(Counts, Vec<(u64, Played)>, f64, u64)> = Mutex::default();
     let began = Instant::now();
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + seeds {
-                        break;
-                    }
-                    let played = play(Script::draw(seed), Story::Untold);
-                    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-                    all.0.merge(&played.counts);
-                    all.2 += played.seconds;
-                    all.3 += played.events;
-                    if let Some(violation) = &played.violation {
-                        println!("SEED={seed}: {violation}");
-                        all.1.push((seed, played));
-                    }
-                }
-            });
-        }
-    });
-    let (counts, failed, seconds, events) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let counted: BTreeMap<_, _> = counts.iter().collect();
-    for (what, count) in counted {
+    let all = play_many(from, seeds);
+    for (what, count) in all.counts.iter() {
         println!("{count:>10}  {what}");
     }
-    println!(
-        "{seeds} seeds, {events} events, {:.1} simulated hours, {} violations, {:.1} s",
-        seconds / 3600.0,
-        failed.len(),
-        began.elapsed().as_secs_f64()
-    );
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    for Failed { seed, violation } in &all.failed {
+        println!("SEED={seed}: {violation}");
+    }
+    let (hours, events, failed) = (all.hours, all.events, all.failed.len());
+    let took = began.elapsed().as_secs_f64();
+    println!("{seeds} seeds, {events} events, {hours:.1} simulated hours, {failed} violations, {took:.1} s");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Hunts each planted mistake.

@@ -14,10 +14,12 @@ use chancery_executor::simulated::World;
 use chancery_journal::Records;
 use chancery_journal::memory::MemoryLog;
 use chancery_machine::fleet::Fleet;
-use chancery_projector::{Fold, Folding, Touched, row_of};
+use chancery_projector::kind::RowKind;
+use chancery_projector::{Fold, Folding, Projector, Query, Touched, Tuning, row_of};
 use rustc_hash::FxHashMap;
 
 use super::fault::Counts;
+use super::server::FLEET;
 use super::words;
 use crate::check::{Alive, Checker, Violation};
 use crate::history::History;
@@ -186,6 +188,39 @@ impl Judge {
         match model::differences(&self.model.rows(), &shown).as_slice() {
             [] => Ok(()),
             differences => Err(violation(2, format!("rows differ: {}", differences.join("; ")), None)),
+        }
+    }
+
+    /// A real store of rows, filled from the log and opened again in between, says the same.
+    pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
+        let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
+        let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
+        let tuning = Tuning { batch: 7, catch_up: 7, ..Tuning::default() };
+        let mut shown = model::Rows::new();
+        for _ in 0..2 {
+            let mut projector = Projector::open(&dir.path().join("rows"), FLEET, log.source(), None, tuning)
+                .map_err(|error| bad(&error))?;
+            projector.catch_up().map_err(|error| bad(&error))?;
+            let reader = projector.reader();
+            shown.clear();
+            for kind in RowKind::ALL {
+                let mut query = Query::all();
+                loop {
+                    let page = reader.list_json(*kind, &query).map_err(|error| bad(&error))?;
+                    let rows: Vec<serde_json::Value> =
+                        serde_json::from_str(&page.items).map_err(|error| bad(&error))?;
+                    for row in rows {
+                        let key = model::key_of(*kind, &row).unwrap_or_default();
+                        shown.insert((*kind, key), model::comparable(*kind, row));
+                    }
+                    let Some(next) = page.next else { break };
+                    query = Query::all().after(next);
+                }
+            }
+        }
+        match model::differences(&self.model.rows(), &shown).as_slice() {
+            [] => Ok(()),
+            differences => Err(violation(2, format!("stored rows differ: {}", differences.join("; ")), None)),
         }
     }
 

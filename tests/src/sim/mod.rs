@@ -22,6 +22,8 @@ pub mod universe;
 mod words;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 pub use fault::{Counts, Fault};
 pub use script::Script;
@@ -75,4 +77,54 @@ pub fn play(script: Script, story: Story) -> Played {
         story: world.story.take().unwrap_or_default(),
         counts: world.counts,
     }
+}
+
+/// A seed whose world does not hold.
+#[derive(Debug)]
+pub struct Failed {
+    /// The seed.
+    pub seed: u64,
+    /// What does not hold.
+    pub violation: Violation,
+}
+
+/// What became of many worlds.
+#[derive(Debug, Default)]
+pub struct Many {
+    /// What happened how often.
+    pub counts: Counts,
+    /// Simulated time, in hours.
+    pub hours: f64,
+    /// Events in their logs.
+    pub events: u64,
+    /// Those that do not hold, in the order of their seeds.
+    pub failed: Vec<Failed>,
+}
+
+/// Plays so many seeds from one on, on every processor.
+pub fn play_many(from: u64, seeds: u64) -> Many {
+    let next = AtomicU64::new(from);
+    let all: Mutex<Many> = Mutex::default();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + seeds {
+                        break;
+                    }
+                    let played = play(Script::draw(seed), Story::Untold);
+                    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.counts.merge(&played.counts);
+                    all.hours += played.seconds / 3600.0;
+                    all.events += played.events;
+                    all.failed.extend(played.violation.map(|violation| Failed { seed, violation }));
+                }
+            });
+        }
+    });
+    let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    all.failed.sort_by_key(|failed| failed.seed);
+    all
 }

@@ -15,6 +15,8 @@ use super::producer::State;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 
+/// One world of so many goes through a real store of rows, which costs more than the world.
+const STORED: u64 = 64;
 /// Steps in which everything must have settled.
 const STEPS: usize = 30_000;
 /// What may go by meanwhile: longer than any deadline in a script.
@@ -153,6 +155,10 @@ impl Universe {
             if driver.is_quiet() && driver.core().durable().position == state.at.position {
                 self.judge.same_state(&Folding { fleet: driver.core().fleet().clone(), ..state })?;
             }
+        }
+        if self.script.seed % STORED == 0 {
+            self.judge.through_the_store(&self.log)?;
+            self.counts.add("through the store");
         }
         self.counts.add("settled");
         self.counts

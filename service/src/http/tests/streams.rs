@@ -286,3 +286,29 @@ async fn followers_are_limited() {
     drop(second);
     Reading::open(&world, "/events", &[SSE]).await;
 }
+
+#[tokio::test]
+async fn lines_say_that_they_are_still_there_by_empty_ones() {
+    let world = World::new();
+    let mut reading = Reading::open(&world, "/events?from=end&follow=true", &[]).await;
+    let mut line = async || loop {
+        if let Some((line, rest)) = reading.text.split_once('\n') {
+            let line = line.to_owned();
+            reading.text = rest.to_owned();
+            break line;
+        }
+        let frame =
+            tokio::time::timeout(Duration::from_secs(30), reading.body.frame()).await.expect("in time");
+        let bytes = frame.expect("more").expect("no error").into_data().expect("data");
+        reading.text.push_str(str::from_utf8(&bytes).expect("text"));
+    };
+    assert_eq!(line().await, "");
+    world.touch("node-1", 1);
+    let event = loop {
+        let line = line().await;
+        if !line.is_empty() {
+            break line;
+        }
+    };
+    assert_eq!(serde_json::from_str::<Value>(&event).expect("JSON")["id"], "6");
+}

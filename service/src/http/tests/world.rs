@@ -21,7 +21,7 @@ use tower::ServiceExt as _;
 
 use crate::decider::{Decider, Input, Verdict};
 use crate::executors::Connections;
-use crate::http::{App, Hub, Limits, Links, Metrics, NoLogs, router};
+use crate::http::{App, Hub, Limits, Links, Metrics, NoLogs, Rates, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -113,6 +113,7 @@ impl World {
             metrics: Arc::new(Metrics::new()),
             logs: Arc::new(NoLogs),
             links: Arc::new(Links::new(Connections::default(), Duration::from_mins(1), limits.executors)),
+            rates: Arc::new(Rates::of(&limits)),
             limits,
         };
         let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };

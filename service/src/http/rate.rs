@@ -1,0 +1,235 @@
+//! How often one principal may ask: a token bucket for each, so that nobody takes what others need.
+//!
+//! Until there is authentication, a principal is the address that asks, with the actor that `Chancery-Actor` names.
+//! Writes, reads and streams have budgets of their own:
+//!
+//! | budget | a token for |
+//! |---|---|
+//! | writes | an intent; each of a batch |
+//! | reads | a list, a row, a history; also a request that leads nowhere |
+//! | streams | opening one, of events or logs, or an executor's link |
+//! | none | probes and metrics; what comes on a link, which waits for the decider in its own order |
+//!
+//! A bucket holds what one second brings. It is kept as the time at which it will be full again (the generic cell
+//! rate algorithm of ATM): a bucket that is full need not be kept at all. A request is taken when there is a token
+//! for it; a batch may then owe the rest.
+//!
+//! What must stay true: memory is bounded. Beyond so many principals that have taken something lately, all further
+//! ones share a bucket.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderMap;
+use axum::http::request::Parts;
+use chancery_events::name::Actor;
+
+use super::Limits;
+use super::problem::{Problem, TOO_MANY};
+use super::routes::Does;
+
+/// Principals that are told apart.
+const PRINCIPALS: usize = 10_000;
+/// A bucket is full after this time.
+const SPAN: Duration = Duration::from_secs(1);
+
+/// The address at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer(pub(super) IpAddr);
+
+/// Who asks.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Principal {
+    peer: IpAddr,
+    actor: Option<Actor>,
+}
+
+impl Principal {
+    /// Of a request. An actor that is no name is refused later, with its reason.
+    pub(super) fn of(parts: &Parts) -> Principal {
+        let peer = parts.extensions.get::<Peer>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
+        Principal { peer, actor: actor(&parts.headers) }
+    }
+}
+
+fn actor(headers: &HeaderMap) -> Option<Actor> {
+    headers.get("chancery-actor")?.to_str().ok()?.trim().parse().ok()
+}
+
+/// The budgets.
+#[derive(Debug)]
+pub struct Rates {
+    began: Instant,
+    writes: Buckets,
+    reads: Buckets,
+    streams: Buckets,
+}
+
+impl Rates {
+    /// As the limits say.
+    pub fn of(limits: &Limits) -> Rates {
+        Rates {
+            began: Instant::now(),
+            writes: Buckets::new("intents", limits.writes_per_second),
+            reads: Buckets::new("reads", limits.reads_per_second),
+            streams: Buckets::new("streams opened", limits.streams_per_second),
+        }
+    }
+
+    fn budget(&self, does: Option<Does>) -> Option<&Buckets> {
+        match does {
+            Some(Does::Intents | Does::Intent(..)) => Some(&self.writes),
+            Some(Does::Events | Does::Logs | Does::Link) => Some(&self.streams),
+            Some(Does::Live | Does::Ready | Does::Metrics | Does::Say) => None,
+            Some(Does::List(_) | Does::Get(_) | Does::History(_) | Does::OpenApi | Does::Schema) | None => {
+                Some(&self.reads)
+            }
+        }
+    }
+
+    /// Takes a token for a request, if there is one.
+    pub(super) fn take(&self, does: Option<Does>, principal: &Principal) -> Result<(), Problem> {
+        let Some(buckets) = self.budget(does) else { return Ok(()) };
+        buckets.take(principal, self.began.elapsed()).map_err(|wait| {
+            let Buckets { what, per_second, .. } = buckets;
+            Problem::new(
+                TOO_MANY,
+                format!("take the request: {per_second} {what} a second are taken from one principal"),
+            )
+            .after(wait)
+        })
+    }
+
+    /// Takes the tokens of a batch's other intents, which may not be there yet.
+    pub(super) fn owe(&self, principal: &Principal, intents: usize) {
+        self.writes.owe(principal, u32::try_from(intents).unwrap_or(u32::MAX), self.began.elapsed());
+    }
+}
+
+/// The buckets of one budget.
+#[derive(Debug)]
+struct Buckets {
+    what: &'static str,
+    per_second: u64,
+    /// Until a bucket has one token more.
+    interval: Duration,
+    table: Mutex<Table>,
+}
+
+/// When each bucket will be full, since the beginning.
+#[derive(Debug, Default)]
+struct Table {
+    full_at: HashMap<Principal, Duration>,
+    /// That of all who have none of their own.
+    others: Duration,
+    /// When full ones were last thrown out.
+    swept: Duration,
+}
+
+impl Buckets {
+    fn new(what: &'static str, per_second: u64) -> Buckets {
+        let interval = Duration::from_nanos((1_000_000_000 / per_second.max(1)).max(1));
+        Buckets { what, per_second, interval, table: Mutex::default() }
+    }
+
+    /// Takes a token, or says how long to wait for one.
+    fn take(&self, principal: &Principal, now: Duration) -> Result<(), Duration> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let full_at = table.bucket(principal, now);
+        let then = (*full_at).max(now) + self.interval;
+        match then.checked_sub(now + SPAN) {
+            Some(wait) if !wait.is_zero() => Err(wait),
+            _ => {
+                *full_at = then;
+                Ok(())
+            }
+        }
+    }
+
+    fn owe(&self, principal: &Principal, tokens: u32, now: Duration) {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let full_at = table.bucket(principal, now);
+        *full_at = (*full_at).max(now) + self.interval.saturating_mul(tokens);
+    }
+}
+
+impl Table {
+    fn bucket(&mut self, principal: &Principal, now: Duration) -> &mut Duration {
+        if !self.full_at.contains_key(principal) && self.full_at.len() >= PRINCIPALS {
+            // Once a span: a look at all of them for each newcomer would be a flood's own gain.
+            if now >= self.swept + SPAN {
+                self.swept = now;
+                self.full_at.retain(|_, full_at| *full_at > now);
+            }
+            if self.full_at.len() >= PRINCIPALS {
+                return &mut self.others;
+            }
+        }
+        self.full_at.entry(principal.clone()).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(n: u32) -> Principal {
+        Principal { peer: Ipv4Addr::from_bits(n).into(), actor: None }
+    }
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// How many of a flood are taken at one moment.
+    fn taken(buckets: &Buckets, of: &Principal, now: Duration) -> usize {
+        (0..1000).take_while(|_| buckets.take(of, now).is_ok()).count()
+    }
+
+    #[test]
+    fn a_bucket_holds_a_second_and_fills_by_the_rate() {
+        let (buckets, ann) = (Buckets::new("x", 10), principal(1));
+        assert_eq!(taken(&buckets, &ann, millis(0)), 10);
+        assert_eq!(buckets.take(&ann, millis(0)), Err(millis(100)));
+        assert_eq!(buckets.take(&ann, millis(70)), Err(millis(30)));
+        assert_eq!(taken(&buckets, &ann, millis(250)), 2);
+        assert_eq!(taken(&buckets, &ann, millis(60_000)), 10);
+        assert_eq!(taken(&buckets, &principal(2), millis(60_000)), 10, "another one has its own");
+    }
+
+    #[test]
+    fn one_a_second_is_one_a_second() {
+        let (buckets, ann) = (Buckets::new("x", 1), principal(1));
+        assert_eq!(taken(&buckets, &ann, millis(0)), 1);
+        assert_eq!(buckets.take(&ann, millis(999)), Err(millis(1)));
+        assert_eq!(taken(&buckets, &ann, millis(1000)), 1);
+    }
+
+    #[test]
+    fn a_batch_is_taken_whole_and_paid_for_later() {
+        let (buckets, ann) = (Buckets::new("x", 10), principal(1));
+        assert_eq!(buckets.take(&ann, millis(0)), Ok(()));
+        buckets.owe(&ann, 99, millis(0));
+        assert_eq!(buckets.take(&ann, millis(9000)), Err(millis(100)));
+        assert_eq!(taken(&buckets, &ann, millis(9100)), 1);
+    }
+
+    #[test]
+    fn so_many_are_told_apart_and_the_others_share() {
+        let buckets = Buckets::new("x", 10);
+        let count = || buckets.table.lock().expect("no panic").full_at.len();
+        for n in 0..PRINCIPALS as u32 {
+            assert!(buckets.take(&principal(n), millis(2000)).is_ok());
+        }
+        let (early, late) = (principal(5), principal(u32::MAX));
+        assert_eq!(taken(&buckets, &late, millis(2000)), 10);
+        assert_eq!(taken(&buckets, &principal(u32::MAX - 1), millis(2000)), 0, "they share one bucket");
+        assert_eq!(taken(&buckets, &early, millis(2000)), 9, "who was known before is not slowed");
+        assert_eq!(count(), PRINCIPALS);
+        // A moment later the full ones are forgotten, and newcomers have their own.
+        assert_eq!(taken(&buckets, &principal(u32::MAX - 1), millis(3000)), 10);
+        assert!(count() <= 2, "{}", count());
+    }
+}

@@ -1,0 +1,72 @@
+//! Simulated worlds: thousands of seeds hold, and each can be played again.
+//!
+//! `SEED=… cargo test -p chancery-tests the_seed` plays one; `tests/reliability simulate 200000` plays many more.
+
+use chancery_tests::sim::{Fault, Script, Story, play, play_many};
+
+/// Seeds that every run of the tests plays.
+const SEEDS: u64 = 3000;
+
+/// What must happen somewhere, or the worlds are not worth playing.
+const WORK: &[&str] = &[
+    "accepted",
+    "refused",
+    "settled",
+    "snapshot",
+    "through the store",
+    "alive in the end",
+    "server started",
+    "server ended by itself",
+    "incarnation.running.v1",
+    "incarnation.ended.v1",
+    "operation.approved.v1",
+    "operation.ended.v1",
+    "deployment.ended.v1",
+    "replica.deleted.v1",
+    "command.failed.v1",
+    "object.judged.v1",
+    "session.closed.v1",
+    "plan.waiting.v1",
+];
+
+#[test]
+fn thousands_of_worlds_hold() {
+    let all = play_many(1, SEEDS);
+    for failed in &all.failed {
+        println!("SEED={}: {}", failed.seed, failed.violation);
+    }
+    assert!(all.failed.is_empty(), "play one of these with SEED=…");
+    for fault in Fault::ALL {
+        assert!(all.counts.get(fault.word()) > 0, "no {} in {SEEDS} worlds", fault.word());
+    }
+    for work in WORK {
+        assert!(all.counts.get(work) > 0, "no {work} in {SEEDS} worlds");
+    }
+    let (accepted, refused) = (all.counts.get("accepted"), all.counts.get("refused"));
+    assert!(accepted * 10 > (accepted + refused) * 6, "{accepted} accepted, {refused} refused");
+    assert_eq!(all.counts.get("settled"), SEEDS);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_world() {
+    for seed in [3, 44, 407] {
+        let (one, two) = (play(Script::draw(seed), Story::Told), play(Script::draw(seed), Story::Told));
+        assert_eq!(one.hash, two.hash, "seed {seed}");
+        assert!(one.story == two.story && !one.story.is_empty(), "seed {seed}");
+        // Telling changes nothing.
+        assert_eq!(play(Script::draw(seed), Story::Untold).hash, one.hash, "seed {seed}");
+    }
+}
+
+/// The world of `SEED`, told if something does not hold in it.
+#[test]
+fn the_seed() {
+    let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    println!("seed {seed}");
+    let script = Script::draw(seed);
+    if let Some(violation) = play(script.clone(), Story::Untold).violation {
+        let (small, played) = chancery_tests::sim::shrink::shrink(&script);
+        println!("{}", played.story.join("\n"));
+        panic!("{violation}; the smallest world that fails so has {} inputs", small.inputs.len());
+    }
+}

@@ -19,6 +19,7 @@ pub struct World {
     items: BTreeMap<IncarnationId, Item>,
     timers: BTreeSet<(Duration, IncarnationId)>,
     starts: u64,
+    misbehaving: u64,
 }
 
 #[derive(Debug)]
@@ -65,6 +66,11 @@ impl World {
     /// How often anything was started, ever.
     pub fn starts(&self) -> u64 {
         self.starts
+    }
+
+    /// How many orders to start met a rule or a seed by which they misbehave, ever.
+    pub fn misbehaving(&self) -> u64 {
+        self.misbehaving
     }
 
     /// Goes on to `now`, and tells what has changed by itself.
@@ -178,7 +184,10 @@ impl World {
         item.present.spec = spec.cloned();
         let behaviour = spec.map(|spec| self.faults.of(id, spec)).transpose();
         match behaviour {
-            Ok(behaviour) => item.behaviour = behaviour.unwrap_or_default(),
+            Ok(behaviour) => {
+                item.behaviour = behaviour.unwrap_or_default();
+                self.misbehaving += u64::from(item.behaviour != Behaviour::default());
+            }
             Err(bad) => {
                 item.present.state = State::Failed { message: bad.to_string(), hope: Hope::Never };
                 return plan::report(id, &item.present);

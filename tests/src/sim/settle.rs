@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
-use chancery_executor::simulated::Faults;
+use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{IncarnationState, OperationState};
 use chancery_projector::Folding;
@@ -160,6 +160,8 @@ impl Universe {
             self.judge.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }
+        let misbehaving = self.worlds.iter().map(World::misbehaving).sum();
+        self.counts.add_many(Fault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
         self.counts
             .add_many("alive in the end", self.worlds.iter().map(|world| world.alive().count() as u64).sum());

@@ -247,6 +247,9 @@ impl Universe {
             })?;
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
+        if self.seats.iter().any(|other| other.server.is_some()) {
+            self.counts.add(Fault::SecondDecider.word());
+        }
         self.seats[seat].server = Some(server);
         Ok(())
     }
@@ -267,6 +270,9 @@ impl Universe {
                 tell!(self, "server {seat} ends: {ended}");
                 self.counts.add("server ended by itself");
                 self.stop_server(seat);
+                if self.faulty {
+                    self.seats[seat].down = self.now + Duration::from_millis(self.random.below(20_000));
+                }
                 Ok(())
             }
         }

@@ -22,6 +22,7 @@ mod words;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use fault::{Counts, Fault};
+pub use random::Random;
 pub use script::Script;
 
 use crate::check::Violation;

@@ -37,6 +37,9 @@ const ATTEMPTS: u32 = 20;
 /// so far apart.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes of disk without which no store is opened.
+const ROOM: u64 = 4 << 20;
+
 /// How the store uses memory and disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
@@ -130,6 +133,29 @@ pub(crate) fn shape() -> Hash {
     Hash::of(text.as_bytes())
 }
 
+impl StoreError {
+    /// Whether the disk is full.
+    fn is_no_space(&self) -> bool {
+        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+        matches!(self, StoreError::Sled { source: sled::Error::Io(error), .. } if full(error))
+    }
+}
+
+/// sled waits for ever when it finds no room for its first pages, so that is asked before.
+fn has_room(path: &Path) -> Result<(), StoreError> {
+    let failed = |error: rustix::io::Errno| StoreError::Sled {
+        operation: "open",
+        source: io::Error::from(error).into(),
+    };
+    let there = path.ancestors().find(|there| there.exists()).unwrap_or(path);
+    let disk = rustix::fs::statvfs(there).map_err(failed)?;
+    if disk.f_bavail.saturating_mul(disk.f_frsize) < ROOM {
+        Err(failed(rustix::io::Errno::NOSPC))
+    } else {
+        Ok(())
+    }
+}
+
 /// The rows, open for writing.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -144,6 +170,8 @@ impl Store {
     pub(crate) fn open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
         let store = match Store::open_patiently(path, tuning) {
             Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
+            // Rows made anew would need more of what there is none of.
+            Err(error) if error.is_no_space() => return Err(error),
             Ok(store) => store,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
@@ -172,6 +200,7 @@ impl Store {
     }
 
     fn try_open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
+        has_room(path)?;
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(tuning.cache)

@@ -38,10 +38,13 @@ pub struct Client {
 impl Client {
     /// For the server at the URL.
     pub fn new(url: &str) -> Client {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(Duration::from_secs(30)))
-            .build();
+        Client::patient(url, Duration::from_secs(30))
+    }
+
+    /// One that waits so long for an answer.
+    pub fn patient(url: &str, patience: Duration) -> Client {
+        let config =
+            ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).build();
         Client { agent: config.into(), url: url.to_owned(), told: Arc::default() }
     }
 

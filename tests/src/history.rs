@@ -214,6 +214,11 @@ impl<W: Write> Recorder<W> {
         write_line(&mut inner.1, &Line::End { op, ending })
     }
 
+    /// How many were told a verdict so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).0.acknowledged()
+    }
+
     /// What it holds.
     pub fn into_history(self) -> History {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).0

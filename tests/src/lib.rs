@@ -1,9 +1,13 @@
 //! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
 //! of its API, and a look at the processes that it started. Then what judges a run, whatever ran it: the history of
-//! what producers were told, the checker of invariants, and the second model of what readers see.
+//! what producers were told, the checker of invariants, and the second model of what readers see; and what is run: lanes of
+//! real faults, whose ledger grows, and simulated worlds.
 
 pub mod check;
+pub mod fuzz;
 pub mod history;
+pub mod lanes;
+pub mod ledger;
 pub mod model;
 pub mod sim;
 
@@ -18,7 +22,7 @@ mod server;
 pub use client::{Answer, Client};
 pub use executor::Executor;
 pub use processes::{Payload, payloads};
-pub use server::{Server, program};
+pub use server::{NotUp, Server, program};
 
 use std::time::{Duration, Instant};
 

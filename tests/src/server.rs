@@ -1,7 +1,7 @@
 //! The real program as a server.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -22,11 +22,21 @@ pub fn program() -> PathBuf {
 
 /// A server on a free port, with a folder of its own that goes when it does, and every process that it started.
 pub struct Server {
-    data: TempDir,
+    home: TempDir,
+    data: PathBuf,
+    settings: Vec<(String, String)>,
     child: Option<Child>,
     address: String,
     listen: String,
-    settings: Vec<(String, String)>,
+}
+
+/// A server that ended instead of becoming ready.
+#[derive(Debug)]
+pub struct NotUp {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it said while it started.
+    pub said: String,
 }
 
 impl Server {
@@ -37,10 +47,10 @@ impl Server {
 
     /// Starts one with settings, as variables of its environment.
     pub fn start_with(settings: &[(&str, &str)]) -> Server {
-        let data = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
-        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        let listen = "127.0.0.1:0".into();
-        let mut server = Server { data, child: None, address: String::new(), listen, settings };
+        let mut server = Server::new();
+        for (name, value) in settings {
+            server.set(name, value);
+        }
         server.start_again();
         server
     }
@@ -50,12 +60,42 @@ impl Server {
         self.listen.clone_from(&self.address);
     }
 
+    /// One that does not run yet.
+    pub fn new() -> Server {
+        let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
+        let data = home.path().to_owned();
+        let listen = "127.0.0.1:0".into();
+        Server { home, data, settings: Vec::new(), child: None, address: String::new(), listen }
+    }
+
+    /// Sets an environment variable of its settings, from the next start on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.settings.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Keeps its data in a folder of its own under its home from now on. The folder.
+    pub fn move_data(&mut self, folder: &str) -> PathBuf {
+        assert!(self.child.is_none(), "it runs");
+        self.data = self.home.path().join(folder);
+        std::fs::create_dir_all(&self.data).expect("a folder");
+        self.data.clone()
+    }
+
     /// Starts the program again over the same folder.
     pub fn start_again(&mut self) {
+        if let Err(NotUp { status, said }) = self.try_start_again() {
+            panic!("the server ended: {status}\n{said}");
+        }
+    }
+
+    /// The same, for a folder with which it may not start.
+    pub fn try_start_again(&mut self) -> Result<(), NotUp> {
         assert!(self.child.is_none(), "it runs");
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);
-        let log = std::fs::File::options().create(true).append(true).open(self.data().join("server.log"));
+        let said_before = self.log().len();
+        let log =
+            std::fs::File::options().create(true).append(true).open(self.home.path().join("server.log"));
         let child = Command::new(program())
             .args(["serve", "--listen", &self.listen, "--data-dir"])
             .arg(self.data())
@@ -66,24 +106,46 @@ impl Server {
             .spawn()
             .expect("the program starts");
         self.child = Some(child);
-        let found = until("the server writes its address", || {
-            let exited = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(exited.is_none(), "the server ended: {exited:?}\n{}", self.log());
-            std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n'))
+        let found = until("the server writes its address or ends", || {
+            if let Some(status) = self.ended() {
+                return Some(Err(status));
+            }
+            let text = std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n'));
+            text.map(Ok)
         });
-        found.trim().clone_into(&mut self.address);
+        let not_up = |server: &Server, status| NotUp { status, said: server.log().split_off(said_before) };
+        match found {
+            Ok(text) => text.trim().clone_into(&mut self.address),
+            Err(status) => return Err(not_up(self, status)),
+        }
         let client = self.client();
-        until("the server is ready", || (client.get("/readyz").status == 200).then_some(()));
+        let up = until("the server is ready or ends", || match self.ended() {
+            Some(status) => Some(Err(status)),
+            None => (client.get("/readyz").status == 200).then_some(Ok(())),
+        });
+        up.map_err(|status| not_up(self, status))
+    }
+
+    /// How it ended, if it did by itself.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut()?.try_wait().expect("it is ours")?;
+        self.child = None;
+        Some(status)
     }
 
     /// Its folder.
     pub fn data(&self) -> &Path {
-        self.data.path()
+        &self.data
+    }
+
+    /// Where its log and its folder are.
+    pub fn home(&self) -> &Path {
+        self.home.path()
     }
 
     /// What it logged.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.data().join("server.log")).unwrap_or_default()
+        std::fs::read_to_string(self.home.path().join("server.log")).unwrap_or_default()
     }
 
     /// `http://host:port`.
@@ -110,10 +172,15 @@ impl Server {
 
     /// Asks it to stop, and waits. Its exit code.
     pub fn stop(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
         let mut child = self.child.take().expect("it runs");
-        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
-        kill_process(pid, Signal::TERM).expect("it can be asked");
         child.wait().expect("it is ours").code()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.pid()).expect("a pid")).expect("a pid");
+        kill_process(pid, signal).expect("it can be signalled");
     }
 
     /// Runs the program as a client of the server.
@@ -137,13 +204,19 @@ impl Server {
     }
 }
 
+impl Default for Server {
+    fn default() -> Server {
+        Server::new()
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
-        end_all_under(self.data());
+        end_all_under(self.home());
     }
 }
 

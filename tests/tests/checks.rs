@@ -6,7 +6,7 @@ use std::time::Duration;
 use chancery_tests::{Client, Server, payloads, until};
 use serde_json::{Value, json};
 
-use crate::kills::{deploy, set_up, sleeper};
+use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 
 fn manual(client: &Client) {
     set_up(client, &sleeper());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use chancery_tests::{Client, Executor, Payload, Server, until};
 use serde_json::Value;
 
-use crate::kills::{deploy, set_up, sleeper};
+use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 
 /// A lease for tests in which a session is lost.
 const SHORT: &str = "2s";

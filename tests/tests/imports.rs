@@ -27,7 +27,18 @@ const ROOMS: &[Room] = &[
         ],
         None,
     ),
-    ("chancery-tests", &["chancery-events", "chancery-journal", "chancery-projector"], None),
+    (
+        "chancery-tests",
+        &[
+            "chancery",
+            "chancery-events",
+            "chancery-executor",
+            "chancery-journal",
+            "chancery-machine",
+            "chancery-projector",
+        ],
+        None,
+    ),
 ];
 
 #[test]

@@ -167,14 +167,15 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
     let path = dir.join(LOCK);
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(failed("open", &path))?;
-    let mut tries = 5;
+    let mut tries = 50;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            // To see whether the folder is open, verify holds the lock for a moment.
+            // To see whether the folder is open, verify holds the lock for a moment; and a process that is killed
+            // while it starts another one leaves it to that one until the other program runs.
             Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => {
                 tries -= 1;
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(Duration::from_millis(20));
             }
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked { dir: dir.to_owned() }),
             Err(error) => return Err(failed("lock", &path)(error.into())),

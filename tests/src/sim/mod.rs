@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 pub use fault::{Counts, Fault};
+pub use random::Random;
 pub use script::Script;
 
 use crate::check::Violation;

@@ -1,0 +1,129 @@
+//! What a fuzzer feeds with bytes: everything that reads what others wrote. A target must not panic, must not be
+//! slow, and must keep what it says of what it accepts.
+//!
+//! `fuzz/` makes each into a program for `cargo fuzz`; their corpora stand in `fuzz/corpus/` and are played by the
+//! usual tests, so that what was found once stays found.
+
+use chancery_events::cloud::Attributes;
+use chancery_events::event::Event;
+use chancery_events::id::Position;
+use chancery_events::intent::Intent;
+use chancery_events::record::{Hash, Record};
+use chancery_projector::PageToken;
+
+/// A target, by its name.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    ("record", record),
+    ("event", event),
+    ("cloudevent", cloudevent),
+    ("intent", intent),
+    ("manifest", manifest),
+    ("tokens", tokens),
+];
+
+/// Bytes from a journal.
+pub fn record(bytes: &[u8]) {
+    let Ok(record) = Record::decode(bytes) else { return };
+    assert_eq!(record.hash(), Hash::of(bytes));
+    assert_eq!(&record.bytes()[..], bytes, "bytes are kept as they are");
+    let count = record.events().map(|(_, line)| event(line)).count();
+    assert_eq!(count as u64, record.last().get() + 1 - record.first().get());
+}
+
+/// A line of a record.
+pub fn event(line: &[u8]) {
+    let Ok(event) = Event::read(line) else { return };
+    let again = Event::read(&event.line()).expect("what this build writes it reads");
+    assert_eq!(again, event);
+    let _ = event.subjects();
+}
+
+/// Attributes of a `CloudEvent`, a line each as `name: value`, then the data.
+pub fn cloudevent(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    let (head, data) = text.split_once("\n\n").unwrap_or((text, ""));
+    let mut attributes = Attributes::default();
+    for (name, value) in head.lines().filter_map(|line| line.split_once(": ")) {
+        if attributes.set(name, value).is_err() {
+            return;
+        }
+    }
+    let Ok(type_name) = attributes.intent_type() else { return };
+    let Some(Ok(intent)) = Intent::read(type_name, data) else { return };
+    let actor = "ann".parse().expect("an actor");
+    let Ok(request) = attributes.request(intent, &actor) else { return };
+    let stored = Event::Intent(request.clone());
+    let Ok(Event::Intent(read)) = Event::read(&stored.line()) else {
+        panic!("a request cannot be read back")
+    };
+    assert_eq!(
+        (read.key(), read.digest()),
+        (request.key(), request.digest()),
+        "a repeat would be another intent"
+    );
+}
+
+/// The type of an intent, a line feed, its data.
+pub fn intent(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    let Some((type_name, data)) = text.split_once('\n') else { return };
+    let Some(Ok(intent)) = Intent::read(type_name, data) else { return };
+    let again = Intent::read(type_name, &intent.data_json());
+    assert!(matches!(again, Some(Ok(again)) if again == intent), "it is not read back: {intent:?}");
+    let _ = intent.subject();
+}
+
+/// A file of manifests.
+pub fn manifest(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    match chancery::manifest::read("file.yaml", text) {
+        Ok(manifests) => {
+            for manifest in manifests {
+                let found = Intent::read(manifest.intent.type_name(), &manifest.intent.data_json());
+                assert!(
+                    matches!(found, Some(Ok(found)) if found == manifest.intent),
+                    "a server would not read it"
+                );
+            }
+        }
+        Err(faults) => assert!(!faults.to_string().is_empty(), "a fault says what is wrong"),
+    }
+}
+
+/// What readers hand back: tokens of pages, positions to resume from.
+pub fn tokens(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    if let Ok(token) = text.parse::<PageToken>() {
+        assert_eq!(token.to_string().parse(), Ok(token));
+    }
+    if let Ok(position) = text.parse::<Position>() {
+        assert_eq!(position.to_string().parse(), Ok(position));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_corpora_are_read_as_they_should_be() {
+        for (name, target) in TARGETS {
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
+            let files =
+                std::fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{}: {error}", corpus.display()));
+            let mut count = 0;
+            for file in files {
+                let path = file.expect("a file").path();
+                println!("{}", path.display());
+                target(&std::fs::read(&path).expect("its bytes"));
+                count += 1;
+            }
+            assert!(count > 0, "{name} has no corpus");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A torn tail, and flipped bits, in the journal's own files while no server runs: each is found and named before
+//! anything is served, and nothing that was acknowledged is lost when the damage is undone.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::evidence::{Evidence, judge};
+use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::frames::{Frame, frames, segments};
+use super::load::Load;
+use crate::Server;
+use crate::history::History;
+use crate::ledger::Tally;
+use crate::sim::Random;
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut server = Server::start();
+    set_up(&server.client(), &sleeper());
+    by_hand(&server.client(), &sleeper());
+    let file = server.home().join("history.jsonl");
+    let load = Load::begin(&server.url(), 2, seed, Duration::from_secs(30), &file)?;
+    for round in 0..rounds {
+        deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
+        std::thread::sleep(Duration::from_millis(random.between(50, 200)));
+        server.kill();
+        tally.rounds += 1;
+        let tail = Tail::of(&server)?;
+        if random.chance(500) {
+            tear(&mut server, &tail, &mut random, tally)?;
+        } else {
+            flip(&mut server, &tail, &mut random, tally)?;
+        }
+        load.moved(&server.url());
+    }
+    let history: History = load.end()?;
+    empty(&server, "end");
+    fill(&server, "end", 3);
+    let evidence = [Evidence::gather(&server)?];
+    empty(&server, "over");
+    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    judge(server.data(), &history, &evidence, tally)
+}
+
+/// The last segment that holds anything.
+struct Tail {
+    path: PathBuf,
+    frames: Vec<Frame>,
+}
+
+impl Tail {
+    fn of(server: &Server) -> Result<Tail> {
+        let mut all = segments(&server.data().join("fleets/default/journal"))?;
+        while let Some(path) = all.pop() {
+            let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            let frames = frames(&bytes);
+            if !frames.is_empty() {
+                return Ok(Tail { path, frames });
+            }
+        }
+        anyhow::bail!("the journal has no frame")
+    }
+
+    fn end(&self) -> u64 {
+        self.frames.last().map_or(0, |frame| frame.end as u64)
+    }
+}
+
+/// A write that was torn: the beginning of a frame behind the last whole one, as a power cut leaves what nobody was
+/// told of. It is cut off, loudly.
+fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
+    tally.fault("torn tail");
+    let bytes = std::fs::read(&tail.path)?;
+    let copied = random.pick(&tail.frames).copied().context("a frame")?;
+    let len = random.between(1, (copied.end - copied.offset - 1) as u64) as usize;
+    write(&tail.path, tail.end(), &bytes[copied.offset..copied.offset + len])?;
+    let verified = server.run(&["verify", &server.data().display().to_string()]);
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    ensure!(!verified.status.success(), "verify finds nothing wrong with a torn tail:\n{said}");
+    named(&said, &tail.path)?;
+    let before = server.log().len();
+    server.start_again();
+    let said = server.log().split_off(before);
+    ensure!(said.contains("cut"), "a torn tail was cut off without a word:\n{said}");
+    Ok(())
+}
+
+/// A bit that is another one in something that was called synced. Nothing starts before it is right again.
+fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Tally) -> Result<()> {
+    // What the newest frame calls synced ends before that frame at the latest.
+    let last = tail.frames.last().context("a frame")?;
+    let reaches = tail.frames.iter().rposition(|frame| frame.synced < last.synced);
+    let sure = &tail.frames[..reaches.map_or(0, |index| index.saturating_sub(1))];
+    let Some(frame) = random.pick(sure).copied() else {
+        server.start_again();
+        return Ok(());
+    };
+    tally.fault("flipped bit");
+    let offset = random.between(frame.offset as u64, frame.end as u64 - 1);
+    let bytes = std::fs::read(&tail.path)?;
+    let right = bytes[offset as usize];
+    write(&tail.path, offset, &[right ^ (1 << random.below(8))])?;
+    let verified = server.run(&["verify", &server.data().display().to_string()]);
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    ensure!(!verified.status.success(), "verify does not find a flipped bit at {offset}:\n{said}");
+    named(&said, &tail.path)?;
+    match server.try_start_again() {
+        Ok(()) => anyhow::bail!("a server starts on a journal with a flipped bit at {offset}"),
+        Err(not_up) => {
+            ensure!(!not_up.status.success(), "a server refuses, and says that all is well");
+            named(&not_up.said, &tail.path)?;
+        }
+    }
+    write(&tail.path, offset, &[right])?;
+    server.start_again();
+    Ok(())
+}
+
+/// Whether what was said names the file.
+fn named(said: &str, path: &Path) -> Result<()> {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    ensure!(said.contains(&name), "{name} is not named in:\n{said}");
+    Ok(())
+}
+
+fn write(path: &Path, offset: u64, bytes: &[u8]) -> Result<()> {
+    let doing = || format!("damage {}", path.display());
+    let file = std::fs::File::options().write(true).open(path).with_context(doing)?;
+    file.write_all_at(bytes, offset).with_context(doing)
+}

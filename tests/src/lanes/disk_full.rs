@@ -1,0 +1,124 @@
+//! A disk without space: the server ends and says why, loses nothing that it acknowledged, and goes on when it is
+//! started with space again.
+//!
+//! The disk is a small file system in memory where one may be mounted. Elsewhere the lane does not run, and says so.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+
+use super::evidence::{Evidence, judge};
+use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::load::Load;
+use crate::ledger::Tally;
+use crate::sim::Random;
+use crate::{Client, Server, until};
+
+/// Mebibytes when there is space.
+const ROOM: u64 = 512;
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut server = Server::new();
+    let disk = Disk::mount(server.move_data("disk"))?;
+    server.start_again();
+    set_up(&server.client(), &sleeper());
+    by_hand(&server.client(), &sleeper());
+    let file = server.home().join("history.jsonl");
+    let load = Load::begin(&server.url(), 2, seed, Duration::from_secs(10), &file)?;
+    for round in 0..rounds {
+        deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
+        disk.fill(random.between(0, 3000))?;
+        let before = server.log().len();
+        // Something large now and then, so that it does not take long.
+        let client = Client::patient(&server.url(), Duration::from_secs(2));
+        let status = until("the server ends because the disk is full", || {
+            grow(&client, &mut random);
+            server.ended()
+        });
+        tally.fault("full disk");
+        tally.rounds += 1;
+        ensure!(!status.success(), "the disk is full, and the server says that all is well");
+        let said = server.log().split_off(before);
+        ensure!(said.contains("No space left on device"), "the server does not say why it ended:\n{said}");
+        // Started on a disk that is still full it may come up or refuse, but it must not hang or harm.
+        match server.try_start_again() {
+            Ok(()) => server.kill(),
+            Err(not_up) => ensure!(
+                !not_up.status.success() && not_up.said.contains("No space left on device"),
+                "a server that cannot start does not say why: {}\n{}",
+                not_up.status,
+                not_up.said
+            ),
+        }
+        disk.clear()?;
+        server.start_again();
+        load.moved(&server.url());
+    }
+    let history = load.end()?;
+    empty(&server, "end");
+    fill(&server, "end", 3);
+    let evidence = [Evidence::gather(&server)?];
+    empty(&server, "over");
+    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    judge(server.data(), &history, &evidence, tally)
+}
+
+/// Asks for something of a few hundred kilobytes.
+fn grow(client: &Client, random: &mut Random) {
+    let text = format!("{:016x}", random.bits()).repeat(8 << 10);
+    let run = json!({"argv": ["true", text]});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({"namespace": "tests", "service": "ballast", "payloads": [payload]});
+    let key = format!("ballast-{:016x}", random.bits());
+    // Whatever the answer: the server may be ending.
+    let _ = client.intent(&key, "plan.apply", &json!({"name": "ballast", "spec": spec}));
+}
+
+/// A file system of its own, for as long as this lives.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: PathBuf) -> Result<Disk> {
+        mount(&["-t", "tmpfs", "-o", &format!("size={ROOM}m"), "tmpfs"], &at)?;
+        Ok(Disk(at))
+    }
+
+    /// Leaves so many kibibytes.
+    fn fill(&self, left: u64) -> Result<()> {
+        let stat = rustix::fs::statvfs(&self.0).context("ask the disk for its space")?;
+        let free = stat.f_bavail * stat.f_frsize;
+        let ballast = self.0.join("ballast");
+        let file = std::fs::File::create(&ballast).context("fill the disk")?;
+        let bytes = free.saturating_sub(left << 10);
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("fill the disk")
+    }
+
+    fn clear(&self) -> Result<()> {
+        std::fs::remove_file(self.0.join("ballast")).context("make space on the disk")
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Lazily: what still runs in it goes with the server, which is dropped later.
+        if let Err(error) = run_command(Command::new("umount").arg("--lazy").arg(&self.0)) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn mount(args: &[&str], at: &Path) -> Result<()> {
+    run_command(Command::new("mount").args(args).arg(at)).context("mount a file system in memory")
+}
+
+fn run_command(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("run {command:?}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())
+}

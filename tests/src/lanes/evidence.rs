@@ -1,0 +1,165 @@
+//! What is left of a run, and the judgement on it: the journal's folder, the history of producers, rows that were
+//! served, and processes that ran.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_events::refusal::Code;
+use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::{Delivery, Journal as _};
+use chancery_projector::RowKind;
+
+use crate::check::{Alive, Checker};
+use crate::history::{Ending, History};
+use crate::ledger::Tally;
+use crate::model::{Model, Rows, comparable, differences, key_of};
+use crate::{Server, payloads};
+
+/// What a server said and what ran at one position of its journal.
+#[derive(Debug)]
+pub struct Evidence {
+    position: Position,
+    rows: Rows,
+    alive: Vec<Alive>,
+}
+
+impl Evidence {
+    /// Looks at a server that nobody uses: rows and processes between two looks at the same position.
+    pub fn gather(server: &Server) -> Result<Evidence> {
+        for _ in 0..600 {
+            let before = read(server)?;
+            let alive = alive(server.data())?;
+            let after = read(server)?;
+            if let (Some((position, rows)), Some((same, _))) = (before, after)
+                && position == same
+            {
+                return Ok(Evidence { position, rows, alive });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        bail!("the server does not come to rest, and nobody uses it")
+    }
+}
+
+/// Every row, if all are of one position.
+fn read(server: &Server) -> Result<Option<(Position, Rows)>> {
+    let client = server.client();
+    let (mut rows, mut at) = (Rows::new(), None);
+    for kind in RowKind::ALL {
+        let mut token = String::new();
+        loop {
+            let answer = client.get(&format!("/v1/fleets/default/{}?limit=1000{token}", kind.word()));
+            ensure!(answer.status == 200, "list {kind}: {} {}", answer.status, answer.text);
+            let page = answer.json();
+            let position =
+                page["position"].as_u64().map(Position::new).context("a page names its position")?;
+            if *at.get_or_insert(position) != position {
+                return Ok(None);
+            }
+            for row in page["items"].as_array().context("a page has items")? {
+                let key =
+                    key_of(*kind, row).with_context(|| format!("a row of {kind} names itself: {row}"))?;
+                rows.insert((*kind, key), comparable(*kind, row.clone()));
+            }
+            match page["next_page_token"].as_str() {
+                Some(next) => token = format!("&page_token={next}"),
+                None => break,
+            }
+        }
+    }
+    Ok(at.map(|at| (at, rows)))
+}
+
+/// What runs of each incarnation.
+fn alive(data: &Path) -> Result<Vec<Alive>> {
+    let mut found = BTreeMap::new();
+    for payload in payloads(data) {
+        let id = payload.incarnation.parse().map_err(|error| anyhow!("{payload:?}: {error}"))?;
+        *found.entry(id).or_insert(0) += 1;
+    }
+    Ok(found.into_iter().map(|(incarnation, processes)| Alive { incarnation, processes }).collect())
+}
+
+/// The records of a journal that no server has open.
+pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
+    let options = Options::new(data.join("fleets/default/journal"), "default");
+    let nobody = Box::new(|_: Delivery| {});
+    let (journal, _) = SegmentJournal::open(&options, nobody).context("open the journal that was left")?;
+    let records = journal.source().records(Position::FIRST).context("read the journal that was left")?;
+    let records = records.collect::<Result<Vec<_>, _>>().context("read the journal that was left")?;
+    journal.close()?;
+    Ok(records)
+}
+
+/// Judges what is left of a run: adds what was found to the tally, and fails with the first violation.
+pub fn judge(data: &Path, history: &History, evidence: &[Evidence], tally: &mut Tally) -> Result<()> {
+    let records = records(data)?;
+    tally.events += records.last().map_or(0, |record| record.last().get());
+    tally.acknowledged += history.acknowledged();
+    let unanswered = history.invocations().iter().filter(|op| op.ending == Ending::Unknown).count();
+    tally.unanswered += unanswered as u64;
+    let verdicts = verdicts(&records)?;
+    let told = history.invocations().iter().filter_map(|op| match op.ending {
+        Ending::Ok { position, .. } => Some(position),
+        Ending::Fail | Ending::Unknown => None,
+    });
+    tally.lost += told.filter(|position| !verdicts.contains_key(position)).count() as u64;
+    tally.decided_twice += decided_twice(&verdicts);
+    violation(&records, history, evidence)
+}
+
+fn violation(records: &[Arc<Record>], history: &History, evidence: &[Evidence]) -> Result<()> {
+    let (mut checker, mut model) = (Checker::new(), Model::new());
+    let mut evidence = evidence.iter().peekable();
+    for record in records {
+        checker.take(record)?;
+        model.take(record)?;
+        while let Some(seen) = evidence.next_if(|seen| seen.position <= record.last()) {
+            ensure!(
+                seen.position == record.last(),
+                "rows were served of position {}, inside a record",
+                seen.position
+            );
+            checker.alive(&seen.alive).with_context(|| format!("what ran at position {}", seen.position))?;
+            let found = differences(&model.rows(), &seen.rows);
+            ensure!(found.is_empty(), "rows of position {}:\n  {}", seen.position, found.join("\n  "));
+        }
+    }
+    ensure!(evidence.next().is_none(), "rows were served of a position that is not in the journal");
+    checker.history(history)?;
+    Ok(())
+}
+
+type Key = chancery_events::digest::Digest;
+
+/// Each verdict: the key, and whether it decides the key rather than saying something about it.
+fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (Key, bool)>> {
+    let mut found = BTreeMap::new();
+    for (position, line) in records.iter().flat_map(|record| record.events()) {
+        match Event::read(line)? {
+            Event::Fact { fact: Fact::IntentAccepted(fact), .. } => {
+                found.insert(position, (fact.key, true));
+            }
+            Event::Fact { fact: Fact::IntentRefused(fact), .. } => {
+                let about_key = matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture);
+                found.insert(position, (fact.key, !about_key));
+            }
+            Event::Fact { .. } | Event::Intent(_) | Event::Observation { .. } => {}
+        }
+    }
+    Ok(found)
+}
+
+fn decided_twice(verdicts: &BTreeMap<Position, (Key, bool)>) -> u64 {
+    let mut counts: BTreeMap<Key, u64> = BTreeMap::new();
+    for (key, decides) in verdicts.values() {
+        *counts.entry(*key).or_default() += u64::from(*decides);
+    }
+    counts.values().filter(|count| **count > 1).count() as u64
+}

@@ -1,0 +1,42 @@
+//! `kill -9` of the server at random moments, under load.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::evidence::{Evidence, judge};
+use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::load::Load;
+use crate::Server;
+use crate::ledger::Tally;
+use crate::sim::Random;
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut server = Server::start();
+    set_up(&server.client(), &sleeper());
+    by_hand(&server.client(), &sleeper());
+    let file = server.home().join("history.jsonl");
+    let load = Load::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
+    for round in 0..rounds {
+        deploy(&server.client(), &format!("round-{round}"), random.below(7) as u32);
+        std::thread::sleep(Duration::from_millis(random.below(128)));
+        server.kill();
+        tally.fault("kill");
+        tally.rounds += 1;
+        server.start_again();
+        load.moved(&server.url());
+    }
+    let history = load.end()?;
+    let mut evidence = vec![Evidence::gather(&server)?];
+    empty(&server, "end");
+    fill(&server, "end", 5);
+    evidence.push(Evidence::gather(&server)?);
+    empty(&server, "over");
+    anyhow::ensure!(
+        server.stop() == Some(0),
+        "the server does not stop as it is asked to:\n{}",
+        server.log()
+    );
+    judge(server.data(), &history, &evidence, tally)
+}

@@ -1,0 +1,207 @@
+//! Producers that ask for things all the time, note what they were told, and ask again when they were not.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use chancery_events::digest::Digest;
+use chancery_events::id::Position;
+use chancery_events::intent::{Intent, Request};
+use chancery_events::refusal::Code;
+use serde_json::{Value, json};
+
+use crate::history::{Ending, History, OpId, Recorder, Verdict};
+use crate::sim::Random;
+use crate::{Answer, Client};
+
+/// An intent that was not answered is sent so many times before it is left unknown.
+const TRIES: usize = 4;
+
+/// Producers at work.
+pub struct Load {
+    shared: Arc<Shared>,
+    producers: Vec<JoinHandle<Result<()>>>,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    url: Mutex<String>,
+    /// How long a producer waits for an answer.
+    patience: Duration,
+    recorder: Recorder<File>,
+}
+
+impl Load {
+    /// Lets `count` producers begin. Their history is also kept in the file, as it happens.
+    pub fn begin(url: &str, count: u64, seed: u64, patience: Duration, file: &Path) -> Result<Load> {
+        let file = File::create(file).with_context(|| format!("make {}", file.display()))?;
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            url: Mutex::new(url.to_owned()),
+            patience,
+            recorder: Recorder::new(file),
+        });
+        let producers = (0..count).map(|number| {
+            let shared = Arc::clone(&shared);
+            let random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
+            std::thread::spawn(move || shared.produce(number, random))
+        });
+        let producers = producers.collect();
+        Ok(Load { shared, producers })
+    }
+
+    /// The server is elsewhere now.
+    pub fn moved(&self, url: &str) {
+        url.clone_into(&mut self.shared.url.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// How many were told a verdict so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.shared.recorder.acknowledged()
+    }
+
+    /// Lets all come to an end.
+    pub fn end(self) -> Result<History> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for producer in self.producers {
+            producer.join().map_err(|_| anyhow!("a producer panicked"))??;
+        }
+        let shared = Arc::into_inner(self.shared).context("every producer has ended")?;
+        Ok(shared.recorder.into_history())
+    }
+}
+
+impl Shared {
+    fn client(&self) -> Client {
+        let url = self.url.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Client::patient(&url, self.patience)
+    }
+
+    fn produce(&self, number: u64, mut random: Random) -> Result<()> {
+        for i in 0.. {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let key = format!("producer-{number}-{i}");
+            let (type_name, data) = self.draw(number, i, &mut random);
+            for _ in 0..TRIES {
+                let (op, answer) = self.ask(&key, type_name, &data)?;
+                let ending = ending(&answer);
+                self.recorder.end(op, ending)?;
+                if matches!(ending, Ending::Ok { .. }) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&self, key: &str, type_name: &str, data: &Value) -> Result<(OpId, Answer)> {
+        let (hash, digest) = identity(key, type_name, data)?;
+        let op = self.recorder.invoke(hash, digest, &format!("{type_name}.v1"))?;
+        Ok((op, self.client().intent(key, type_name, data)))
+    }
+
+    /// What to ask for: mostly something small, now and then something that makes work.
+    fn draw(&self, number: u64, i: u64, random: &mut Random) -> (&'static str, Value) {
+        let small = || {
+            let name = format!("cap-{number}-{}", i % 50);
+            ("capability.apply", json!({"name": name, "spec": {"type": "T", "score": i}}))
+        };
+        match random.below(20) {
+            0 => self.one_of("replicas?plan=web&limit=100", random).map_or_else(small, |replica| {
+                let stop = random.chance(500);
+                (if stop { "replica.stop" } else { "replica.start" }, json!({"name": replica["name"]}))
+            }),
+            1 => self.one_of("operations?state=pending_approval&limit=100", random).map_or_else(
+                small,
+                |operation| {
+                    let id = &operation["id"];
+                    if random.chance(800) {
+                        let shown = json!({"operation": id, "hash": operation["hash"]});
+                        ("operation.approve", json!({"operations": [shown]}))
+                    } else {
+                        ("operation.reject", json!({"operations": [id], "reason": "the dice say so"}))
+                    }
+                },
+            ),
+            2 => {
+                let name = format!("by-{number}-{i}");
+                (
+                    "deployment.create",
+                    json!({"plan": "hand", "name": name, "spec": {"count": random.below(3)}}),
+                )
+            }
+            _ => small(),
+        }
+    }
+
+    fn one_of(&self, path: &str, random: &mut Random) -> Option<Value> {
+        let answer = self.client().get(&format!("/v1/fleets/default/{path}"));
+        random.pick(answer.json()["items"].as_array()?).cloned()
+    }
+}
+
+/// Key and digest of an intent as the client sends it.
+fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)> {
+    let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string())
+        .with_context(|| format!("there is no intent {type_name}"))??;
+    let request = Request {
+        id: key.parse()?,
+        source: "tests".parse()?,
+        actor: "ann".parse()?,
+        time: None,
+        expect: None,
+        traceparent: None,
+        intent,
+    };
+    Ok((request.key(), request.digest()))
+}
+
+/// What an answer says of what became of the intent.
+fn ending(answer: &Answer) -> Ending {
+    let body = answer.json();
+    let position = body["position"].as_u64().map(Position::new);
+    let code = body["code"].as_str();
+    let refusal = code.and_then(|code| Code::ALL.iter().find(|known| known.word() == code));
+    match (answer.status, position, refusal) {
+        (200..300, Some(position), _) => Ending::Ok { position, verdict: Verdict::Accepted },
+        (400..600, Some(position), Some(code)) => Ending::Ok { position, verdict: Verdict::Refused(*code) },
+        // Both say that nothing was recorded.
+        (503, None, _) if matches!(code, Some("busy" | "timeout")) => Ending::Fail,
+        // Nobody heard it.
+        (0, ..) if answer.text.contains("Connection refused") => Ending::Fail,
+        _ => Ending::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_says_what_is_known_and_no_more() {
+        let told =
+            |status, text: &str| ending(&Answer { status, content_type: String::new(), text: text.into() });
+        let ok = |verdict| Ending::Ok { position: Position::new(7), verdict };
+        assert_eq!(told(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
+        assert_eq!(told(409, r#"{"position": 7, "code": "in_use"}"#), ok(Verdict::Refused(Code::InUse)));
+        for (status, text) in [(503, r#"{"code": "busy"}"#), (0, "io: Connection refused (os error 111)")] {
+            assert_eq!(told(status, text), Ending::Fail, "{text}");
+        }
+        for (status, text) in [
+            (0, "timeout: global"),
+            (0, "io: Connection reset by peer"),
+            (504, r#"{"code": "unknown_outcome"}"#),
+            (202, "cut sho"),
+            (500, r#"{"code": "internal"}"#),
+        ] {
+            assert_eq!(told(status, text), Ending::Unknown, "{text}");
+        }
+    }
+}

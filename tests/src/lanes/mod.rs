@@ -1,0 +1,114 @@
+//! Lanes: one kind of real fault each, put into the real program while producers use it, again and again; then what
+//! is left is judged by the checker and the second model.
+//!
+//! | lane | fault | a round |
+//! |---|---|---|
+//! | `kills` | `kill -9` of the server | a deployment, a random moment, the kill, the next start |
+//! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
+//! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
+//! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
+//!
+//! In reading order: the fleet, producers, the evidence, then the lanes.
+
+mod damage;
+mod disk_full;
+pub mod evidence;
+pub mod fleet;
+mod frames;
+mod kills;
+pub mod load;
+mod pauses;
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
+
+use anyhow::{Result, anyhow};
+
+use crate::ledger::Tally;
+
+/// A kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lane {
+    /// `kill -9` of the server.
+    Kills,
+    /// The server stands still, and goes on.
+    Pauses,
+    /// No space on the disk.
+    DiskFull,
+    /// Files of the journal are torn or altered.
+    Damage,
+}
+
+impl Lane {
+    /// Every one.
+    pub const ALL: &[Lane] = &[Lane::Kills, Lane::Pauses, Lane::DiskFull, Lane::Damage];
+
+    /// The word for it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Lane::Kills => "kills",
+            Lane::Pauses => "pauses",
+            Lane::DiskFull => "disk-full",
+            Lane::Damage => "damage",
+        }
+    }
+
+    /// Rounds of one run, at most: then it begins anew, with an empty folder and another seed.
+    const fn rounds(self) -> u64 {
+        match self {
+            Lane::Kills => 50,
+            Lane::Pauses | Lane::DiskFull => 5,
+            Lane::Damage => 20,
+        }
+    }
+
+    /// Runs so many rounds, from the seed on. What was seen, and the first violation if there is one.
+    pub fn run(self, rounds: u64, seed: u64) -> (Tally, Result<()>) {
+        let mut tally = Tally::default();
+        let mut left = rounds;
+        for seed in seed.. {
+            if left == 0 {
+                break;
+            }
+            let now = left.min(self.rounds());
+            left -= now;
+            tally.seeds += 1;
+            let run = match self {
+                Lane::Kills => kills::run,
+                Lane::Pauses => pauses::run,
+                Lane::DiskFull => disk_full::run,
+                Lane::Damage => damage::run,
+            };
+            // What does not come to pass in a minute panics: that is a finding like any other.
+            let ran = catch_unwind(AssertUnwindSafe(|| run(now, seed, &mut tally)))
+                .unwrap_or_else(|panic| Err(anyhow!("{}", told(&*panic))));
+            if let Err(error) = ran {
+                tally.violations += 1;
+                return (tally, Err(error.context(format!("{self}, seed {seed}"))));
+            }
+        }
+        (tally, Ok(()))
+    }
+}
+
+fn told(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl FromStr for Lane {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Lane, String> {
+        let words: Vec<_> = Lane::ALL.iter().map(|lane| lane.word()).collect();
+        let found = Lane::ALL.iter().copied().find(|lane| lane.word() == text);
+        found.ok_or_else(|| format!("there is no lane {text:?}: {}", words.join(", ")))
+    }
+}

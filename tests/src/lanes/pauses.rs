@@ -1,0 +1,58 @@
+//! SIGSTOP and SIGCONT of the server, past its lease and every timeout: what runs goes on, what was told stays true.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+
+use super::evidence::{Evidence, judge};
+use super::fleet::{by_hand, empty, fill, set_up, sleeper};
+use super::load::Load;
+use crate::ledger::Tally;
+use crate::sim::Random;
+use crate::{Server, payloads};
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut server = Server::new();
+    server.set("CHANCERY_LEASE", "1s");
+    server.set("CHANCERY_LIMITS_REQUEST_TIME", "1s");
+    server.start_again();
+    set_up(&server.client(), &sleeper());
+    by_hand(&server.client(), &sleeper());
+    let mut evidence = Vec::new();
+    let file = server.home().join("history.jsonl");
+    fill(&server, "begin", 4);
+    let before = payloads(server.data());
+    let load = Load::begin(&server.url(), 4, seed, Duration::from_millis(500), &file)?;
+    for _ in 0..rounds {
+        std::thread::sleep(Duration::from_millis(random.below(400)));
+        server.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_millis(random.between(1500, 3500)));
+        server.signal(Signal::CONT);
+        tally.fault("pause");
+        tally.rounds += 1;
+        ensure!(server.ended().is_none(), "the server ended because it had stood still:\n{}", server.log());
+    }
+    let history = load.end()?;
+    evidence.push(Evidence::gather(&server)?);
+    // What nobody asked to end is the same processes as before.
+    let client = server.client();
+    let after = payloads(server.data());
+    for payload in &before {
+        let row = client.get(&format!("/v1/fleets/default/incarnations/{}", payload.incarnation)).json();
+        let stays = !matches!(row["state"].as_str(), Some("running" | "starting")) || after.contains(payload);
+        ensure!(
+            stays,
+            "process {} of {} is gone, and its incarnation is {row}",
+            payload.pid,
+            payload.replica
+        );
+    }
+    empty(&server, "end");
+    fill(&server, "end", 5);
+    evidence.push(Evidence::gather(&server)?);
+    empty(&server, "over");
+    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    judge(server.data(), &history, &evidence, tally)
+}

@@ -1,0 +1,180 @@
+//! The ledger of long runs: `reliability/ledger.json`, to which each adds what it saw, so that the page of
+//! guarantees can say how much stands behind them. It only ever grows, and nothing is decided by it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+/// What runs of one kind saw, all together.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tally {
+    /// Seeds: runs that may differ.
+    pub seeds: u64,
+    /// Rounds: faults were put in and what came of them was looked at.
+    pub rounds: u64,
+    /// Seconds of simulated time; none where time was real.
+    pub simulated_seconds: u64,
+    /// Faults, by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// Events in the journals.
+    pub events: u64,
+    /// Intents whose verdict was told.
+    pub acknowledged: u64,
+    /// Intents whose sender was not told what became of them.
+    pub unanswered: u64,
+    /// Verdicts that were told and are not in the journal.
+    pub lost: u64,
+    /// Intents that stand in the journal with two verdicts.
+    pub decided_twice: u64,
+    /// Runs in which an invariant did not hold.
+    pub violations: u64,
+}
+
+impl Tally {
+    /// Counts a fault.
+    pub fn fault(&mut self, kind: &str) {
+        *self.faults.entry(kind.to_owned()).or_default() += 1;
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.seeds += other.seeds;
+        self.rounds += other.rounds;
+        self.simulated_seconds += other.simulated_seconds;
+        for (kind, count) in other.faults {
+            *self.faults.entry(kind).or_default() += count;
+        }
+        self.events += other.events;
+        self.acknowledged += other.acknowledged;
+        self.unanswered += other.unanswered;
+        self.lost += other.lost;
+        self.decided_twice += other.decided_twice;
+        self.violations += other.violations;
+    }
+}
+
+/// What runs of every kind saw.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Ledger(BTreeMap<String, Tally>);
+
+impl Ledger {
+    /// Where the ledger of this source tree stands.
+    pub fn path() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../reliability/ledger.json")
+    }
+
+    /// Reads it. One that does not exist is empty.
+    pub fn read(path: &Path) -> Result<Ledger> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => serde_json::from_str(&text).with_context(|| format!("read {}", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Ledger::default()),
+            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        }
+    }
+
+    /// Adds what a run of the kind saw. Several programs may do so at once.
+    pub fn add(path: &Path, kind: &str, tally: Tally) -> Result<()> {
+        let doing = || format!("add to {}", path.display());
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(doing)?;
+        }
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = file.with_context(doing)?;
+        file.lock().with_context(doing)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).with_context(doing)?;
+        let mut ledger: Ledger = if text.is_empty() {
+            Ledger::default()
+        } else {
+            serde_json::from_str(&text).with_context(doing)?
+        };
+        *ledger.0.entry(kind.to_owned()).or_default() += tally;
+        let mut text = serde_json::to_string_pretty(&ledger).with_context(doing)?;
+        text.push('\n');
+        file.seek(SeekFrom::Start(0)).with_context(doing)?;
+        file.set_len(0).with_context(doing)?;
+        file.write_all(text.as_bytes()).with_context(doing)
+    }
+
+    /// The table of the page of guarantees.
+    pub fn table(&self) -> String {
+        let mut text = String::from(
+            "| run | seeds | rounds | faults | events | acknowledged | unanswered | lost | decided twice | violations |\n\
+             |---|--:|--:|---|--:|--:|--:|--:|--:|--:|\n",
+        );
+        for (kind, t) in &self.0 {
+            let faults: Vec<_> =
+                t.faults.iter().map(|(kind, count)| format!("{} {kind}", grouped(*count))).collect();
+            let hours = t.simulated_seconds / 3600;
+            let kind =
+                if hours == 0 { kind.clone() } else { format!("{kind}, {} h of its time", grouped(hours)) };
+            let _ = write!(
+                text,
+                "| {kind} | {} | {} | {} |",
+                grouped(t.seeds),
+                grouped(t.rounds),
+                faults.join(", ")
+            );
+            for number in [t.events, t.acknowledged, t.unanswered, t.lost, t.decided_twice, t.violations] {
+                let _ = write!(text, " {} |", grouped(number));
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A number with its thousands apart.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_from_many_sides_is_the_sum() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("reliability/ledger.json");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        let mut tally = Tally { seeds: 1, events: 1234, ..Tally::default() };
+                        tally.fault("kill");
+                        Ledger::add(&path, "kills", tally).expect("it is added");
+                    }
+                });
+            }
+        });
+        let ledger = Ledger::read(&path).expect("a ledger");
+        let row = ledger.table().lines().last().map(ToOwned::to_owned);
+        assert_eq!(row.as_deref(), Some("| kills | 100 | 0 | 100 kill | 123,400 | 0 | 0 | 0 | 0 | 0 |"));
+        assert_eq!(Ledger::read(&dir.path().join("none")).expect("none"), Ledger::default());
+    }
+
+    #[test]
+    fn thousands_stand_apart() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (12_345_678, "12,345,678")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -11,9 +11,13 @@
 //!
 //! From there both go on together, as they do for every record that comes. What must stay true: rows are those of
 //! the state at exactly one position; they are a function of the state, so both ways give the same bytes.
+//!
+//! While a large batch of rows is written, the records behind it are folded already: two things at a time, never
+//! more, so that memory stays bounded.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
@@ -59,6 +63,8 @@ pub struct Projector {
     store: Store,
     /// The rows' position.
     rows: Position,
+    /// Rows and index entries written or removed.
+    written: u64,
     tuning: Tuning,
     watch: Watch,
     epoch: Arc<Epoch>,
@@ -86,7 +92,18 @@ impl Projector {
         let rows = fold.position();
         let watch = Watch::new(applied(&fold));
         let epoch = Arc::new(Epoch::default());
-        let this = Projector { source, fold, counts, store, rows, tuning, watch, epoch, has_failed: false };
+        let this = Projector {
+            source,
+            fold,
+            counts,
+            store,
+            rows,
+            written: 0,
+            tuning,
+            watch,
+            epoch,
+            has_failed: false,
+        };
         if is_new {
             this.write_every()?;
         }
@@ -103,6 +120,11 @@ impl Projector {
         self.rows
     }
 
+    /// How many rows and index entries it has written or removed since it was opened: what an event costs.
+    pub fn rows_written(&self) -> u64 {
+        self.written
+    }
+
     /// The state, and where it stands; `None` before the first record. Clone it to write a snapshot elsewhere.
     pub fn state(&self) -> Option<&Folding> {
         self.fold.state()
@@ -111,7 +133,9 @@ impl Projector {
     /// Takes what the journal has and the rows have not.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
         let records = self.source.records(self.fold.position().plus(1))?;
-        self.run(records, self.tuning.catch_up)
+        // Readers share the epoch. They wait while a batch is applied; where there are none, nobody does.
+        let is_read = Arc::strong_count(&self.epoch) > 1;
+        self.run(records, if is_read { self.tuning.batch } else { self.tuning.catch_up })
     }
 
     /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
@@ -150,39 +174,30 @@ impl Projector {
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
         batch: usize,
     ) -> Result<Position, ProjectError> {
-        let mut touched = Touched::default();
-        let mut stopped = None;
-        for record in records {
-            let folded = record
-                .map_err(ProjectError::from)
-                .and_then(|record| Ok(self.fold.take(&record, &mut touched)?));
-            if let Err(error) = folded {
-                stopped = Some(error);
-                break;
+        let Projector { fold, counts, store, rows, written, watch, epoch, .. } = self;
+        thread::scope(|scope| {
+            let mut writer = Writer { scope, store, epoch, watch, rows, written, writing: None };
+            let mut touched = Touched::default();
+            let mut stopped = None;
+            for record in records {
+                let folded = record
+                    .map_err(ProjectError::from)
+                    .and_then(|record| Ok(fold.take(&record, &mut touched)?));
+                if let Err(error) = folded {
+                    stopped = Some(error);
+                    break;
+                }
+                if touched.len() >= batch {
+                    writer.begin(fold, counts, std::mem::take(&mut touched))?;
+                }
             }
-            if touched.len() >= batch {
-                self.write(std::mem::take(&mut touched))?;
+            // What was folded before an error is as good as ever.
+            writer.end(fold, counts, touched)?;
+            match stopped {
+                Some(error) => Err(error),
+                None => Ok(*writer.rows),
             }
-        }
-        // What was folded before an error is as good as ever.
-        self.write(touched)?;
-        match stopped {
-            Some(error) => Err(error),
-            None => Ok(self.rows),
-        }
-    }
-
-    /// One batch: the rows that were touched, each once, and the cursor.
-    fn write(&mut self, touched: Touched) -> Result<(), StoreError> {
-        let Some(state) = self.fold.state().filter(|state| state.at.position > self.rows) else {
-            return Ok(());
-        };
-        let changes = changes(&state.fleet, &mut self.counts, touched, self.rows, &self.store)?;
-        let at = state.at;
-        self.epoch.batch(|| self.store.apply(changes, Some(&at)))?;
-        self.rows = at.position;
-        self.watch.tell(applied(&self.fold));
-        Ok(())
+        })
     }
 
     /// All rows of the state, into an empty store, in batches; the cursor comes with the last.
@@ -201,6 +216,11 @@ impl Projector {
     }
 
     #[cfg(test)]
+    pub(crate) fn batches(&self) -> u64 {
+        self.epoch.batches()
+    }
+
+    #[cfg(test)]
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -211,6 +231,73 @@ impl Drop for Projector {
     fn drop(&mut self) {
         self.watch.stop("it has ended");
     }
+}
+
+/// Writes batches, the next one when the last is applied.
+struct Writer<'scope, 'all> {
+    scope: &'scope thread::Scope<'scope, 'all>,
+    store: &'scope Store,
+    epoch: &'scope Epoch,
+    watch: &'scope Watch,
+    rows: &'scope mut Position,
+    written: &'scope mut u64,
+    writing: Option<thread::ScopedJoinHandle<'scope, Result<Applied, StoreError>>>,
+}
+
+impl Writer<'_, '_> {
+    /// Begins to write the rows that were touched, on a thread of its own, behind those being written.
+    fn begin(&mut self, fold: &Fold, counts: &mut Counts, touched: Touched) -> Result<(), StoreError> {
+        self.wait()?;
+        if let Some((changes, at)) = self.next(fold, counts, touched)? {
+            let (store, epoch) = (self.store, self.epoch);
+            self.writing = Some(self.scope.spawn(move || write(store, epoch, changes, &at)));
+        }
+        Ok(())
+    }
+
+    /// Writes the last rows, here.
+    fn end(&mut self, fold: &Fold, counts: &mut Counts, touched: Touched) -> Result<(), StoreError> {
+        self.wait()?;
+        if let Some((changes, at)) = self.next(fold, counts, touched)? {
+            let applied = write(self.store, self.epoch, changes, &at)?;
+            self.tell(applied);
+        }
+        Ok(())
+    }
+
+    /// The rows that were touched, each once, and the cursor. The rows before them are written: they are read here.
+    fn next(
+        &mut self,
+        fold: &Fold,
+        counts: &mut Counts,
+        touched: Touched,
+    ) -> Result<Option<(Changes, Cursor)>, StoreError> {
+        let Some(state) = fold.state().filter(|state| state.at.position > *self.rows) else {
+            return Ok(None);
+        };
+        let changes = changes(&state.fleet, counts, touched, *self.rows, self.store)?;
+        *self.written += changes.0.len() as u64;
+        Ok(Some((changes, state.at)))
+    }
+
+    fn wait(&mut self) -> Result<(), StoreError> {
+        if let Some(writing) = self.writing.take() {
+            let applied = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            self.tell(applied);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, applied: Applied) {
+        *self.rows = applied.position;
+        self.watch.tell(applied);
+    }
+}
+
+/// One batch, whole.
+fn write(store: &Store, epoch: &Epoch, changes: Changes, at: &Cursor) -> Result<Applied, StoreError> {
+    epoch.batch(|| store.apply(changes, Some(at)))?;
+    Ok(Applied { position: at.position, time: at.time, stopped: None })
 }
 
 fn applied(fold: &Fold) -> Applied {

@@ -44,6 +44,11 @@ impl Epoch {
         self.0.fetch_add(1, Ordering::SeqCst);
         applied
     }
+
+    #[cfg(test)]
+    pub(crate) fn batches(&self) -> u64 {
+        self.0.load(Ordering::SeqCst) / 2
+    }
 }
 
 /// Reads rows: cheap to clone, for any thread.

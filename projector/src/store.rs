@@ -49,13 +49,13 @@ pub struct Tuning {
     pub flush: u64,
     /// A batch has about so many touched entities at most: readers wait while one is applied.
     pub batch: usize,
-    /// The same while catching up, when more at a time spares writes and nobody reads what is long past.
+    /// The same while catching up and nobody reads: more at a time spares writes.
     pub catch_up: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { cache: 64 << 20, flush: 500, batch: 5_000, catch_up: 100_000 }
+        Tuning { cache: 64 << 20, flush: 500, batch: 5_000, catch_up: 250_000 }
     }
 }
 

@@ -161,3 +161,24 @@ fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
     projector.apply(&driver.records).expect("applied");
     assert_right(&projector, "from nothing");
 }
+
+#[test]
+fn catching_up_takes_large_batches_only_while_nobody_reads() {
+    let mut driver = Driver::new(3);
+    driver.found(4, 4);
+    for n in 0..4 {
+        driver.deploy(n, "first", 60);
+    }
+    driver.settle();
+    let batches = |is_read: bool| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut projector = open(dir.path(), &driver, None);
+        let reader = is_read.then(|| projector.reader());
+        projector.catch_up().expect("caught up");
+        drop(reader);
+        assert_right(&projector, "in batches");
+        projector.batches()
+    };
+    let (alone, read) = (batches(false), batches(true));
+    assert!(alone > 1 && read > alone, "{alone} batches, and {read} with a reader");
+}

@@ -11,7 +11,9 @@ mod process;
 mod server;
 mod table;
 mod w1;
+mod w12;
 mod w2;
+mod w4;
 
 use std::process::{Command, Stdio};
 
@@ -39,6 +41,8 @@ struct Workload {
 const WORKLOADS: &[Workload] = &[
     Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
     Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
+    Workload { name: "W4", what: "replay of a journal into the state", run: w4::run },
+    Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
 ];
 
 fn main() -> Result<()> {

@@ -15,8 +15,10 @@ mod server;
 mod stream;
 mod table;
 mod w1;
+mod w12;
 mod w2;
 mod w3;
+mod w4;
 mod w6;
 mod w7;
 mod w9;
@@ -48,9 +50,11 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
     Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
     Workload { name: "W3", what: "how long a verdict takes", run: w3::run },
+    Workload { name: "W4", what: "replay of a journal into the state", run: w4::run },
     Workload { name: "W6", what: "reads, while intents come in", run: w6::run },
     Workload { name: "W7", what: "consumers that follow the stream", run: w7::run },
     Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
+    Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
 ];
 
 fn main() -> Result<()> {

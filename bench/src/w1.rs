@@ -1,9 +1,10 @@
-//! W1: durable appends of 400-byte events to the embedded journal, in process, in two ways.
+//! W1: durable appends of 400-byte events to the embedded journal, in process, in three ways.
 //!
-//! *W1 group*: what a decider does around its decisions, on a thread of its own: it collects what waits into one
-//! record, appends it, and answers when that is delivered. Where nothing else waits it makes the record durable
-//! itself; at most two are on their way. *W1 alone*: each caller seals a record of its own on the chain, appends it and
-//! waits until it is delivered; no program here writes like that, but it shows what a record costs.
+//! *W1 group*: what the decider does around its decisions, on a thread of its own: it collects what waits into one
+//! record, appends it, and answers when that is delivered; at most two are on their way. *W1 here*: the same, but where
+//! nothing else waits that thread makes the record durable itself. *W1 alone*: each caller seals a record of its own on
+//! the chain, appends it and waits until it is delivered; no program here writes like that, but it shows what a record
+//! costs.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -100,6 +101,15 @@ fn parts(first: Position, prev: Hash, begins: Option<Begins>) -> HeaderParts {
     }
 }
 
+/// How a group is appended.
+#[derive(Clone, Copy)]
+enum How {
+    /// Always left to the journal's thread.
+    Left,
+    /// Written where it was collected, if nothing else waits.
+    Here,
+}
+
 enum Word {
     Append(Vec<u8>, SyncSender<()>),
     Durable(usize),
@@ -115,7 +125,7 @@ struct Group {
 }
 
 impl Group {
-    fn open() -> Result<Group> {
+    fn open(how: How) -> Result<Group> {
         let folder = crate::folder()?;
         let (queue, words) = channel();
         let told = queue.clone();
@@ -128,12 +138,12 @@ impl Group {
             let _ = told.send(word);
         });
         let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), "bench"), sink)?;
-        let committer = std::thread::spawn(move || commit(&journal, &words));
+        let committer = std::thread::spawn(move || commit(&journal, &words, how));
         Ok(Group { queue, committer, _folder: folder })
     }
 
-    fn round(callers: usize) -> Result<Cell> {
-        let group = Group::open()?;
+    fn round(callers: usize, how: How) -> Result<Cell> {
+        let group = Group::open(how)?;
         let cell = round(callers, |_| Ok(group.caller(line())))?;
         group.close()?;
         Ok(cell)
@@ -154,7 +164,7 @@ impl Group {
     }
 }
 
-fn commit(journal: &SegmentJournal, words: &Receiver<Word>) -> Result<()> {
+fn commit(journal: &SegmentJournal, words: &Receiver<Word>, how: How) -> Result<()> {
     let (mut draft, mut callers) = (Draft::new(), Vec::new());
     let mut flying: VecDeque<Vec<SyncSender<()>>> = VecDeque::new();
     let (mut first, mut prev, mut begins) = (Position::FIRST, Hash::ZERO, Some(Begins::Term));
@@ -187,7 +197,10 @@ fn commit(journal: &SegmentJournal, words: &Receiver<Word>) -> Result<()> {
             let record = std::mem::take(&mut draft).seal(parts)?;
             (first, prev) = (record.last().plus(1), record.hash());
             flying.push_back(std::mem::take(&mut callers));
-            if next.is_none() { journal.append_here(record)? } else { journal.append(record)? }
+            match how {
+                How::Here if next.is_none() => journal.append_here(record)?,
+                How::Here | How::Left => journal.append(record)?,
+            }
         }
     }
 }
@@ -203,13 +216,15 @@ fn line() -> Vec<u8> {
 pub(crate) fn run() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let [floor, group, alone] = by_turns([
+        let [floor, group, here, alone] = by_turns([
             Box::new(|| Floor::round(callers)),
-            Box::new(|| Group::round(callers)),
+            Box::new(|| Group::round(callers, How::Left)),
+            Box::new(|| Group::round(callers, How::Here)),
             Box::new(|| Direct::round(callers)),
         ])?;
         let load = format!("{callers} callers");
         rows.push(Row::new("W1 group", &load, group).share_of("floor", floor.clone(), 0.8));
+        rows.push(Row::new("W1 here", &load, here).share_of("floor", floor.clone(), 0.8));
         rows.push(Row::new("W1 alone", load, alone).beside("floor", floor));
     }
     Ok(rows)

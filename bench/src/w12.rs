@@ -1,0 +1,91 @@
+//! W12: how long a start takes with a snapshot, behind so many events (ten million; `CHANCERY_BENCH_EVENTS`).
+//!
+//! What the program does before it decides: open the journal and check all its frames, load the newest snapshot, open
+//! the rows, fold what came after. The snapshot is as old as it ever is: 100,000 events. The journal is made once and
+//! kept in `bench/results/`; its files are in the page cache when the start is timed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use chancery_journal::segments::{Check, Options, SegmentJournal};
+use chancery_journal::snapshots::Snapshots;
+use chancery_journal::{Cursor, Journal as _};
+use chancery_projector::{Folding, Projector, Tuning};
+
+use crate::load::by_turns;
+use crate::table::{Bar, Cell, Row};
+use crate::w4::{FLEET, make, wanted};
+
+/// Events between two snapshots, as the program has them.
+const EVERY: u64 = 100_000;
+
+struct Home(PathBuf);
+
+impl Home {
+    /// Makes what is not there.
+    fn with(events: u64) -> Result<Home> {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        let home = Home(results.join(format!("w12-{events}")));
+        if home.0.exists() {
+            return Ok(home);
+        }
+        let unfinished = Home(results.join("w12-unfinished"));
+        if unfinished.0.exists() {
+            std::fs::remove_dir_all(&unfinished.0)?;
+        }
+        let snapshots = Snapshots::open(unfinished.0.join("snapshots"))?;
+        let mut is_due = true;
+        make(&unfinished.0.join("journal"), events, |fleet, record| {
+            if is_due && record.last().get() + EVERY >= events {
+                let folding = Folding { fleet: fleet.clone(), at: Cursor::after(record), watermark: None };
+                folding.write(FLEET.into(), &snapshots)?;
+                is_due = false;
+            }
+            Ok(())
+        })?;
+        unfinished.start(Check::All)?;
+        std::fs::rename(&unfinished.0, &home.0)?;
+        Ok(home)
+    }
+
+    /// Starts, and says how long the journal took, and all of it.
+    fn start(&self, check: Check) -> Result<(f64, f64)> {
+        let began = Instant::now();
+        let options = Options { check, ..Options::new(self.0.join("journal"), FLEET) };
+        let (journal, opened) = SegmentJournal::open(&options, Box::new(drop))?;
+        let opening = began.elapsed().as_secs_f64();
+        let snapshots = Snapshots::open(self.0.join("snapshots"))?;
+        let (rows, source) = (self.0.join("rows"), Arc::clone(&journal.source()));
+        let mut projector = Projector::open(&rows, FLEET, source, Some(&snapshots), Tuning::default())?;
+        let position = projector.catch_up()?;
+        let took = began.elapsed().as_secs_f64();
+        ensure!(Some(position) == opened.head.map(|head| head.position), "the rows stand at {position}");
+        projector.flush()?;
+        drop(projector);
+        journal.close()?;
+        Ok((opening, took))
+    }
+}
+
+pub(crate) fn run() -> Result<Vec<Row>> {
+    let events = wanted(10_000_000)?;
+    let home = Home::with(events).context("make the journal")?;
+    let mut opening = f64::MAX;
+    let [ours, newest] = by_turns([
+        Box::new(|| {
+            let (journal, took) = home.start(Check::All)?;
+            opening = opening.min(journal);
+            Ok(Cell::rate(1.0 / took))
+        }),
+        Box::new(|| Ok(Cell::rate(1.0 / home.start(Check::Newest)?.1))),
+    ])?;
+    let (all, less) = (1.0 / ours.rate, 1.0 / newest.rate);
+    let row = Row::new("W12", format!("{events} events"), ours)
+        .beside("newest segments checked", newest)
+        .check("seconds", all, Bar::Below(3.0))
+        .check("of these the journal", opening, Bar::Below(3.0))
+        .check("seconds, newest checked", less, Bar::Below(3.0));
+    Ok(vec![row])
+}

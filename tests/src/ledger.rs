@@ -105,6 +105,11 @@ impl Ledger {
         file.write_all(text.as_bytes()).with_context(doing)
     }
 
+    /// What runs of a kind saw.
+    pub fn of(&self, kind: &str) -> Tally {
+        self.0.get(kind).cloned().unwrap_or_default()
+    }
+
     /// The table of the page of guarantees.
     pub fn table(&self) -> String {
         let mut text = String::from(
@@ -114,16 +119,15 @@ impl Ledger {
         for (kind, t) in &self.0 {
             let faults: Vec<_> =
                 t.faults.iter().map(|(kind, count)| format!("{} {kind}", grouped(*count))).collect();
+            let faults = if faults.len() > 6 {
+                format!("{} of {} kinds", grouped(t.faults.values().sum()), faults.len())
+            } else {
+                faults.join(", ")
+            };
             let hours = t.simulated_seconds / 3600;
             let kind =
                 if hours == 0 { kind.clone() } else { format!("{kind}, {} h of its time", grouped(hours)) };
-            let _ = write!(
-                text,
-                "| {kind} | {} | {} | {} |",
-                grouped(t.seeds),
-                grouped(t.rounds),
-                faults.join(", ")
-            );
+            let _ = write!(text, "| {kind} | {} | {} | {} |", grouped(t.seeds), grouped(t.rounds), faults);
             for number in [t.events, t.acknowledged, t.unanswered, t.lost, t.decided_twice, t.violations] {
                 let _ = write!(text, " {} |", grouped(number));
             }

@@ -1,23 +1,69 @@
-//! Plays simulated worlds: `simulate [SEEDS] [FROM]`, or one with `SEED=…`, told as a story if it fails.
+//! Plays simulated worlds.
+//!
+//! ```text
+//! simulate [SEEDS] [FROM]     plays so many
+//! simulate ledger SEEDS       plays so many that were not played yet, and adds them to the ledger
+//! SEED=… simulate             plays one; if it fails, the smallest that fails so is told as a story
+//! ```
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use chancery_tests::sim::{Failed, Script, Story, play, play_many, shrink};
+use chancery_tests::ledger::{Ledger, Tally};
+use chancery_tests::sim::{Failed, Fault, Many, Script, Story, play, play_many, shrink};
+
+/// What the ledger calls these runs.
+const KIND: &str = "simulation";
 
 fn main() -> ExitCode {
     if let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
         return one(seed);
     }
-    #[cfg(feature = "planted")]
-    if std::env::args().nth(1).as_deref() == Some("planted") {
-        return planted();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+    match words.first().map(String::as_str) {
+        #[cfg(feature = "planted")]
+        Some("planted") => planted(),
+        Some("ledger") => match number(1) {
+            Some(seeds) => for_the_ledger(seeds),
+            None => usage(),
+        },
+        Some(_) if number(0).is_none() => usage(),
+        _ => many(number(1).unwrap_or(1), number(0).unwrap_or(1000)).0,
     }
-    let mut numbers = std::env::args().skip(1).filter_map(|number| number.parse().ok());
-    let seeds: u64 = numbers.next().unwrap_or(1000);
-    let from: u64 = numbers.next().unwrap_or(1);
-    println!("seeds {from} to {}", from + seeds - 1);
-    many(from, seeds)
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: simulate [SEEDS] [FROM], simulate ledger SEEDS, or SEED=… simulate");
+    ExitCode::from(2)
+}
+
+fn for_the_ledger(seeds: u64) -> ExitCode {
+    let path = Ledger::path();
+    let from = match Ledger::read(&path) {
+        Ok(ledger) => ledger.of(KIND).seeds + 1,
+        Err(error) => return failed(&error),
+    };
+    let (exit, all) = many(from, seeds);
+    let faults = Fault::ALL.iter().map(|fault| (fault.word().to_owned(), all.counts.get(fault.word())));
+    let tally = Tally {
+        seeds,
+        simulated_seconds: (all.hours * 3600.0) as u64,
+        faults: faults.filter(|(_, count)| *count > 0).collect(),
+        events: all.events,
+        acknowledged: all.counts.get("accepted") + all.counts.get("refused"),
+        violations: all.failed.len() as u64,
+        ..Tally::default()
+    };
+    match Ledger::add(&path, KIND, tally) {
+        Ok(()) => exit,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("simulate: {error:#}");
+    ExitCode::FAILURE
 }
 
 /// One world; if something does not hold in it, the smallest that was found to fail likewise, as a story.
@@ -48,7 +94,8 @@ fn one(seed: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn many(from: u64, seeds: u64) -> ExitCode {
+fn many(from: u64, seeds: u64) -> (ExitCode, Many) {
+    println!("seeds {from} to {}", from + seeds - 1);
     let began = Instant::now();
     let all = play_many(from, seeds);
     for (what, count) in all.counts.iter() {
@@ -60,7 +107,7 @@ fn many(from: u64, seeds: u64) -> ExitCode {
     let (hours, events, failed) = (all.hours, all.events, all.failed.len());
     let took = began.elapsed().as_secs_f64();
     println!("{seeds} seeds, {events} events, {hours:.1} simulated hours, {failed} violations, {took:.1} s");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    (if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }, all)
 }
 
 /// Hunts each planted mistake.

@@ -64,6 +64,8 @@ pub struct Script {
     pub lease: Duration,
     /// So many of a thousand incarnations misbehave.
     pub misbehave: u64,
+    /// So many of a thousand pieces of work fail.
+    pub work_fails: u64,
 }
 
 const APPROVALS: [&str; 2] = ["automatic", "manual"];
@@ -94,6 +96,7 @@ impl Script {
             servers: random.between(1, 3),
             lease: Duration::from_secs(random.between(3, 15)),
             misbehave: *random.pick(&[50, 200, 500]).unwrap_or(&200),
+            work_fails: *random.pick(&[200, 600, 950]).unwrap_or(&600),
         }
     }
 }

@@ -449,7 +449,7 @@ impl Universe {
     pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
         if let Work::CarryOut(command) = work
             && self.machines[machine].process.is_some()
-            && self.strikes(Fault::WorkFails, 600)
+            && self.strikes(Fault::WorkFails, self.script.work_fails)
         {
             tell!(self, "… which fails");
             let saw = Saw::Failed { message: "no answer".into(), hope: Hope::Retry };

@@ -1,11 +1,12 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
 //! In reading order: what a seed draws ([`script`]), what may go wrong ([`fault`]), the world and its parts
-//! ([`universe`], [`server`], [`executor`], [`producer`]), what can happen in a step ([`step`], [`breakage`]), who
+//! ([`universe`], [`server`], [`executor`], [`producer`]), what can happen in a step ([`step`], then [`serving`], [`executing`], [`breakage`]), who
 //! judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
 //! of the journal are those that users run. [`play`] plays a seed; [`shrink`] makes a failure smaller.
 
 mod breakage;
+mod executing;
 pub mod executor;
 pub mod fault;
 #[cfg(feature = "planted")]
@@ -15,6 +16,7 @@ pub mod producer;
 mod random;
 pub mod script;
 pub mod server;
+mod serving;
 mod settle;
 pub mod shrink;
 mod step;

@@ -1,0 +1,190 @@
+//! What executors do in a step, and what comes of it.
+
+use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::protocol::Standing;
+use chancery_executor::session::{Input, Output, Stop, Work};
+
+use super::executor::{Linked, Listing};
+use super::fault::Fault;
+use super::universe::{Link, Universe, Up, tell};
+use super::words;
+use crate::check::Violation;
+
+impl Universe {
+    pub(super) fn start_executor(&mut self, machine: usize) {
+        if self.strikes(Fault::ExecutorReplaced, 300) {
+            let name = format!("ex{machine}-{}", self.random.below(3));
+            self.machines[machine].name = name;
+        }
+        tell!(self, "executor {machine} starts as {}", self.machines[machine].name);
+        self.machines[machine].start(&format!("c{machine}"));
+    }
+
+    pub(super) fn told(&mut self, number: u64) -> Result<(), Violation> {
+        let twice = self.strikes(Fault::DuplicateMessage, 50);
+        let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
+        let machine = link.machine;
+        let Some(message) = link.down.pop_front() else {
+            self.let_go(machine);
+            return self.executor(machine, Input::Disconnected);
+        };
+        tell!(self, "executor {machine} hears {}", words::from_decider(&message));
+        if let (Some(envelope), Some(process)) =
+            (words::envelope(&message), &mut self.machines[machine].process)
+        {
+            process.under = Some((envelope.session, envelope.head.term));
+        }
+        if twice {
+            self.executor(machine, Input::Heard(message.clone()))?;
+        }
+        // A hang-up in between loses what follows, as it does in a loop that has closed its link.
+        let still = self.links.get(&number).is_some_and(|link| link.held);
+        if still { self.executor(machine, Input::Heard(message)) } else { Ok(()) }
+    }
+
+    /// An executor lets go of its link.
+    pub fn let_go(&mut self, machine: usize) {
+        let Some(process) = &mut self.machines[machine].process else { return };
+        process.listing = Listing::No;
+        if let Linked::By(number) = std::mem::replace(&mut process.link, Linked::No)
+            && let Some(link) = self.links.get_mut(&number)
+        {
+            link.held = false;
+            link.down.clear();
+            link.up.push_back(Up::Gone);
+            self.sweep_links();
+        }
+    }
+
+    pub(super) fn connect(&mut self, machine: usize) -> Result<(), Violation> {
+        let up: Vec<usize> =
+            (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
+        let seat = self.random.pick(&up).copied();
+        let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
+        let Some(seat) = seat else {
+            process.link = Linked::No;
+            return self.executor(machine, Input::Disconnected);
+        };
+        self.linked += 1;
+        process.link = Linked::By(self.linked);
+        let up = [Up::Connected].into();
+        let link = Link { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
+        self.links.insert(self.linked, link);
+        tell!(self, "executor {machine} connects to server {seat}");
+        self.executor(machine, Input::Connected)
+    }
+
+    pub(super) fn list(&mut self, machine: usize) -> Result<(), Violation> {
+        let stale = self.strikes(Fault::StaleList, 300);
+        let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
+        match std::mem::replace(&mut process.listing, Listing::No) {
+            Listing::No => Ok(()),
+            Listing::Asked => {
+                process.board.list();
+                let reports = self.worlds[machine].list();
+                if stale {
+                    process.listing = Listing::Taken(reports);
+                    return Ok(());
+                }
+                self.executor(machine, Input::Listed(reports))
+            }
+            Listing::Taken(reports) => self.executor(machine, Input::Listed(reports)),
+        }
+    }
+
+    pub(super) fn work(&mut self, machine: usize) -> Result<(), Violation> {
+        let twice = self.strikes(Fault::WorkTwice, 100);
+        let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
+        let next = self.random.below(process.works.len() as u64);
+        let work = process.works.remove(usize::try_from(next).unwrap_or(0));
+        process.done.push(work.incarnation());
+        tell!(self, "executor {machine} does {}", words::work(&work));
+        for _ in 0..=u8::from(twice) {
+            self.carry_out(machine, &work)?;
+        }
+        Ok(())
+    }
+
+    /// What an orchestrator does with a piece of work, whoever still waits for it.
+    pub fn carry_out(&mut self, machine: usize, work: &Work) -> Result<(), Violation> {
+        if let Work::CarryOut(command) = work
+            && self.machines[machine].process.is_some()
+            && self.strikes(Fault::WorkFails, self.script.work_fails)
+        {
+            tell!(self, "… which fails");
+            let saw = Saw::Failed { message: "no answer".into(), hope: Hope::Retry };
+            let report = Report { incarnation: command.incarnation, revision: command.revision, saw };
+            if let Some(process) = &self.machines[machine].process {
+                process.board.show(report);
+            }
+            return Ok(());
+        }
+        self.counts.add("work done");
+        let starts = self.worlds[machine].starts();
+        let world = &mut self.worlds[machine];
+        let told = match work {
+            Work::CarryOut(command) => Some(world.carry_out(command)),
+            Work::Remove { incarnation, revision } => Some(world.remove(*incarnation, *revision)),
+            Work::Forget(incarnation) => world.forget(*incarnation),
+        };
+        match told {
+            Some(told) => self.show(machine, told),
+            None => {
+                if let Some(process) = &self.machines[machine].process {
+                    process.board.clear(work.incarnation());
+                }
+            }
+        }
+        let again = matches!(work, Work::CarryOut(command) if command.standing == Standing::Met);
+        if again && self.worlds[machine].starts() > starts {
+            let what = format!("{} ran before, and is started again", work.incarnation());
+            return Err(super::judge::violation(3, what, None));
+        }
+        Ok(())
+    }
+
+    /// Gives an executor an input, and does what comes of it.
+    pub fn executor(&mut self, machine: usize, input: Input) -> Result<(), Violation> {
+        let clock = self.machines[machine].clock(self.now);
+        let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
+        for output in process.core.handle(clock, input) {
+            if self.strikes(Fault::ExecutorCrash, 5) {
+                self.stop_executor(machine);
+            }
+            let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
+            match output {
+                Output::Connect => process.link = Linked::Coming,
+                Output::HangUp => self.let_go(machine),
+                Output::Say(message) => {
+                    if let Linked::By(link) = process.link
+                        && let Some(link) = self.links.get_mut(&link)
+                    {
+                        link.up.push_back(Up::Said(message));
+                    }
+                }
+                Output::List => process.listing = Listing::Asked,
+                Output::Persist(seen) => self.machines[machine].seen = Some(seen),
+                Output::Begin(work) => {
+                    process.works.push(work);
+                    if let Some((session, term)) = process.under {
+                        self.judge.begun(session, term)?;
+                    }
+                }
+                Output::Stop(stop) => {
+                    tell!(self, "executor {machine} stops: {stop}");
+                    self.counts.add(match stop {
+                        Stop::NewerElsewhere(_) => "executor stopped: newer elsewhere",
+                        _ => "executor stopped",
+                    });
+                    self.stop_executor(machine);
+                    return Ok(());
+                }
+                Output::Leave => {
+                    self.stop_executor(machine);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! What servers do in a step, and what comes of it.
+
+use std::time::Duration;
+
+use chancery::decider::Connection;
+use chancery::decider::core::Effect;
+use chancery::decider::driver::{Ended, Left};
+use chancery_events::id::Attach;
+use chancery_journal::Journal;
+
+use super::fault::Fault;
+use super::server::Server;
+use super::universe::{Universe, Up, tell};
+use super::words;
+use crate::check::Violation;
+
+/// Appends that a full journal still takes.
+const FULL: usize = 1;
+
+impl Universe {
+    pub(super) fn start_server(&mut self, seat: usize) -> Result<(), Violation> {
+        let wall = self.seats[seat].wall;
+        let mut snapshot = None;
+        if !self.snapshots.is_empty() {
+            let newest = self.snapshots.len() - 1;
+            let old = self.strikes(Fault::OldSnapshot, 700);
+            let age = if old { self.random.below(newest as u64 + 1) } else { 0 };
+            snapshot = Some(self.snapshots[newest - usize::try_from(age).unwrap_or(0)].clone());
+        }
+        let bits = self.random.bits();
+        let server =
+            Server::start(&self.log, snapshot, bits, self.script.lease, self.now, wall).map_err(|error| {
+                super::judge::violation(2, format!("a server cannot fold the log: {error}"), None)
+            })?;
+        tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
+        self.counts.add("server started");
+        if self.seats.iter().any(|other| other.server.is_some()) {
+            self.counts.add(Fault::SecondDecider.word());
+        }
+        self.seats[seat].server = Some(server);
+        Ok(())
+    }
+
+    /// Lets a server do something, and does what comes of it.
+    pub(super) fn with(
+        &mut self,
+        seat: usize,
+        act: impl FnOnce(&mut Server, Duration) -> Result<Vec<Effect>, Ended>,
+    ) -> Result<(), Violation> {
+        let full = self.strikes(Fault::FullJournal, 50);
+        let Some(server) = &mut self.seats[seat].server else { return Ok(()) };
+        server.journal().bound(if full { FULL } else { usize::MAX });
+        let effects = act(server, self.now);
+        match effects {
+            Ok(effects) => self.effects(seat, effects),
+            Err(ended) => {
+                tell!(self, "server {seat} ends: {ended}");
+                self.counts.add("server ended by itself");
+                self.stop_server(seat);
+                if self.faulty {
+                    self.seats[seat].down = self.now + Duration::from_millis(self.random.below(20_000));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn effects(&mut self, seat: usize, effects: Vec<Effect>) -> Result<(), Violation> {
+        for effect in effects {
+            match effect {
+                Effect::Answer(ticket, verdict) => {
+                    let call =
+                        self.seats[seat].server.as_mut().and_then(|server| server.calls.remove(&ticket));
+                    if let Some(call) = call {
+                        self.answered(call, &verdict)?;
+                    }
+                }
+                Effect::Send(Connection(link), message) => {
+                    self.judge.said(&message)?;
+                    match self.links.get_mut(&link).filter(|link| link.served) {
+                        Some(link) if link.held => link.down.push_back(message),
+                        Some(link) if link.silent => {}
+                        // Its other end is gone, and the server finds that out by sending.
+                        Some(_) => self.close(seat, link),
+                        None => {}
+                    }
+                }
+                Effect::Close(Connection(link)) => self.close(seat, link),
+            }
+        }
+        Ok(())
+    }
+
+    /// A server lets go of its end of a link.
+    pub fn close(&mut self, seat: usize, number: u64) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.served = false;
+            link.up.clear();
+        }
+        if let Some(server) = &mut self.seats[seat].server {
+            server.driver().disconnected(Connection(number));
+        }
+        self.sweep_links();
+    }
+
+    /// Forgets links that nobody holds.
+    pub fn sweep_links(&mut self) {
+        self.links.retain(|_, link| link.held || link.served);
+    }
+
+    pub(super) fn hear(&mut self, number: u64) {
+        let now = self.now;
+        let bits = self.random.bits();
+        let twice = self.strikes(Fault::DuplicateMessage, 50);
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let seat = link.seat;
+        let Some(server) = &mut self.seats[seat].server else { return };
+        let Some(up) = link.up.pop_front() else { return };
+        let reading = server.reading(now);
+        match up {
+            Up::Connected => server.driver().connected(Connection(number), Attach::from_random(bits)),
+            Up::Said(message) => {
+                tell!(self, "server {seat} hears {}", words::to_decider(&message));
+                let Some(server) = &mut self.seats[seat].server else { return };
+                if twice {
+                    server.driver().said(Connection(number), message.clone(), reading);
+                }
+                server.driver().said(Connection(number), message, reading);
+            }
+            Up::Gone => {
+                link.served = false;
+                server.driver().disconnected(Connection(number));
+                self.sweep_links();
+            }
+        }
+        if let Some(server) = &mut self.seats[seat].server {
+            server.left = Left::More;
+        }
+    }
+}

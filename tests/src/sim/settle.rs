@@ -156,7 +156,7 @@ impl Universe {
                 self.judge.same_state(&Folding { fleet: driver.core().fleet().clone(), ..state })?;
             }
         }
-        if self.script.seed % STORED == 0 {
+        if self.script.seed.is_multiple_of(STORED) {
             self.judge.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }

@@ -108,7 +108,7 @@ macro_rules! tell {
     ($world:expr, $($words:tt)*) => {
         if $world.story.is_some() {
             let line = format!($($words)*);
-            $world.add_to_story(line);
+            $world.add_to_story(&line);
         }
     };
 }
@@ -157,7 +157,7 @@ impl Universe {
     }
 
     /// Adds a line to the story.
-    pub fn add_to_story(&mut self, line: String) {
+    pub fn add_to_story(&mut self, line: &str) {
         let head = self.judge.position();
         if let Some(story) = &mut self.story {
             story.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
@@ -224,7 +224,7 @@ impl Universe {
         self.judge.look(&mut self.counts)?;
         self.judge.alive(&self.worlds)?;
         self.taken += 1;
-        if self.taken % 32 == 0 {
+        if self.taken.is_multiple_of(32) {
             self.judge.rows()?;
             for seat in &self.seats {
                 if let Some(state) = seat.server.as_ref().and_then(Server::state) {

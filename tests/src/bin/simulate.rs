@@ -117,12 +117,11 @@ fn planted() -> ExitCode {
     use chancery_tests::sim::hunt::hunt;
     let mut missed = 0;
     for bug in Bug::ALL {
-        match hunt(*bug, 1000) {
-            Some((seed, violation)) => println!("{bug:?}: seed {seed}, {violation}"),
-            None => {
-                missed += 1;
-                println!("{bug:?}: NOT FOUND");
-            }
+        if let Some((seed, violation)) = hunt(*bug, 1000) {
+            println!("{bug:?}: seed {seed}, {violation}");
+        } else {
+            missed += 1;
+            println!("{bug:?}: not found");
         }
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

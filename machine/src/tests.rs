@@ -6,5 +6,6 @@ mod intents;
 mod nodes;
 mod operations;
 mod placement;
+mod races;
 mod reports;
 mod undo;

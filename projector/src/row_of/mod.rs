@@ -11,7 +11,6 @@ mod replica;
 
 use chancery_events::fact::Unfit;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::Meta;
 
 use crate::counts::Counts;
 use crate::kind::Row;
@@ -85,11 +84,6 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
         incarnations, |e| command(fleet, e.id);
     }
     Ok(())
-}
-
-/// Whether an entity has come into being behind a position: then no row of it can be older.
-pub(crate) fn is_newer(meta: &Meta, than: chancery_events::id::Position) -> bool {
-    meta.created.position > than
 }
 
 /// A row of any kind, as it would be written: for rebuilds that compare.

@@ -36,6 +36,7 @@ pub struct Agenda {
     last: Option<PlanName>,
     tried: BTreeMap<(PlanName, DeploymentName), Position>,
     parked: BTreeSet<Subject>,
+    at_work: Option<(Subject, Position)>,
 }
 
 impl Agenda {
@@ -47,12 +48,28 @@ impl Agenda {
             last: None,
             tried: BTreeMap::new(),
             parked: BTreeSet::new(),
+            at_work: None,
         }
     }
 
     /// Leaves an entity alone, because a step on it went wrong.
     pub fn park(&mut self, subject: Subject) {
         self.parked.insert(subject);
+    }
+
+    /// Whether an entity is left alone.
+    pub fn is_parked(&self, subject: &Subject) -> bool {
+        self.parked.contains(subject)
+    }
+
+    /// Remembers what is worked on, and what led to it, before anything of it is looked at.
+    pub fn turn_to(&mut self, subject: &Subject, cause: Position) {
+        self.at_work = Some((subject.clone(), cause));
+    }
+
+    /// What was worked on last. After a panic, that is what it was about.
+    pub fn at_work(&mut self) -> Option<(Subject, Position)> {
+        self.at_work.take()
     }
 }
 
@@ -69,39 +86,40 @@ pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
     fleet.index().alarms.first().map(|(when, _)| agenda.grace.max(*when))
 }
 
-fn settle_lost(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
+fn settle_lost(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     fleet.index().lost.iter().find_map(|id| {
         let subject = Subject::Incarnation(*id);
-        let cause = fleet.incarnations().get(id)?.node.clone();
-        let cause = fleet.nodes().get(&cause)?.meta.changed.position;
-        if agenda.parked.contains(&subject) {
+        if agenda.is_parked(&subject) {
             return None;
         }
+        let node = &fleet.incarnations().get(id)?.node;
+        let cause = fleet.nodes().get(node)?.meta.changed.position;
+        agenda.turn_to(&subject, cause);
         Some(Step { subject, cause, facts: incarnation::lost(fleet, *id, ctx) })
     })
 }
 
-fn ring(fleet: &Fleet, agenda: &Agenda, ctx: &Context) -> Option<Step> {
+fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     if ctx.now < agenda.grace {
         return None;
     }
-    let due = fleet.index().alarms.iter().take_while(|(when, _)| *when <= ctx.now);
-    due.filter_map(|(_, alarm)| match alarm {
-        Alarm::Operation(id) => {
-            let cause = fleet.operations().get(id)?.meta.changed.position;
-            let facts = operation::expire(fleet, *id, ctx.now, ctx);
-            Some(Step { subject: Subject::Operation(*id), cause, facts })
+    let mut due = fleet.index().alarms.iter().take_while(|(when, _)| *when <= ctx.now);
+    due.find_map(|(_, alarm)| {
+        let (subject, cause) = match alarm {
+            Alarm::Operation(id) => (Subject::Operation(*id), fleet.operations().get(id)?.meta.changed),
+            Alarm::Incarnation(id) => (Subject::Incarnation(*id), fleet.incarnations().get(id)?.meta.changed),
+        };
+        if agenda.is_parked(&subject) {
+            return None;
         }
-        Alarm::Incarnation(id) => {
-            let cause = fleet.incarnations().get(id)?.meta.changed.position;
-            Some(Step {
-                subject: Subject::Incarnation(*id),
-                cause,
-                facts: incarnation::overdue(fleet, *id, ctx),
-            })
-        }
+        let cause = cause.position;
+        agenda.turn_to(&subject, cause);
+        let facts = match alarm {
+            Alarm::Operation(id) => operation::expire(fleet, *id, ctx.now, ctx),
+            Alarm::Incarnation(id) => incarnation::overdue(fleet, *id, ctx),
+        };
+        (!facts.is_empty()).then_some(Step { subject, cause, facts })
     })
-    .find(|step| !agenda.parked.contains(&step.subject) && !step.facts.is_empty())
 }
 
 /// One step for the next due plan, in turn, so that a large deployment does not hold back others.
@@ -109,18 +127,21 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
     let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
-    let (name, facts) = turn.take(due.len() + 1).find_map(|name| {
-        if agenda.parked.contains(&Subject::Plan(name.clone())) {
+    let step = turn.take(due.len() + 1).find_map(|name| {
+        let subject = Subject::Plan(name.clone());
+        if agenda.is_parked(&subject) {
             return None;
         }
-        let facts = deployment::step(fleet, fleet.plans().get(name)?, ctx);
-        (!facts.is_empty()).then(|| (name.clone(), facts))
-    })?;
-    agenda.last = Some(name.clone());
-    let plan = fleet.plans().get(&name)?;
-    let current = plan.current.as_ref().or(plan.next.as_ref())?;
-    let cause = fleet.deployments().get(&(name.clone(), current.clone()))?.meta.changed.position;
-    Some(Step { subject: Subject::Plan(name), cause, facts })
+        let plan = fleet.plans().get(name)?;
+        let current = plan.current.as_ref().or(plan.next.as_ref())?;
+        let cause = fleet.deployments().get(&(name.clone(), current.clone()))?.meta.changed.position;
+        agenda.turn_to(&subject, cause);
+        let facts = deployment::step(fleet, plan, ctx);
+        (!facts.is_empty()).then(|| (name.clone(), Step { subject, cause, facts }))
+    });
+    let (name, step) = step?;
+    agenda.last = Some(name);
+    Some(step)
 }
 
 /// Looks for a place for operations that have none. Those of one deployment need alike: what one did not find the
@@ -129,7 +150,7 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     let grown = fleet.index().grown;
     for name in &fleet.index().unplaced {
         let subject = Subject::Plan(name.clone());
-        let (Some(plan), false) = (fleet.plans().get(name), agenda.parked.contains(&subject)) else {
+        let (Some(plan), false) = (fleet.plans().get(name), agenda.is_parked(&subject)) else {
             continue;
         };
         let groups = fleet.index().plan_index(name).into_iter().flat_map(|index| &index.unplaced);
@@ -137,6 +158,7 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             let group = (name.clone(), version.clone());
             let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
             let Some(operation) = waiting.first().filter(|_| !tried) else { continue };
+            agenda.turn_to(&subject, operation.position());
             let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, ctx);
             let in_vain = |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_)));
             if found.as_ref().is_none_or(in_vain) {

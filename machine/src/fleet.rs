@@ -91,6 +91,20 @@ pub(crate) enum Before {
     Globals(Box<(Position, Term, Lineages, crate::keys::KeysBefore)>),
 }
 
+/// An entity that has changed, as it was before: `None` if it did not exist. Of kinds of which there are few, only
+/// which one it was.
+#[derive(Clone, Debug)]
+pub enum Was<'a> {
+    /// A replica.
+    Replica(&'a ReplicaName, Option<&'a Arc<Replica>>),
+    /// An incarnation.
+    Incarnation(IncarnationId, Option<&'a Arc<Incarnation>>),
+    /// An operation.
+    Operation(OperationId, Option<&'a Arc<Operation>>),
+    /// Another entity.
+    Other(Subject),
+}
+
 /// What a table holds.
 pub(crate) trait Entity: Clone + Sized {
     type Key: Clone + Eq + Hash + Ord;
@@ -204,7 +218,7 @@ impl Fleet {
         &self.index
     }
 
-    /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::touched`]. Forgets earlier notes.
+    /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Forgets earlier notes.
     pub fn note(&mut self) {
         let globals = (self.head, self.term, self.lineages.clone(), self.keys.begin());
         let mut notes = self.notes.take().unwrap_or_default();
@@ -278,18 +292,19 @@ impl Fleet {
         }
     }
 
-    /// Every entity changed since [`Fleet::note`] was called last, in order, perhaps more than once.
-    pub fn touched(&self) -> impl Iterator<Item = Subject> {
+    /// Every entity changed since [`Fleet::note`] was called last, as it was then, in order. One that was removed and
+    /// set again comes more than once: the first time counts.
+    pub fn changed(&self) -> impl Iterator<Item = Was<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
-            Before::Cluster(key, _) => Some(Cluster::subject(key)),
-            Before::Capability(key, _) => Some(Capability::subject(key)),
-            Before::Node(key, _) => Some(Node::subject(key)),
-            Before::Plan(key, _) => Some(Plan::subject(key)),
-            Before::Deployment(key, _) => Some(Deployment::subject(key)),
-            Before::Replica(key, _) => Some(Replica::subject(key)),
-            Before::Incarnation(key, _) => Some(Incarnation::subject(key)),
-            Before::Operation(key, _) => Some(Operation::subject(key)),
-            Before::Session(key, _) => Some(Session::subject(key)),
+            Before::Cluster(key, _) => Some(Was::Other(Cluster::subject(key))),
+            Before::Capability(key, _) => Some(Was::Other(Capability::subject(key))),
+            Before::Node(key, _) => Some(Was::Other(Node::subject(key))),
+            Before::Plan(key, _) => Some(Was::Other(Plan::subject(key))),
+            Before::Deployment(key, _) => Some(Was::Other(Deployment::subject(key))),
+            Before::Replica(key, entity) => Some(Was::Replica(key, entity.as_ref())),
+            Before::Incarnation(key, entity) => Some(Was::Incarnation(*key, entity.as_ref())),
+            Before::Operation(key, entity) => Some(Was::Operation(*key, entity.as_ref())),
+            Before::Session(key, _) => Some(Was::Other(Session::subject(key))),
             Before::Globals(_) => None,
         })
     }

@@ -9,12 +9,14 @@
 //! | deployment | its plan's |
 //! | plan | that of its current deployment |
 //!
-//! So rows are visited in this order, and each finds the counts as they are to be. The old row is read back from the
-//! store: what it said is what has to be taken out of indexes and counts. A row that stays the same is not written.
+//! So rows are visited in this order, and each finds the counts as they are to be. What the old row said is what has
+//! to be taken out of indexes and counts. Where there are many (replicas, incarnations, operations), it is made again
+//! from the entities as they were, so that a store that is larger than memory is not read to be written; where there
+//! are few, it is read back. A row that stays the same is not written.
 
 use std::hash::Hash;
 
-use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{CapabilityName, ClusterName, NodeName, PlanName, ReplicaName};
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
@@ -22,11 +24,11 @@ use rustc_hash::FxHashSet;
 use sled::IVec;
 
 use crate::counts::{Counts, Step};
-use crate::fold::Touched;
+use crate::fold::{Past, Touched};
 use crate::index::Entries;
 use crate::kind::{Row, RowKey};
-use crate::row_of::{self, is_newer};
-use crate::rows::{CommandRow, IncarnationRow, IncarnationWord};
+use crate::row_of;
+use crate::rows::{IncarnationRow, IncarnationWord};
 use crate::store::{BadRow, decode, encode};
 
 /// The rows as they are before the change.
@@ -41,7 +43,7 @@ pub(crate) trait Rows {
 #[derive(Default, Debug)]
 pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
-#[derive(Default)]
+/// Whose rows are to be looked at.
 struct Sets {
     clusters: FxHashSet<ClusterName>,
     capabilities: FxHashSet<CapabilityName>,
@@ -55,9 +57,19 @@ struct Sets {
 }
 
 impl Sets {
-    fn of(touched: Touched) -> Sets {
-        let mut sets = Sets::default();
-        for subject in touched.0 {
+    fn of(touched: &Touched) -> Sets {
+        let mut sets = Sets {
+            clusters: FxHashSet::default(),
+            capabilities: FxHashSet::default(),
+            nodes: FxHashSet::default(),
+            plans: FxHashSet::default(),
+            deployments: FxHashSet::default(),
+            replicas: touched.replicas.keys().cloned().collect(),
+            incarnations: touched.incarnations.keys().copied().collect(),
+            operations: touched.operations.keys().copied().collect(),
+            sessions: FxHashSet::default(),
+        };
+        for subject in touched.others.iter().cloned() {
             let _ = match subject {
                 Subject::Fleet => false,
                 Subject::Cluster(key) => sets.clusters.insert(key),
@@ -75,19 +87,18 @@ impl Sets {
     }
 }
 
-/// The changes that follow from what was touched behind `since`; moves the counts along.
+/// The changes that follow from what was touched; moves the counts along.
 pub(crate) fn changes<S: Rows>(
     fleet: &Fleet,
     counts: &mut Counts,
-    touched: Touched,
-    since: Position,
+    touched: &Touched,
     rows: &S,
 ) -> Result<Changes, S::Error> {
-    let mut visit =
-        Visit { fleet, counts, since, rows, sets: Sets::of(touched), changes: Changes::default() };
-    visit.incarnations()?;
-    visit.operations()?;
-    visit.replicas()?;
+    let past = Past { fleet, touched };
+    let mut visit = Visit { fleet, past, counts, rows, sets: Sets::of(touched), changes: Changes::default() };
+    visit.incarnations();
+    visit.operations();
+    visit.replicas();
     visit.catalogue()?;
     visit.plans()?;
     Ok(visit.changes)
@@ -95,8 +106,8 @@ pub(crate) fn changes<S: Rows>(
 
 struct Visit<'a, S> {
     fleet: &'a Fleet,
+    past: Past<'a>,
     counts: &'a mut Counts,
-    since: Position,
     rows: &'a S,
     sets: Sets,
     changes: Changes,
@@ -122,25 +133,33 @@ fn holds(row: Option<&IncarnationRow>) -> bool {
 }
 
 impl<S: Rows> Visit<'_, S> {
-    /// Writes a row if it differs from the old one, which cannot exist if `is_new`. `None` if nothing changed.
-    fn turn<R: Row>(
-        &mut self,
-        key: &RowKey,
-        new: Option<R>,
-        is_new: bool,
-    ) -> Result<Option<Turn<R>>, S::Error> {
+    /// Writes a row if it differs from the old one, which is read back. `None` if nothing changed.
+    fn turn<R: Row>(&mut self, key: &RowKey, new: Option<R>) -> Result<Option<Turn<R>>, S::Error> {
         let key = key.stored();
-        let old = if is_new { None } else { self.rows.row(&key)? };
+        let old = self.rows.row(&key)?;
         let bytes = new.as_ref().map(encode);
         if old.as_deref() == bytes.as_deref() {
             return Ok(None);
         }
         let old = old.map(|old| decode::<R>(&key, &old)).transpose()?;
-        if !old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.is_indexed_as(new)) {
-            self.entries(old.as_ref(), new.as_ref());
+        self.put(key, old.as_ref(), new.as_ref(), bytes);
+        Ok(Some((old, new)))
+    }
+
+    /// Writes a row if it differs from the old one. Whether it does.
+    fn follow<R: Row>(&mut self, key: &RowKey, old: Option<&R>, new: Option<&R>) -> bool {
+        let differs = old != new;
+        if differs {
+            self.put(key.stored(), old, new, new.map(encode));
+        }
+        differs
+    }
+
+    fn put<R: Row>(&mut self, key: Vec<u8>, old: Option<&R>, new: Option<&R>, bytes: Option<Vec<u8>>) {
+        if !old.zip(new).is_some_and(|(old, new)| old.is_indexed_as(new)) {
+            self.entries(old, new);
         }
         self.changes.0.push((key, bytes));
-        Ok(Some((old, new)))
     }
 
     /// Takes out the entries that led to the old row, and puts in those that lead to the new one.
@@ -160,19 +179,22 @@ impl<S: Rows> Visit<'_, S> {
         self.changes.0.extend(come);
     }
 
-    fn incarnations(&mut self) -> Result<(), S::Error> {
+    fn incarnations(&mut self) {
         for id in drain(&mut self.sets.incarnations) {
-            let is_new = self.fleet.incarnations().get(&id).is_some_and(|it| is_newer(&it.meta, self.since));
-            let new = row_of::incarnation(self.fleet, id);
-            let Some((old, new)) = self.turn(&RowKey::Incarnation(id), new, is_new)? else { continue };
-            let command = row_of::command(self.fleet, id);
-            // A command is at its incarnation's last revision.
-            let revision = command.as_ref().map(|command| command.revision);
-            if let Some(old) = old.as_ref().map(|old| old.revision).filter(|old| Some(*old) != revision) {
-                self.turn::<CommandRow>(&RowKey::Command(id, old), None, false)?;
+            let (old, new) = (row_of::incarnation(&self.past, id), row_of::incarnation(self.fleet, id));
+            if !self.follow(&RowKey::Incarnation(id), old.as_ref(), new.as_ref()) {
+                continue;
             }
-            if let Some(command) = command {
-                self.turn(&command.key(), Some(command), is_new)?;
+            let (before, after) = (row_of::command(&self.past, id), row_of::command(self.fleet, id));
+            // A command is at its incarnation's last revision.
+            if let Some(before) = &before
+                && after.as_ref().is_none_or(|after| after.revision != before.revision)
+            {
+                self.follow(&before.key(), Some(before), None);
+            }
+            if let Some(after) = &after {
+                let same = before.as_ref().filter(|before| before.revision == after.revision);
+                self.follow(&after.key(), same, Some(after));
             }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
             self.sets.replicas.insert(row.replica.clone());
@@ -180,14 +202,14 @@ impl<S: Rows> Visit<'_, S> {
                 self.sets.nodes.insert(row.node.clone());
             }
         }
-        Ok(())
     }
 
-    fn operations(&mut self) -> Result<(), S::Error> {
+    fn operations(&mut self) {
         for id in drain(&mut self.sets.operations) {
-            let is_new = self.fleet.operations().get(&id).is_some_and(|it| is_newer(&it.meta, self.since));
-            let new = row_of::operation(self.fleet, id);
-            let Some((old, new)) = self.turn(&RowKey::Operation(id), new, is_new)? else { continue };
+            let (old, new) = (row_of::operation(&self.past, id), row_of::operation(self.fleet, id));
+            if !self.follow(&RowKey::Operation(id), old.as_ref(), new.as_ref()) {
+                continue;
+            }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
             self.sets.replicas.insert(row.replica.clone());
             if old.as_ref().map(|row| row.state) != new.as_ref().map(|row| row.state) {
@@ -197,14 +219,14 @@ impl<S: Rows> Visit<'_, S> {
                 self.counts.operation(&row.plan, row.kind, row.state, way);
             }
         }
-        Ok(())
     }
 
-    fn replicas(&mut self) -> Result<(), S::Error> {
+    fn replicas(&mut self) {
         for name in drain(&mut self.sets.replicas) {
-            let is_new = self.fleet.replicas().get(&name).is_some_and(|it| is_newer(&it.meta, self.since));
-            let new = row_of::replica(self.fleet, &name);
-            let Some((old, new)) = self.turn(&RowKey::Replica(name), new, is_new)? else { continue };
+            let (old, new) = (row_of::replica(&self.past, &name), row_of::replica(self.fleet, &name));
+            if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) {
+                continue;
+            }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
             if old.as_ref().map(|row| row.phase) == new.as_ref().map(|row| row.phase) {
                 continue;
@@ -214,13 +236,12 @@ impl<S: Rows> Visit<'_, S> {
                 self.counts.replica(&row.plan, row.phase, way);
             }
         }
-        Ok(())
     }
 
     fn catalogue(&mut self) -> Result<(), S::Error> {
         for name in drain(&mut self.sets.nodes) {
             let new = row_of::node(self.fleet, &name);
-            let Some((old, new)) = self.turn(&RowKey::Node(name), new, false)? else { continue };
+            let Some((old, new)) = self.turn(&RowKey::Node(name), new)? else { continue };
             let (from, to) = (old.and_then(|row| row.cluster), new.and_then(|row| row.cluster));
             if from != to {
                 for (cluster, way) in turned(from.as_ref(), to.as_ref()) {
@@ -231,15 +252,15 @@ impl<S: Rows> Visit<'_, S> {
         }
         for id in drain(&mut self.sets.sessions) {
             let new = row_of::session(self.fleet, id);
-            self.turn(&RowKey::Session(id), new, false)?;
+            self.turn(&RowKey::Session(id), new)?;
         }
         for name in drain(&mut self.sets.clusters) {
             let new = row_of::cluster(self.fleet, self.counts, &name);
-            self.turn(&RowKey::Cluster(name), new, false)?;
+            self.turn(&RowKey::Cluster(name), new)?;
         }
         for name in drain(&mut self.sets.capabilities) {
             let new = row_of::capability(self.fleet, &name);
-            self.turn(&RowKey::Capability(name), new, false)?;
+            self.turn(&RowKey::Capability(name), new)?;
         }
         Ok(())
     }
@@ -251,11 +272,11 @@ impl<S: Rows> Visit<'_, S> {
             let current = self.fleet.plans().get(&name).and_then(|plan| plan.current.clone());
             self.sets.deployments.extend(current.map(|current| (name.clone(), current)));
             let new = row_of::plan(self.fleet, self.counts, &name);
-            self.turn(&RowKey::Plan(name), new, false)?;
+            self.turn(&RowKey::Plan(name), new)?;
         }
         for key in drain(&mut self.sets.deployments) {
             let new = row_of::deployment(self.fleet, self.counts, &key);
-            self.turn(&RowKey::Deployment(key.0, key.1), new, false)?;
+            self.turn(&RowKey::Deployment(key.0, key.1), new)?;
         }
         Ok(())
     }

@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use chancery_events::event::{BadEvent, EventKind, Line};
 use chancery_events::fact::Fact;
-use chancery_events::id::Position;
+use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::intent::Intent;
+use chancery_events::name::ReplicaName;
 use chancery_events::observation::Observation;
 use chancery_events::planted::{self, Bug};
 use chancery_events::record::{Record, Watermark};
 use chancery_events::subject::Subject;
 use chancery_journal::Cursor;
 use chancery_machine::decide::{evolve, pass};
-use chancery_machine::fleet::{Contradiction, Fleet};
+use chancery_machine::fleet::{Contradiction, Fleet, Was};
 use chancery_machine::meta::At;
-use rustc_hash::FxHashSet;
+use chancery_machine::state::{Incarnation, Operation, Replica};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A record cannot be folded. The fold stands before it.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +139,7 @@ fn fold(fleet: &mut Fleet, record: &Record, touched: &mut Touched) -> Result<(),
     fleet.note();
     match events(fleet, record) {
         Ok(()) => {
-            touched.extend(fleet.touched());
+            touched.add(fleet);
             Ok(())
         }
         Err(error) => {
@@ -178,24 +180,88 @@ fn events(fleet: &mut Fleet, record: &Record) -> Result<(), FoldError> {
     Ok(())
 }
 
-/// Entities that were touched, each once.
+/// Entities that were touched, each once; of those of which there are many, as they were before.
 #[derive(Clone, Default, Debug)]
-pub struct Touched(pub(crate) FxHashSet<Subject>);
+pub struct Touched {
+    pub(crate) replicas: FxHashMap<ReplicaName, Option<Arc<Replica>>>,
+    pub(crate) incarnations: FxHashMap<IncarnationId, Option<Arc<Incarnation>>>,
+    pub(crate) operations: FxHashMap<OperationId, Option<Arc<Operation>>>,
+    pub(crate) others: FxHashSet<Subject>,
+}
 
 impl Touched {
     /// How many.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.replicas.len() + self.incarnations.len() + self.operations.len() + self.others.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
+    }
+
+    /// What the last fold has changed. As it was before the first change of all: so an earlier one stays.
+    fn add(&mut self, fleet: &Fleet) {
+        for was in fleet.changed() {
+            match was {
+                Was::Replica(name, was) => {
+                    self.replicas.entry(name.clone()).or_insert_with(|| was.cloned());
+                }
+                Was::Incarnation(id, was) => {
+                    self.incarnations.entry(id).or_insert_with(|| was.cloned());
+                }
+                Was::Operation(id, was) => {
+                    self.operations.entry(id).or_insert_with(|| was.cloned());
+                }
+                Was::Other(subject) => {
+                    self.others.insert(subject);
+                }
+            }
+        }
     }
 }
 
-impl Extend<Subject> for Touched {
-    fn extend<I: IntoIterator<Item = Subject>>(&mut self, subjects: I) {
-        self.0.extend(subjects);
+/// A state's entities of which there are many.
+pub trait View {
+    /// A replica.
+    fn replica(&self, name: &ReplicaName) -> Option<&Replica>;
+    /// An incarnation.
+    fn incarnation(&self, id: IncarnationId) -> Option<&Incarnation>;
+    /// An operation.
+    fn operation(&self, id: OperationId) -> Option<&Operation>;
+}
+
+impl View for Fleet {
+    fn replica(&self, name: &ReplicaName) -> Option<&Replica> {
+        self.replicas().get(name)
+    }
+
+    fn incarnation(&self, id: IncarnationId) -> Option<&Incarnation> {
+        self.incarnations().get(&id)
+    }
+
+    fn operation(&self, id: OperationId) -> Option<&Operation> {
+        self.operations().get(&id)
+    }
+}
+
+/// A state as it was before what was touched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Past<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) touched: &'a Touched,
+}
+
+impl View for Past<'_> {
+    fn replica(&self, name: &ReplicaName) -> Option<&Replica> {
+        self.touched.replicas.get(name).map_or_else(|| self.fleet.replica(name), Option::as_deref)
+    }
+
+    fn incarnation(&self, id: IncarnationId) -> Option<&Incarnation> {
+        self.touched.incarnations.get(&id).map_or_else(|| self.fleet.incarnation(id), Option::as_deref)
+    }
+
+    fn operation(&self, id: OperationId) -> Option<&Operation> {
+        self.touched.operations.get(&id).map_or_else(|| self.fleet.operation(id), Option::as_deref)
     }
 }

@@ -26,7 +26,7 @@ pub mod watch;
 
 pub use counts::Counts;
 pub use filter::BadFilter;
-pub use fold::{Fold, FoldError, Folded, Folding, Touched};
+pub use fold::{Fold, FoldError, Folded, Folding, Touched, View};
 pub use history::{History, HistoryError, HistoryPage};
 pub use kind::{BadKey, Row, RowKey, RowKind};
 pub use page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError};

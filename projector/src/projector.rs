@@ -188,11 +188,11 @@ impl Projector {
                     break;
                 }
                 if touched.len() >= batch {
-                    writer.begin(fold, counts, std::mem::take(&mut touched))?;
+                    writer.begin(fold, counts, &std::mem::take(&mut touched))?;
                 }
             }
             // What was folded before an error is as good as ever.
-            writer.end(fold, counts, touched)?;
+            writer.end(fold, counts, &touched)?;
             match stopped {
                 Some(error) => Err(error),
                 None => Ok(*writer.rows),
@@ -246,7 +246,7 @@ struct Writer<'scope, 'all> {
 
 impl Writer<'_, '_> {
     /// Begins to write the rows that were touched, on a thread of its own, behind those being written.
-    fn begin(&mut self, fold: &Fold, counts: &mut Counts, touched: Touched) -> Result<(), StoreError> {
+    fn begin(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
             let (store, epoch) = (self.store, self.epoch);
@@ -256,7 +256,7 @@ impl Writer<'_, '_> {
     }
 
     /// Writes the last rows, here.
-    fn end(&mut self, fold: &Fold, counts: &mut Counts, touched: Touched) -> Result<(), StoreError> {
+    fn end(&mut self, fold: &Fold, counts: &mut Counts, touched: &Touched) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
             let applied = write(self.store, self.epoch, changes, &at)?;
@@ -270,12 +270,12 @@ impl Writer<'_, '_> {
         &mut self,
         fold: &Fold,
         counts: &mut Counts,
-        touched: Touched,
+        touched: &Touched,
     ) -> Result<Option<(Changes, Cursor)>, StoreError> {
         let Some(state) = fold.state().filter(|state| state.at.position > *self.rows) else {
             return Ok(None);
         };
-        let changes = changes(&state.fleet, counts, touched, *self.rows, self.store)?;
+        let changes = changes(&state.fleet, counts, touched, self.store)?;
         *self.written += changes.0.len() as u64;
         Ok(Some((changes, state.at)))
     }

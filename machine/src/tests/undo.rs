@@ -8,7 +8,7 @@ use chancery_events::subject::Subject;
 use serde_json::json;
 
 use crate::decide::evolve;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Was};
 use crate::meta::At;
 use crate::testing::{Counted, World, crashed};
 
@@ -68,11 +68,17 @@ fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
 }
 
 #[test]
-fn what_is_touched_is_told_once_for_each_time_that_noting_began() {
+fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
     let (mut fleet, facts, first) = story();
     fleet.note();
     fold(&mut fleet, &facts, first);
-    let touched: Vec<_> = fleet.touched().collect();
+    let subject = |was: Was<'_>| match was {
+        Was::Replica(name, _) => Subject::Replica(name.clone()),
+        Was::Incarnation(id, _) => Subject::Incarnation(id),
+        Was::Operation(id, _) => Subject::Operation(id),
+        Was::Other(subject) => subject,
+    };
+    let touched: Vec<_> = fleet.changed().map(subject).collect();
     let mut once = touched.clone();
     once.sort();
     once.dedup();
@@ -84,7 +90,7 @@ fn what_is_touched_is_told_once_for_each_time_that_noting_began() {
         }
     }
     fleet.note();
-    assert_eq!(fleet.touched().count(), 0);
+    assert_eq!(fleet.changed().count(), 0);
 }
 
 #[test]

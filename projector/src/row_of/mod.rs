@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 
 use chancery_events::fact::Unfit;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::meta::Meta;
 
 use crate::counts::Counts;
 use crate::kind::{Row, RowKind};
@@ -115,11 +114,6 @@ pub fn shown(fleet: &Fleet) -> BTreeMap<(RowKind, String), serde_json::Value> {
     let mut shown = Shown(fleet, BTreeMap::new());
     let Ok(()) = every(fleet, &Counts::of(fleet), &mut shown);
     shown.1
-}
-
-/// Whether an entity has come into being behind a position: then no row of it can be older.
-pub(crate) fn is_newer(meta: &Meta, than: chancery_events::id::Position) -> bool {
-    meta.created.position > than
 }
 
 /// A row of any kind, as it would be written: for rebuilds that compare.

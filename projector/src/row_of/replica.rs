@@ -4,20 +4,20 @@ use chancery_events::fact::{Effect, IncarnationEnd, OperationEnd};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{Process, ProcessStatus};
-use chancery_machine::fleet::Fleet;
 use chancery_machine::replica::{Phase, phase};
 use chancery_machine::state::{Incarnation, IncarnationState, Operation, OperationState, Replica, Will};
 
 use super::{WAITS, row};
+use crate::fold::View;
 use crate::rows::{
     CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PhaseWord, Reachability,
     ReplicaRow, WillWord,
 };
 
 /// The row of a replica.
-pub fn replica(fleet: &Fleet, name: &ReplicaName) -> Option<ReplicaRow> {
-    let replica = fleet.replicas().get(name)?;
-    let active = active(fleet, replica);
+pub fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
+    let replica = state.replica(name)?;
+    let active = active(state, replica);
     let phase = phase_of(replica, active);
     Some(row!(ReplicaRow, replica.meta, {
         name: replica.name.clone(),
@@ -36,16 +36,16 @@ pub fn replica(fleet: &Fleet, name: &ReplicaName) -> Option<ReplicaRow> {
         incarnation: replica.active.as_ref().map(|active| active.incarnation),
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
         operation: replica.operation.map(|(id, _)| id),
-        message: replica_message(fleet, replica, active, phase),
+        message: replica_message(state, replica, active, phase),
     }))
 }
 
-fn active<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Incarnation> {
-    replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation))
+fn active<'a>(state: &'a impl View, replica: &Replica) -> Option<&'a Incarnation> {
+    replica.active.as_ref().and_then(|active| state.incarnation(active.incarnation))
 }
 
-pub(crate) fn phase_word(fleet: &Fleet, replica: &Replica) -> PhaseWord {
-    phase_of(replica, active(fleet, replica))
+pub(crate) fn phase_word(state: &impl View, replica: &Replica) -> PhaseWord {
+    phase_of(replica, active(state, replica))
 }
 
 fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
@@ -61,13 +61,13 @@ fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
 }
 
 fn replica_message(
-    fleet: &Fleet,
+    state: &impl View,
     replica: &Replica,
     active: Option<&Incarnation>,
     phase: PhaseWord,
 ) -> String {
     let open = [replica.next, replica.operation].into_iter().flatten();
-    let mut open = open.filter_map(|(id, _)| fleet.operations().get(&id));
+    let mut open = open.filter_map(|(id, _)| state.operation(id));
     let waits = open.find_map(|operation| match operation.state {
         OperationState::Preparing => Some(WAITS.to_owned()),
         OperationState::PendingApproval(_) => Some(format!("{} waits for approval", operation.kind)),
@@ -96,8 +96,8 @@ fn end_message(end: &IncarnationEnd) -> String {
 }
 
 /// The row of an incarnation.
-pub fn incarnation(fleet: &Fleet, id: IncarnationId) -> Option<IncarnationRow> {
-    let incarnation = fleet.incarnations().get(&id)?;
+pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRow> {
+    let incarnation = state.incarnation(id)?;
     Some(row!(IncarnationRow, incarnation.meta, {
         id: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -168,8 +168,8 @@ fn trouble(process: &Process) -> Option<String> {
 }
 
 /// The row of an incarnation's command, while it has no outcome.
-pub fn command(fleet: &Fleet, id: IncarnationId) -> Option<CommandRow> {
-    let incarnation = fleet.incarnations().get(&id)?;
+pub fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
+    let incarnation = state.incarnation(id)?;
     let command = incarnation.command.filter(|_| incarnation.is_live())?;
     Some(row!(CommandRow, incarnation.meta, {
         incarnation: incarnation.id,
@@ -197,8 +197,8 @@ pub(crate) fn state_word(operation: &Operation) -> OperationWord {
 }
 
 /// The row of an operation.
-pub fn operation(fleet: &Fleet, id: OperationId) -> Option<OperationRow> {
-    let operation = fleet.operations().get(&id)?;
+pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
+    let operation = state.operation(id)?;
     Some(row!(OperationRow, operation.meta, {
         id: operation.id,
         replica: operation.replica.clone(),

@@ -5,5 +5,6 @@ mod checks;
 mod executors;
 mod imports;
 mod kills;
+mod races;
 mod walkthrough;
 mod watch;

@@ -1,5 +1,7 @@
 //! The decider's core, driven by hand: what leaves it, and when.
 
+mod races;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,0 +1,248 @@
+//! Races between the decider, the journal and executors, each played in the order that hurt elsewhere. The numbers
+//! are those of `docs/races.md`.
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope};
+use chancery_events::protocol::Standing;
+use chancery_projector::{Fold, Touched};
+
+use super::*;
+
+impl Rig {
+    /// The server dies, and another one takes over what so many records tell; the rest never was.
+    fn crash(&mut self, records: usize) {
+        self.journal.truncate(records);
+        self.durable = records;
+        let mut fold = Fold::default();
+        for record in &self.journal {
+            fold.take(record, &mut Touched::default()).expect("folds");
+        }
+        let state = fold.state().expect("a term has begun");
+        self.core = Core::take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);
+    }
+
+    /// Closes the commit before anything that is due is done.
+    fn seal(&mut self) {
+        self.journal.extend(self.core.seal().map(Arc::new));
+    }
+
+    fn report(
+        &mut self,
+        connection: u64,
+        sequence: u64,
+        incarnation: IncarnationId,
+        revision: u32,
+        saw: Saw,
+    ) {
+        let report = Report { incarnation, revision, saw };
+        let attach = Attach::from_random(connection);
+        self.say(connection, ToDecider::Report { attach, sequence, report });
+    }
+
+    fn level(&mut self, connection: u64, reports: Vec<Report>) {
+        let attach = Attach::from_random(connection);
+        self.say(connection, ToDecider::Level { attach, reports, part: Part::Last });
+    }
+
+    /// With an executor, and one replica that is asked to come up.
+    fn starting() -> (Rig, IncarnationId) {
+        let mut rig = Rig::new();
+        rig.cluster();
+        rig.hello(1, "ex", None);
+        rig.settle();
+        rig.level(1, vec![]);
+        rig.plan_and_deployment();
+        let effects = rig.settle();
+        let id = commands(&effects)[0].0;
+        (rig, id)
+    }
+
+    /// With an executor, and one replica that runs.
+    fn running() -> (Rig, IncarnationId) {
+        let (mut rig, id) = Rig::starting();
+        rig.report(1, 1, id, 1, Saw::Ready { processes: vec![] });
+        rig.settle();
+        (rig, id)
+    }
+
+    fn ask_replica(&mut self, what: &str) {
+        let replica = self.core.fleet().replicas().sorted()[0].name.clone();
+        self.must(what, &json!({"name": replica}));
+    }
+}
+
+/// Which incarnations are commanded, at which revision and attempt, and whether an outcome is waited for.
+fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
+    let mut all = Vec::new();
+    for message in sent(effects) {
+        let told = match message {
+            FromDecider::Command { command, .. } => std::slice::from_ref(command),
+            FromDecider::Welcome { commands, .. } => commands,
+            _ => continue,
+        };
+        all.extend(told.iter().map(|c| (c.incarnation, c.revision, c.attempt, c.standing)));
+    }
+    all
+}
+
+fn forgets(effects: &[Effect]) -> usize {
+    sent(effects).iter().filter(|message| matches!(message, FromDecider::Forget { .. })).count()
+}
+
+fn crashed() -> Saw {
+    Saw::Ended { exit: Exit::Failed { reason: "status 3".into() }, processes: vec![] }
+}
+
+/// R2.
+#[test]
+fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
+    let (mut rig, id) = Rig::running();
+    let durable = rig.durable;
+    rig.report(1, 2, id, 1, crashed());
+    rig.commit();
+    assert!(rig.core.effects().is_empty(), "neither acknowledged nor to be forgotten before it is durable");
+    rig.crash(durable);
+    rig.hello(2, "ex", None);
+    rig.settle();
+    let mut told = 0;
+    for _ in 0..3 {
+        rig.level(2, vec![Report { incarnation: id, revision: 1, saw: crashed() }]);
+        told += forgets(&rig.settle());
+    }
+    assert_eq!(told, 3, "as often as it is told");
+    let ends = rig.types(durable).into_iter().filter(|name| *name == "incarnation.ended.v1").count();
+    assert_eq!((ends, rig.core.fleet().incarnations().sorted()[0].is_live()), (1, false));
+}
+
+/// R3, R61.
+#[test]
+fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
+    let (mut rig, id) = Rig::starting();
+    let before = rig.journal.len();
+    rig.level(1, vec![]);
+    rig.level(1, vec![Report { incarnation: id, revision: 0, saw: Saw::Gone }]);
+    rig.settle();
+    assert!(
+        rig.types(before).iter().all(|name| *name == "incarnation.reported.v1"),
+        "{:?}",
+        rig.types(before)
+    );
+    rig.report(1, 1, id, 1, Saw::Ready { processes: vec![] });
+    rig.settle();
+    assert!(rig.types(before).contains(&"incarnation.running.v1"));
+}
+
+/// R8, R33.
+#[test]
+fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_and_nothing_is_there_twice() {
+    let count = 300;
+    let written = || {
+        let mut rig = Rig::new();
+        rig.cluster();
+        let auto =
+            json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+        let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+        let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto, "sharing": "allowed"});
+        rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+        rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": count}}));
+        rig.seal();
+        let accepted = rig.journal.len();
+        rig.commit();
+        (rig, accepted)
+    };
+    let (whole, accepted) = written();
+    let end = whole.journal.len();
+    assert!(end > accepted + 2, "the work is more than one commit: {accepted} of {end}");
+    for records in accepted..=end {
+        let (mut rig, _) = written();
+        rig.crash(records);
+        rig.settle();
+        let fleet = rig.core.fleet();
+        let live = fleet.incarnations().sorted().iter().filter(|i| i.is_live()).count();
+        assert_eq!((fleet.replicas().len(), live), (count, count), "{records} of {end} records");
+        rig.hello(1, "ex", None);
+        let mut ids: Vec<_> = commands(&rig.settle()).into_iter().map(|(id, ..)| id).collect();
+        assert_eq!(ids.len(), count, "each is asked for, once");
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), count, "and none twice");
+    }
+}
+
+/// R10.
+#[test]
+fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
+    let (mut rig, id) = Rig::starting();
+    rig.report(1, 1, id, 1, Saw::Failed { message: "no".into(), hope: Hope::Retry });
+    rig.ask_replica("replica.delete");
+    rig.settle();
+    rig.report(1, 2, id, 2, Saw::Gone);
+    rig.settle();
+    assert!(rig.core.fleet().incarnations().get(&id).is_none(), "with its replica");
+    rig.now = rig.now + Duration::from_secs(10);
+    let before = rig.journal.len();
+    assert_eq!((commands(&rig.settle()).len(), rig.types(before).len()), (0, 0), "there is nothing to try");
+    assert!(rig.core.next_due().is_none_or(|due| due > rig.now), "nor does it come back at once");
+    rig.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
+    assert_eq!(answers(&rig.settle()).len(), 1);
+}
+
+/// R32.
+#[test]
+fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes_nothing() {
+    let (mut rig, id) = Rig::running();
+    rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
+    rig.settle();
+    let before = rig.journal.len();
+    rig.level(1, vec![Report { incarnation: id, revision: 1, saw: Saw::Ready { processes: vec![] } }]);
+    let effects = rig.settle();
+    assert_eq!(rig.types(before), ["object.reported.v1", "object.judged.v1"]);
+    let judged = |message: &&FromDecider| {
+        matches!(message, FromDecider::Judged { incarnation, judgement, revision: 2, .. }
+            if *incarnation == id && *judgement == chancery_events::fact::Judgement::Remove)
+    };
+    assert!(sent(&effects).iter().any(judged), "{effects:?}");
+    assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);
+}
+
+/// R35.
+#[test]
+fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
+    let (mut rig, id) = Rig::starting();
+    rig.report(1, 1, id, 1, Saw::Failed { message: "no".into(), hope: Hope::Retry });
+    rig.settle();
+    let due =
+        rig.core.fleet().incarnations().get(&id).and_then(|i| i.command).expect("tried again").not_before;
+    assert!(due > rig.now);
+    rig.crash(rig.journal.len());
+    rig.settle();
+    rig.hello(2, "ex", None);
+    assert_eq!(commands(&rig.settle()), [], "not before its time");
+    rig.now = due;
+    assert_eq!(commands(&rig.settle()), [(id, 1, 2, Standing::Open)], "at its time, as the second try");
+}
+
+/// R60.
+#[test]
+fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
+    for (what, accepted_only) in
+        [("replica.stop", true), ("replica.stop", false), ("replica.delete", true), ("replica.delete", false)]
+    {
+        let (mut rig, id) = Rig::running();
+        rig.ask_replica(what);
+        if accepted_only {
+            rig.seal();
+        } else {
+            rig.commit();
+        }
+        rig.crash(rig.journal.len());
+        rig.settle();
+        rig.hello(2, "ex", None);
+        let told = commands(&rig.settle());
+        assert_eq!(told, [(id, 2, 1, Standing::Open)], "{what}, accepted only: {accepted_only}");
+        rig.report(2, 1, id, 2, Saw::Gone);
+        rig.settle();
+        assert_eq!(rig.core.fleet().replicas().is_empty(), what == "replica.delete");
+        assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);
+    }
+}

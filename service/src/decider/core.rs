@@ -81,6 +81,8 @@ pub struct Core {
     settings: Settings,
     pub(super) fleet: Fleet,
     pub(super) agenda: Agenda,
+    /// What finds the next step; tests put one in its place that fails.
+    pub(super) advance: fn(&Fleet, &mut Agenda, &Context) -> Option<Step>,
     lineage: Lineage,
     term: Term,
     /// The end of the chain as decided, durable or not.
@@ -113,6 +115,7 @@ impl Core {
             agenda: Agenda::new(time + settings.lease),
             settings,
             fleet,
+            advance,
             lineage,
             term,
             sealed: (position, hash),
@@ -350,14 +353,18 @@ impl Core {
                 return true;
             }
             let context = self.context(self.next());
+            let advance = self.advance;
             let step = catch_unwind(AssertUnwindSafe(|| advance(&self.fleet, &mut self.agenda, &context)));
             match step {
                 Ok(None) => return false,
                 Ok(Some(step)) => self.take_step(step),
-                Err(panic) => {
-                    tracing::error!(failure = told(&*panic), "due work could not be judged");
-                    return false;
-                }
+                Err(panic) => match self.agenda.at_work() {
+                    Some((subject, cause)) => self.park(subject, cause, told(&*panic)),
+                    None => {
+                        tracing::error!(failure = told(&*panic), "due work could not be judged");
+                        return false;
+                    }
+                },
             }
         }
         true

@@ -14,7 +14,10 @@ use chancery_events::protocol::{Again, FromDecider, Head, Part, ToDecider};
 use chancery_events::record::{Begins, Hash, Record};
 use chancery_events::refusal::Code;
 use chancery_events::spec::Runtime;
+use chancery_events::subject::Subject;
 use chancery_events::time::Time;
+use chancery_machine::advance::{Agenda, Step, advance};
+use chancery_machine::context::Context;
 use chancery_machine::fleet::{Fleet, Image};
 use serde_json::json;
 
@@ -567,4 +570,37 @@ fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worke
     assert_eq!(rig.types(from).len(), 1, "and not tried again");
     rig.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
     assert_eq!(answers(&rig.settle())[0].2, None);
+}
+
+/// Finds what is due, but cannot look at the plan `web`.
+fn stumbling(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let web = Subject::Plan(name("web"));
+    let due = fleet.index().due.contains("web") && !agenda.is_parked(&web);
+    if due {
+        agenda.turn_to(&web, fleet.head());
+        panic!("it stumbled");
+    }
+    advance(fleet, agenda, ctx)
+}
+
+#[test]
+fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_worked_on() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.core.advance = stumbling;
+    rig.plan_and_deployment();
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": "other", "payloads": [payload]});
+    rig.must("plan.apply", &json!({"name": "other", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "other", "name": "d1", "spec": {"count": 1}}));
+    let from = rig.journal.len();
+    rig.settle();
+    let types = rig.types(from);
+    let count = |wanted: &str| types.iter().filter(|found| **found == wanted).count();
+    assert_eq!((count("entity.parked.v1"), count("incarnation.reserved.v1")), (1, 1), "{types:?}");
+    let parked = rig.core.fleet().plans().get("web").and_then(|plan| plan.parked.clone());
+    assert_eq!(parked.as_deref(), Some("it stumbled"));
+    let from = rig.journal.len();
+    rig.settle();
+    assert_eq!(rig.types(from), Vec::<&str>::new(), "and not tried again");
 }

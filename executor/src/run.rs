@@ -146,8 +146,11 @@ where
                 }
                 Woken::Linked(connected) => {
                     self.connecting = None;
-                    self.link =
-                        connected.inspect_err(|error| tracing::info!(%error, "no decider is reached")).ok();
+                    self.link = connected
+                        .inspect_err(
+                            |error| tracing::warn!(%error, "no decider is reached; it is tried again"),
+                        )
+                        .ok();
                     return if self.link.is_some() { Input::Connected } else { Input::Disconnected };
                 }
                 Woken::Listed(reports) => {

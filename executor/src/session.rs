@@ -182,7 +182,7 @@ impl Core {
             }
             FromDecider::Refused { reason, again } => match again {
                 Again::Later => {
-                    tracing::info!(reason, "the decider does not take this executor now");
+                    tracing::warn!(reason, "the decider does not take this executor now; it is asked again");
                     self.hang_up(now, out);
                 }
                 Again::NewerElsewhere => return Err(Stop::NewerElsewhere(reason)),

@@ -95,7 +95,10 @@ fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
     log(config)?;
     let dir = flags.dir();
     let means = Means::of(config);
-    let run = remote::run(&config.server, &config.fleet, flags.who(), &dir, &means);
+    let who = flags.who();
+    let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
+    eprintln!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());
+    let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
     let ended = runtime()?.block_on(run)?;
     Ok(match ended {
         Ended::Asked => ExitCode::SUCCESS,

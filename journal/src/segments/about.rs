@@ -35,6 +35,8 @@ struct Asked {
     places: std::vec::IntoIter<Place>,
     /// Postings made just now are not made anew.
     is_fresh: bool,
+    /// The segment was being written when it was asked: more may have come into it since.
+    was_open: bool,
 }
 
 impl About {
@@ -47,11 +49,15 @@ impl About {
         while let Some(segment) = &self.segment {
             let asked = match &mut self.places {
                 Some(asked) => asked,
-                None => self.places.insert(ask(segment, self.key, false)?),
+                None => self.places.insert(self.catalog.ask(segment, self.key, false)?),
             };
             let next = asked.places.find(|place| place.position >= self.from);
             let Some(place) = next else {
-                self.segment = self.catalog.behind(segment.first);
+                let behind = self.catalog.behind(segment.first);
+                // Now it is final, and is asked once more for what came meanwhile.
+                if behind.is_none() || !asked.was_open {
+                    self.segment = behind;
+                }
                 self.places = None;
                 continue;
             };
@@ -63,7 +69,7 @@ impl About {
                 Err(error) if asked.is_fresh => return Err(error),
                 Err(_) => {
                     shelf::forget(segment);
-                    self.places = Some(ask(segment, self.key, true)?);
+                    self.places = Some(self.catalog.ask(segment, self.key, true)?);
                 }
             }
         }
@@ -71,9 +77,12 @@ impl About {
     }
 }
 
-fn ask(segment: &Arc<Segment>, key: Key, is_fresh: bool) -> Result<Asked, ReadError> {
-    let places = shelf::places(segment, key)?.into_iter();
-    Ok(Asked { part: Part::open_for_single(segment.clone())?, places, is_fresh })
+impl Catalog {
+    fn ask(&self, segment: &Arc<Segment>, key: Key, is_fresh: bool) -> Result<Asked, ReadError> {
+        let was_open = self.behind(segment.first).is_none();
+        let places = shelf::places(segment, key)?.into_iter();
+        Ok(Asked { part: Part::open_for_single(segment.clone())?, places, is_fresh, was_open })
+    }
 }
 
 impl Part {

@@ -55,6 +55,8 @@ pub(super) struct Sessions {
     drawn: BTreeMap<Connection, Attach>,
     /// Commands that are tried again, by when.
     retries: BTreeSet<(Time, IncarnationId)>,
+    /// Those of them that an executor only has to look after, each once.
+    looking: BTreeSet<IncarnationId>,
 }
 
 impl Sessions {
@@ -197,6 +199,7 @@ impl Core {
             return id;
         }
         self.refuse_connection(connection, What::Closed("this connection holds no session".into()));
+        self.hold(Held::Close(connection));
         None
     }
 
@@ -214,6 +217,10 @@ impl Core {
         now: Time,
         recorded: &dyn Fn(Position) -> Option<Hash>,
     ) {
+        // It said so and was closed meanwhile: a session opened for nobody would be lost by nobody.
+        if !self.sessions.drawn.contains_key(&connection) {
+            return;
+        }
         if let Some((reason, again)) = self.unfit(seen, recorded) {
             return self.refuse_connection(connection, What::Refused(reason, again));
         }
@@ -355,7 +362,8 @@ impl Core {
             }
             Some(incarnation) if incarnation.is_live() => {
                 let is_met = incarnation.command.is_none() && report.revision == incarnation.revision;
-                if is_met && matches!(report.saw, Saw::Failed { hope: Hope::Retry, .. }) {
+                let has_not_looked = matches!(report.saw, Saw::Failed { hope: Hope::Retry, .. });
+                if is_met && has_not_looked && self.sessions.looking.insert(id) {
                     // Nobody waits for an outcome, but whether it is still there has not been found out.
                     self.sessions.retries.insert((self.time() + LOOK_AGAIN, id));
                 }
@@ -438,6 +446,7 @@ impl Core {
         let now = self.time();
         while let Some((when, id)) = self.sessions.retries.first().copied().filter(|(when, _)| *when <= now) {
             self.sessions.retries.remove(&(when, id));
+            self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
         if now < self.agenda.grace {

@@ -262,6 +262,12 @@ async fn tell(app: &App, open: &Open, after: u64, body: &Bytes) -> Result<(), Pr
         return Err(Problem::new(OUT_OF_ORDER, detail));
     };
     for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
+        if *open.over.borrow() {
+            return Err(Problem::new(
+                GONE,
+                "say something on a link: it was closed meanwhile; open another one",
+            ));
+        }
         let message = Input::Said(open.connection, message.to_vec());
         app.decider.tell(message).await.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
         *said += 1;

@@ -358,13 +358,13 @@ impl Core {
             match step {
                 Ok(None) => return false,
                 Ok(Some(step)) => self.take_step(step),
-                Err(panic) => match self.agenda.at_work() {
-                    Some((subject, cause)) => self.park(subject, cause, told(&*panic)),
-                    None => {
+                Err(panic) => {
+                    let Some((subject, cause)) = self.agenda.at_work() else {
                         tracing::error!(failure = told(&*panic), "due work could not be judged");
                         return false;
-                    }
-                },
+                    };
+                    self.park(subject, cause, told(&*panic));
+                }
             }
         }
         true

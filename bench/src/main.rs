@@ -8,6 +8,7 @@ mod bare;
 mod floor;
 mod http;
 mod load;
+mod maker;
 mod peers;
 mod postgres;
 mod process;
@@ -15,12 +16,15 @@ mod server;
 mod stream;
 mod table;
 mod w1;
+mod w10;
 mod w12;
 mod w2;
 mod w3;
 mod w4;
+mod w5;
 mod w6;
 mod w7;
+mod w8;
 mod w9;
 
 use std::process::{Command, Stdio};
@@ -51,9 +55,12 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
     Workload { name: "W3", what: "how long a verdict takes", run: w3::run },
     Workload { name: "W4", what: "replay of a journal into the state", run: w4::run },
+    Workload { name: "W5", what: "the projector's catch-up, and its lag", run: w5::run },
     Workload { name: "W6", what: "reads, while intents come in", run: w6::run },
     Workload { name: "W7", what: "consumers that follow the stream", run: w7::run },
+    Workload { name: "W8", what: "placement on the pure machine", run: w8::run },
     Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
+    Workload { name: "W10", what: "two million replicas, from intent to ready", run: w10::run },
     Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
 ];
 

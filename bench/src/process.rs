@@ -33,6 +33,12 @@ pub(crate) fn peak_mib(process: u32) -> Result<f64> {
     Ok(kib.parse::<f64>()? / 1024.0)
 }
 
+/// Processor time that this thread has used.
+pub(crate) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// Processor time that it has used, of all its threads.
 fn cpu(process: u32) -> Result<Duration> {
     let path = format!("/proc/{process}/stat");

@@ -1,0 +1,161 @@
+//! A fleet in memory that is asked and worked on: the decider without its loop, for workloads of the pure machine.
+//! It may write what it does into a journal.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use chancery_events::event::Event;
+use chancery_events::fact::{Fact, TermStarted};
+use chancery_events::id::{IncarnationId, Lineage, Position, Term, Writer};
+use chancery_events::intent::{Intent, Request};
+use chancery_events::observation::{
+    IncarnationReported, Observation, Process, ProcessStatus, Report, Saw, SessionHello,
+};
+use chancery_events::record::{Draft, Record};
+use chancery_events::spec::Runtime;
+use chancery_events::time::Time;
+use chancery_journal::{Cursor, Signature, genesis};
+use chancery_machine::advance::{Agenda, advance};
+use chancery_machine::context::Context;
+use chancery_machine::decide::{decide, evolve, observe, pass};
+use chancery_machine::fleet::Fleet;
+use chancery_machine::meta::At;
+use serde_json::{Value, json};
+
+/// The cluster of everything.
+pub(crate) const CLUSTER: &str = "sim";
+
+/// Takes records, one after the other.
+pub(crate) type Pen = Box<dyn FnMut(Record) -> Result<()>>;
+
+/// Events in a record, as a decider makes them that has much to do.
+const RECORD: u32 = 500;
+
+struct Book {
+    draft: Draft,
+    end: Option<Cursor>,
+    by: Signature,
+    pen: Pen,
+}
+
+/// See the module.
+pub(crate) struct Maker {
+    pub(crate) fleet: Fleet,
+    book: Option<Book>,
+    agenda: Agenda,
+    lineage: Lineage,
+    now: Time,
+    asked: u64,
+}
+
+impl Maker {
+    /// With one simulated cluster, held by an executor.
+    pub(crate) fn new(pen: Option<Pen>) -> Result<Maker> {
+        let lineage = Lineage::from_random(1);
+        let now = Time::EPOCH + Duration::from_secs(1_000_000);
+        let by = Signature { fleet: "bench".into(), build: "bench".into(), writer: Writer::from_random(1) };
+        let book = pen.map(|pen| Book { draft: Draft::new(), end: None, by, pen });
+        let (fleet, agenda) = (Fleet::new(lineage), Agenda::new(now));
+        let mut maker = Maker { fleet, book, agenda, lineage, now, asked: 0 };
+        let fact = TermStarted { address: None }.into();
+        maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
+        maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
+        let hello =
+            SessionHello { cluster: CLUSTER.parse()?, executor: "ex".parse()?, runtime: Runtime::Simulated };
+        maker.see(hello.into())?;
+        Ok(maker)
+    }
+
+    fn context(&self, ahead: u64) -> Context {
+        let next = self.fleet.head().plus(ahead);
+        Context { now: self.now, next, lineage: self.lineage, actor: None }
+    }
+
+    /// Folds as the decider does: each step can be taken back.
+    fn fold(&mut self, events: &[Event]) -> Result<()> {
+        self.fleet.note();
+        for event in events {
+            let position = self.fleet.head().plus(1);
+            match event {
+                Event::Fact { fact, .. } => {
+                    let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
+                    evolve(&mut self.fleet, fact, at)?;
+                }
+                Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
+            }
+            if let Some(book) = &mut self.book {
+                book.draft.push(&event.line())?;
+            }
+        }
+        if self.book.as_ref().is_some_and(|book| book.draft.count() >= RECORD) {
+            self.seal()?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is not written yet.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        let Some(book) = self.book.as_mut().filter(|book| !book.draft.is_empty()) else { return Ok(()) };
+        let parts = match &book.end {
+            None => genesis(&book.by, self.now, self.lineage),
+            Some(end) => end.follow(&book.by, self.now, None),
+        };
+        let record = std::mem::take(&mut book.draft).seal(parts)?;
+        book.end = Some(Cursor::after(&record));
+        (book.pen)(record)
+    }
+
+    /// Asks for something that must be accepted.
+    pub(crate) fn ask(&mut self, type_name: &str, data: &Value) -> Result<()> {
+        let intent = Intent::read(type_name, &data.to_string()).context("a type")??;
+        self.asked += 1;
+        let request = Request {
+            id: format!("id-{}", self.asked).parse()?,
+            source: "bench".parse()?,
+            actor: "bench".parse()?,
+            time: None,
+            expect: None,
+            traceparent: None,
+            intent,
+        };
+        let (cause, context) = (self.fleet.head().plus(1), self.context(2));
+        let facts = decide(&self.fleet, &request, &context).map_err(|refusal| anyhow!("{refusal:?}"))?;
+        self.fold(&events(Event::Intent(request), cause, facts))
+    }
+
+    fn see(&mut self, observation: Observation) -> Result<()> {
+        let (cause, context) = (self.fleet.head().plus(1), self.context(2));
+        let facts = observe(&self.fleet, &observation, &context);
+        if facts.is_empty() {
+            return Ok(());
+        }
+        self.fold(&events(Event::Observation { by: "ex".parse()?, observation }, cause, facts))
+    }
+
+    /// Reports of an incarnation that its processes are so; the first such report makes it run.
+    pub(crate) fn report(&mut self, incarnation: IncarnationId, status: ProcessStatus) -> Result<()> {
+        let session = self.fleet.clusters().get(CLUSTER).and_then(|cluster| cluster.session);
+        let session = session.context("a session")?;
+        let revision = self.fleet.incarnations().get(&incarnation).context("an incarnation")?.revision;
+        let ready = status == ProcessStatus::Online;
+        let process = Process { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
+        let processes = vec![process];
+        let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
+        let report = Report { incarnation, revision, saw };
+        self.see(IncarnationReported { session, report }.into())
+    }
+
+    /// Does the next thing that is due; whether there was one.
+    pub(crate) fn step(&mut self) -> Result<bool> {
+        let context = self.context(1);
+        let Some(step) = advance(&self.fleet, &mut self.agenda, &context) else { return Ok(false) };
+        let cause = step.cause;
+        let events: Vec<_> = step.facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
+        self.fold(&events)?;
+        Ok(true)
+    }
+}
+
+fn events(first: Event, cause: Position, facts: Vec<Fact>) -> Vec<Event> {
+    std::iter::once(first).chain(facts.into_iter().map(|fact| Event::Fact { cause, fact })).collect()
+}

@@ -1,0 +1,281 @@
+//! W10: two million replicas (Nomad's Two Million Container Challenge took 22 minutes on a real cluster): on 6,100
+//! simulated nodes each is created, placed, approved by rule, started and seen ready; every event is durable in the
+//! journal on disk. The parts are the server's own: decider, journal, projector, executors on the simulated
+//! orchestrator.
+//!
+//! `CHANCERY_BENCH_REPLICAS` takes fewer, on as many fewer nodes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use chancery::config::Clusters;
+use chancery::decider::core::Settings;
+use chancery::decider::{Decider, Ended, Input, NoVerdict, Start};
+use chancery::executors::{Connections, Host, Means};
+use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::intent::{Intent, Request};
+use chancery_events::name::{DeploymentName, PlanName};
+use chancery_events::record::Record;
+use chancery_executor::process::OutputLimits;
+use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::{Delivery, Journal, Source};
+use chancery_machine::fleet::Fleet;
+use chancery_projector::rows::{DeploymentRow, DeploymentWord, PlanRow};
+use chancery_projector::{FoldError, ProjectError, Projector, Reader, Tuning};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::process::{Watched, peak_mib};
+use crate::table::{Bar, Cell, Row};
+
+const REPLICAS: usize = 2_000_000;
+const NODES: usize = 6_100;
+const PLANS: usize = 20;
+const CLUSTERS: usize = 4;
+/// Batches of records on their way to the projector, as in a server.
+const BATCHES: usize = 64;
+/// The bar, in seconds; scaled down with the replicas.
+const BAR: f64 = 22.0 * 60.0;
+
+/// A server's parts but its API.
+struct Parts {
+    journal: Arc<SegmentJournal>,
+    decider: Decider,
+    ended: oneshot::Receiver<Ended>,
+    projector: JoinHandle<Result<()>>,
+    reader: Reader,
+    clusters: watch::Receiver<Position>,
+}
+
+fn open(dir: &Path) -> Result<Parts> {
+    let (told, deliveries) = mpsc::unbounded_channel();
+    let sink = Box::new(move |delivery: Delivery| {
+        // The decider ends before the journal.
+        let _ = told.send(delivery);
+    });
+    let (journal, _) = SegmentJournal::open(&Options::new(dir.join("journal"), "bench"), sink)?;
+    let journal = Arc::new(journal);
+    let source = journal.source();
+    let projector =
+        Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, Tuning::default())?;
+    let reader = projector.reader();
+    let (records, batches) = sync_channel(BATCHES);
+    let (changed, clusters) = watch::channel(Position::ZERO);
+    let publish = Box::new(move |new: &[Arc<Record>]| {
+        // One that is behind reads the journal.
+        let _ = records.try_send(new.to_vec());
+        let about_clusters = |record: &&Arc<Record>| {
+            record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
+        };
+        if let Some(last) = new.iter().rev().find(about_clusters) {
+            changed.send_replace(last.last());
+        }
+    });
+    let settings = Settings {
+        fleet: "bench".parse()?,
+        writer: Writer::from_random(1),
+        build: "bench".into(),
+        address: None,
+        lease: Duration::from_secs(15),
+    };
+    let (decider, ended) = chancery::decider::start(Start {
+        settings,
+        fleet: Fleet::new(Lineage::from_random(1)),
+        journal: Arc::clone(&journal) as Arc<dyn Journal>,
+        deliveries,
+        publish,
+        skipped: Box::new(|| ()),
+        queue: 4096,
+    });
+    let projector = std::thread::Builder::new()
+        .name("projector".into())
+        .spawn(move || follow(projector, &*source, &batches))?;
+    Ok(Parts { journal, decider, ended, projector, reader, clusters })
+}
+
+/// As the server's projector does.
+fn follow(mut projector: Projector, source: &dyn Source, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
+    while let Ok(records) = batches.recv() {
+        match projector.apply(&records) {
+            Ok(_) => {}
+            Err(ProjectError::Fold(FoldError::Gap { .. })) => {
+                projector.catch_up()?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if source.head().is_some_and(|head| head.position > projector.position()) {
+            projector.catch_up()?;
+        }
+    }
+    Ok(())
+}
+
+async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Result<()> {
+    let intent = Intent::read(type_name, &data.to_string()).context("a type")??;
+    *n += 1;
+    let request = Request {
+        id: format!("id-{n}").parse()?,
+        source: "bench".parse()?,
+        actor: "bench".parse()?,
+        time: None,
+        expect: None,
+        traceparent: None,
+        intent,
+    };
+    loop {
+        match decider.ask(request.clone()).await {
+            Ok(verdict) => match &*verdict.result {
+                Ok(_) => return Ok(()),
+                Err(refusal) => bail!("{type_name}: {refusal:?}"),
+            },
+            Err(NoVerdict::Busy) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(error @ NoVerdict::Unknown) => return Err(anyhow!(error)),
+        }
+    }
+}
+
+/// Clusters, nodes and plans.
+async fn found(decider: &Decider, asked: &mut u64, nodes: usize, room: usize) -> Result<()> {
+    for n in 0..CLUSTERS {
+        let spec = json!({"runtime": "simulated"});
+        ask(decider, asked, "cluster.apply.v1", json!({"name": format!("sim-{n}"), "spec": spec})).await?;
+    }
+    for n in 0..nodes {
+        let total = json!({"cpu": 10 * room, "memory": room << 20, "disk": 0});
+        let spec = json!({"domain": format!("rack-{}", n / 50), "total": total});
+        let cluster = format!("sim-{}", n % CLUSTERS);
+        let body = json!({"name": format!("node-{n}"), "cluster": cluster, "spec": spec});
+        ask(decider, asked, "node.apply.v1", body).await?;
+    }
+    for n in 0..PLANS {
+        let payload = json!({"name": "app", "resources": {"cpu": 10, "memory": 1 << 20}});
+        let spec = json!({"namespace": "bench", "service": format!("app-{n}"), "sharing": "allowed",
+            "payloads": [payload], "approval": {"create": "automatic"}});
+        ask(decider, asked, "plan.apply.v1", json!({"name": format!("plan-{n}"), "spec": spec})).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the rows say that all deployments are completed, and tells how it goes.
+async fn completed(reader: &Reader, began: Instant) -> Result<()> {
+    let mut told = Instant::now();
+    loop {
+        let (mut done, mut phases) = (0, std::collections::BTreeMap::<String, u64>::new());
+        for n in 0..PLANS {
+            let plan: PlanName = format!("plan-{n}").parse()?;
+            let name: DeploymentName = "d1".parse()?;
+            let row = reader.get::<DeploymentRow>(&(plan.clone(), name))?;
+            match row.map(|row| (row.state, row.message)) {
+                Some((DeploymentWord::Completed, _)) => done += 1,
+                Some((DeploymentWord::Pending | DeploymentWord::InProgress, _)) | None => {}
+                Some((_, message)) => bail!("a deployment came to nothing: {message}"),
+            }
+            for (phase, count) in reader.get::<PlanRow>(&plan)?.map(|row| row.replicas).unwrap_or_default() {
+                *phases.entry(phase).or_default() += count;
+            }
+        }
+        if done == PLANS {
+            return Ok(());
+        }
+        if told.elapsed() > Duration::from_secs(5) {
+            told = Instant::now();
+            phases.retain(|_, count| *count > 0);
+            eprintln!(
+                "{:>6.1} s  position {}  {phases:?}",
+                began.elapsed().as_secs_f64(),
+                reader.applied().position
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn bytes_of(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        bytes += if meta.is_dir() { bytes_of(&entry.path())? } else { meta.len() };
+    }
+    Ok(bytes)
+}
+
+async fn race(dir: &Path, replicas: usize) -> Result<Row> {
+    let nodes = (NODES * replicas).div_ceil(REPLICAS).max(CLUSTERS);
+    let Parts { journal, decider, ended, projector, reader, clusters } = open(dir)?;
+    let (stop, stopped) = watch::channel(false);
+    let host = Host {
+        root: dir.join("executors"),
+        decider: decider.clone(),
+        reader: reader.clone(),
+        means: Means { output: OutputLimits::default(), cgroup: None },
+        clusters: Clusters::All,
+        connections: Connections::default(),
+    };
+    let executors = tokio::spawn(host.run(clusters, stopped));
+    let mut asked = 0;
+    // A tenth more than is needed.
+    found(&decider, &mut asked, nodes, (replicas * 11).div_ceil(nodes * 10) + 1).await?;
+    let source = journal.source();
+    let before = source.head().map_or(Position::ZERO, |head| head.position);
+    let bytes_before = written(&*source, Position::FIRST)?;
+    let us = std::process::id();
+    let (began, watched) = (Instant::now(), Watched::begin(us)?);
+    for n in 0..PLANS {
+        let spec = json!({"count": replicas / PLANS});
+        let body = json!({"plan": format!("plan-{n}"), "name": "d1", "spec": spec});
+        ask(&decider, &mut asked, "deployment.create.v1", body).await?;
+    }
+    completed(&reader, began).await?;
+    let took = began.elapsed().as_secs_f64();
+    let (cores, memory) = (watched.cores()?, peak_mib(us)?);
+    let head = source.head().map_or(Position::ZERO, |head| head.position);
+    let events = (head.get() - before.get()) as f64 / replicas as f64;
+    stop.send_replace(true);
+    executors.await?;
+    decider.tell(Input::Drain).await?;
+    match ended.await? {
+        Ended::Drained => {}
+        other => return Err(other.into()),
+    }
+    drop(decider);
+    projector.join().map_err(|_| anyhow!("the projector panicked"))??;
+    let bytes = (written(&*source, Position::FIRST)? - bytes_before) as f64 / replicas as f64;
+    journal.close()?;
+    eprintln!("rows: {} MiB on disk", bytes_of(&dir.join("rows"))? >> 20);
+    let cell = Cell { memory_mib: Some(memory), cores: Some(cores), ..Cell::rate(replicas as f64 / took) };
+    let share = replicas as f64 / REPLICAS as f64;
+    Ok(Row::new("W10", format!("{replicas} replicas"), cell)
+        .check("seconds", took, Bar::Below(BAR * share))
+        .check("events a replica", events, Bar::Below(6.01))
+        .check("bytes of journal a replica", bytes, Bar::Below(1024.0))
+        .check(
+            "bytes of memory a replica, of all parts",
+            memory * 1_048_576.0 / replicas as f64,
+            Bar::Below(4096.0),
+        ))
+}
+
+/// Bytes of all records from the position on.
+fn written(source: &dyn Source, from: Position) -> Result<u64> {
+    let mut bytes = 0;
+    for record in source.records(from)? {
+        bytes += record?.bytes().len() as u64;
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn run() -> Result<Vec<Row>> {
+    let replicas = match std::env::var("CHANCERY_BENCH_REPLICAS") {
+        Ok(text) => text.parse().context("read CHANCERY_BENCH_REPLICAS")?,
+        Err(_) => REPLICAS,
+    };
+    ensure!(replicas >= PLANS && replicas % PLANS == 0, "take a multiple of {PLANS} replicas");
+    let folder = crate::folder()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    Ok(vec![runtime.block_on(race(folder.path(), replicas))?])
+}

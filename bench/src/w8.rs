@@ -1,0 +1,89 @@
+//! W8: placement. Replicas of plans that differ in size, matchers, selectors and sharing, on nodes that differ in
+//! capabilities, labels, size and update domain: each is created, placed and approved by rule, on the pure machine.
+//!
+//! It is counted by the processor time of its one thread, so that what else the machine does counts little.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::maker::{CLUSTER, Maker};
+use crate::table::{Bar, Cell, Row, median};
+use crate::{ROUNDS, process};
+
+const DOMAINS: usize = 200;
+const PLANS: usize = 20;
+/// Replicas, and nodes. The first sets the bar.
+const LOADS: [(usize, usize); 4] = [(100_000, 10_000), (20_000, 10_000), (400_000, 40_000), (100_000, 2_500)];
+
+fn node(n: usize) -> Value {
+    // Sizes in proportion, but for every third, which has little memory: there the cores are not what runs out.
+    let cores = [64, 96, 128][n % 3];
+    let memory = (cores as u64) << if n % 3 == 2 { 31 } else { 32 };
+    let gpus = [vec![], vec!["a100"], vec!["h100", "a100"], vec!["v100"]][n % 4].clone();
+    json!({"name": format!("node-{n}"), "cluster": CLUSTER, "spec": {
+        "domain": format!("rack-{}", n % DOMAINS), "zone": format!("zone-{}", n % 4),
+        "labels": {"disk": (["ssd", "hdd"][n % 2]), "tier": format!("tier-{}", n % 5)},
+        "total": {"cpu": cores * 1000, "memory": memory, "disk": 1_u64 << 42}, "capabilities": gpus,
+    }})
+}
+
+fn plan(n: usize) -> Value {
+    let matchers = match n % 5 {
+        0 => json!([{"type": "GPU", "comparator": "gte", "names": ["a100"]}]),
+        1 => json!([{"type": "GPU", "comparator": "in", "names": ["v100", "a100"]}]),
+        2 => json!([{"type": "GPU", "comparator": "not_in", "names": ["h100"]}]),
+        _ => json!([]),
+    };
+    let selectors = if n % 4 == 3 { json!({"disk": "ssd"}) } else { json!({}) };
+    let resources = json!({"cpu": 500 + 250 * (n % 3), "memory": 1_u64 << (30 + n % 3), "disk": 1_u64 << 30});
+    json!({"name": format!("plan-{n}"), "spec": {
+        "namespace": "bench", "service": format!("service-{n}"), "matchers": matchers, "selectors": selectors,
+        "sharing": (if n % 10 == 9 { "never" } else { "allowed" }),
+        "payloads": [{"name": "app", "resources": resources}],
+        "approval": {"create": "automatic"},
+    }})
+}
+
+/// Places so many replicas on so many nodes; placements a second of processor time.
+fn place(replicas: usize, nodes: usize) -> Result<f64> {
+    let mut maker = Maker::new(None)?;
+    for (name, score) in [("v100", 70), ("a100", 80), ("h100", 90)] {
+        maker.ask("capability.apply.v1", &json!({"name": name, "spec": {"type": "GPU", "score": score}}))?;
+    }
+    for n in 0..nodes {
+        maker.ask("node.apply.v1", &node(n))?;
+    }
+    for n in 0..PLANS {
+        maker.ask("plan.apply.v1", &plan(n))?;
+        // Those that share no node are as many as there is room for.
+        let most = if n % 10 == 9 { nodes / 8 } else { usize::MAX };
+        let count = (replicas / PLANS).min(most);
+        let ask = json!({"plan": format!("plan-{n}"), "name": "d1", "spec": {"count": count}});
+        maker.ask("deployment.create.v1", &ask)?;
+    }
+    let began = process::thread_time();
+    while maker.step()? {}
+    let took = process::thread_time().saturating_sub(began);
+    let placed = maker.fleet.incarnations().len();
+    ensure!(placed * 10 >= replicas * 9, "{placed} of {replicas} have a place");
+    Ok(placed as f64 / took.as_secs_f64())
+}
+
+pub(crate) fn run() -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let mut few = 0.0;
+    for (replicas, nodes) in LOADS {
+        let rates = (0..ROUNDS).map(|_| place(replicas, nodes).map(Cell::rate)).collect::<Result<_>>()?;
+        let cell = median(rates);
+        let rate = cell.rate;
+        let row = Row::new("W8", format!("{}k on {}k", replicas / 1000, nodes as f64 / 1000.0), cell);
+        rows.push(match (replicas, nodes) {
+            (100_000, 10_000) => row.check("placements a second", rate, Bar::AtLeast(100_000.0)),
+            _ => row.check("of the rate of the first", rate / few, Bar::AtLeast(0.7)),
+        });
+        if few == 0.0 {
+            few = rate;
+        }
+    }
+    Ok(rows)
+}

@@ -87,14 +87,21 @@ impl Disk {
         Ok(Disk(at))
     }
 
-    /// Leaves so many kibibytes.
+    /// Leaves so many kibibytes, or a little more: the server writes meanwhile, and may be quicker.
     fn fill(&self, left: u64) -> Result<()> {
-        let stat = rustix::fs::statvfs(&self.0).context("ask the disk for its space")?;
-        let free = stat.f_bavail * stat.f_frsize;
-        let ballast = self.0.join("ballast");
-        let file = std::fs::File::create(&ballast).context("fill the disk")?;
-        let bytes = free.saturating_sub(left << 10);
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("fill the disk")
+        let file = std::fs::File::create(self.0.join("ballast")).context("fill the disk")?;
+        let mut left = left << 10;
+        loop {
+            let stat = rustix::fs::statvfs(&self.0).context("ask the disk for its space")?;
+            let bytes = (stat.f_bavail * stat.f_frsize).saturating_sub(left);
+            if bytes == 0 {
+                return Ok(());
+            }
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+                Err(rustix::io::Errno::NOSPC) => left += 64 << 10,
+                done => return done.context("fill the disk"),
+            }
+        }
     }
 
     fn clear(&self) -> Result<()> {

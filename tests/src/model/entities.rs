@@ -66,6 +66,8 @@ pub(super) struct Plan {
 
 #[derive(Clone, Debug)]
 pub(super) struct Deployment {
+    /// Where it came into being: those of one commit came at one time.
+    pub(super) born: chancery_events::id::Position,
     pub(super) generation: u32,
     pub(super) spec: DeploymentSpec,
     pub(super) has_started: bool,

@@ -196,8 +196,8 @@ impl Entities {
                 }
             }
             Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec }) => {
-                let new =
-                    Deployment { generation: *generation, spec: spec.clone(), has_started: false, end: None };
+                let (born, generation, spec) = (at.position, *generation, spec.clone());
+                let new = Deployment { born, generation, spec, has_started: false, end: None };
                 let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
                 self.deployments.insert((plan.clone(), name.clone()), kept);
@@ -396,10 +396,10 @@ impl Entities {
             .deployments
             .iter()
             .filter(|((of, name), kept)| of == plan && kept.is.end.is_some() && !used(name))
-            .map(|(key, kept)| (kept.stamps.created, kept.is.generation, key.clone()))
+            .map(|(key, kept)| (kept.is.born, key.clone()))
             .collect();
         over.sort();
-        for (_, _, key) in beyond(over) {
+        for (_, key) in beyond(over) {
             self.deployments.remove(&key);
         }
     }

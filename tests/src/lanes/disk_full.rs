@@ -31,8 +31,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let load = Load::begin(&server.url(), 2, seed, Duration::from_secs(10), &file)?;
     for round in 0..rounds {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
-        disk.fill(random.between(0, 3000))?;
         let before = server.log().len();
+        disk.fill(random.between(0, 3000))?;
         // Something large now and then, so that it does not take long.
         let client = Client::patient(&server.url(), Duration::from_secs(2));
         let status = until("the server ends because the disk is full", || {

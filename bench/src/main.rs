@@ -64,6 +64,10 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
 ];
 
+/// Requests, events and rows are many small allocations that are freed on another thread than made them.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args == [bare::BARE] {

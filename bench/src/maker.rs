@@ -26,10 +26,14 @@ use serde_json::{Value, json};
 pub(crate) const CLUSTER: &str = "sim";
 
 /// Takes records, one after the other.
-pub(crate) type Pen = Box<dyn FnMut(Record) -> Result<()>>;
+pub(crate) struct Pen {
+    /// Events in a record, about.
+    pub(crate) record: u32,
+    pub(crate) takes: Box<dyn FnMut(Record) -> Result<()>>,
+}
 
 /// Events in a record, as a decider makes them that has much to do.
-const RECORD: u32 = 500;
+pub(crate) const BUSY: u32 = 500;
 
 struct Book {
     draft: Draft,
@@ -87,7 +91,7 @@ impl Maker {
                 book.draft.push(&event.line())?;
             }
         }
-        if self.book.as_ref().is_some_and(|book| book.draft.count() >= RECORD) {
+        if self.book.as_ref().is_some_and(|book| book.draft.count() >= book.pen.record) {
             self.seal()?;
         }
         Ok(())
@@ -102,7 +106,7 @@ impl Maker {
         };
         let record = std::mem::take(&mut book.draft).seal(parts)?;
         book.end = Some(Cursor::after(&record));
-        (book.pen)(record)
+        (book.pen.takes)(record)
     }
 
     /// Asks for something that must be accepted.

@@ -19,7 +19,7 @@ use chancery_machine::context::Context;
 use chancery_machine::decide::{decide, evolve, pass, verdict};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::At;
-use chancery_projector::{Fold, Touched};
+use chancery_projector::Fold;
 use serde_json::json;
 
 use crate::load::by_turns;
@@ -180,7 +180,7 @@ fn ours(journal: &SegmentJournal, stage: Stage) -> Result<u64> {
                 }
             }
             Stage::Fold => {
-                fold.take(&record, &mut Touched::default())?;
+                fold.take(&record)?;
             }
         }
         events += u64::from(record.header().count);

@@ -18,7 +18,7 @@ use chancery_projector::{Projector, Tuning};
 use serde_json::json;
 
 use crate::ROUNDS;
-use crate::maker::{CLUSTER, Maker, Pen};
+use crate::maker::{BUSY, CLUSTER, Maker, Pen};
 use crate::process::Watched;
 use crate::table::{Bar, Cell, Row, median};
 
@@ -26,9 +26,13 @@ const REPLICAS: usize = 66_000;
 const EVENTS: u64 = 1_000_000;
 const NODES: usize = 1_000;
 const PLANS: usize = 10;
+/// Rows in a batch of sled's, as the projector fills its store.
+const WRITTEN: usize = 1_000;
 /// Events a second, while the lag is taken.
 const PACE: u64 = 5_000;
 const PACED: Duration = Duration::from_secs(4);
+/// Events in a record meanwhile: what comes in 10 ms.
+const PACED_RECORD: u32 = 50;
 
 /// A replica's create, open, place, approval, report and start; then reports that come and go, all over the fleet.
 fn story(pen: Pen, events: u64) -> Result<Maker> {
@@ -88,7 +92,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let head = story(Box::new(pen), EVENTS)?.fleet.head();
+    let head = story(Pen { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
     loop {
         match durable.recv()? {
             Delivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => break,
@@ -128,11 +132,11 @@ fn floor(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<Ce
     let mut all = rows.iter().cycle();
     while left > 0 {
         let mut batch = sled::Batch::default();
-        for (key, value) in all.by_ref().take(left.min(tuning.catch_up)) {
+        for (key, value) in all.by_ref().take(left.min(WRITTEN)) {
             batch.insert(key, value);
         }
         db.apply_batch(batch)?;
-        left = left.saturating_sub(tuning.catch_up);
+        left = left.saturating_sub(WRITTEN);
     }
     let took = began.elapsed().as_secs_f64();
     Ok(Cell { cores: Some(watched.cores()?), ..Cell::rate(EVENTS as f64 / took) })
@@ -145,7 +149,7 @@ fn lag() -> Result<Cell> {
     let (sent, records) = channel();
     let log = MemoryLog::new("bench");
     let pen = move |record: Record| Ok(sent.send(Arc::new(record))?);
-    drop(story(Box::new(pen), events)?);
+    drop(story(Pen { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
     let records: Vec<Arc<Record>> = records.iter().collect();
     let mut projector = Projector::open(folder.path(), "bench", log.source(), None, Tuning::default())?;
     let began = Instant::now();

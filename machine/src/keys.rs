@@ -3,7 +3,7 @@
 //! Keys leave in the order of their intents' times, by age and by count; the *floor* is the highest time that has
 //! left. An intent at or below it is refused, never decided again: whether it was decided cannot be told any more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use chancery_events::id::Position;
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use serde::{Deserialize, Serialize};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Keys are kept this long,
 const AGE: Duration = Duration::from_hours(7 * 24);
@@ -47,7 +48,8 @@ pub struct Accepted {
 /// The keys of a fleet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Keys {
-    known: BTreeMap<Digest, Known>,
+    #[serde(serialize_with = "in_order")]
+    known: FxHashMap<Digest, Known>,
     by_time: BTreeSet<(Time, Digest)>,
     floor: Time,
     #[serde(skip)]
@@ -91,13 +93,16 @@ impl Keys {
     }
 
     fn set(&mut self, key: Digest, known: Option<Known>) {
-        let old = self.known.remove(&key);
+        let at = known.as_ref().map(|known| known.at);
+        let old = match known {
+            Some(known) => self.known.insert(key, known),
+            None => self.known.remove(&key),
+        };
         if let Some(old) = &old {
             self.by_time.remove(&(old.at, key));
         }
-        if let Some(known) = known {
-            self.by_time.insert((known.at, key));
-            self.known.insert(key, known);
+        if let Some(at) = at {
+            self.by_time.insert((at, key));
         }
         if let Some(undo) = &mut self.undo {
             undo.push((key, old));
@@ -115,6 +120,13 @@ impl Keys {
         }
         self.floor = before.floor;
     }
+}
+
+/// So that equal keys are equal bytes.
+fn in_order<S: Serializer>(known: &FxHashMap<Digest, Known>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut known: Vec<_> = known.iter().collect();
+    known.sort_unstable_by_key(|(key, _)| **key);
+    serializer.collect_map(known)
 }
 
 #[cfg(test)]

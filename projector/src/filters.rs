@@ -52,16 +52,23 @@ pub(crate) const NODES: &[Def<NodeRow>] = &[
     Def {
         name: "cluster",
         read: |text| {
-            Filter::named(text, |row: &NodeRow, cluster: &ClusterName| row.cluster.as_ref() == Some(cluster))
+            let way = way!(Index::NodeCluster, ClusterName);
+            Filter::led(text, |row: &NodeRow, it: &ClusterName| row.cluster.as_ref() == Some(it), way)
         },
     },
     Def {
         name: "domain",
-        read: |text| Filter::named(text, |row: &NodeRow, domain: &DomainName| row.domain == *domain),
+        read: |text| {
+            let way = way!(Index::NodeDomain, DomainName);
+            Filter::led(text, |row: &NodeRow, it: &DomainName| row.domain == *it, way)
+        },
     },
     Def {
         name: "zone",
-        read: |text| Filter::named(text, |row: &NodeRow, zone: &ZoneName| row.zone.as_ref() == Some(zone)),
+        read: |text| {
+            let way = way!(Index::NodeZone, ZoneName);
+            Filter::led(text, |row: &NodeRow, it: &ZoneName| row.zone.as_ref() == Some(it), way)
+        },
     },
     Def {
         name: "capability",

@@ -106,8 +106,17 @@ impl Fold {
         self.0.as_ref().map_or(Position::ZERO, |state| state.at.position)
     }
 
-    /// Folds the next record and adds what it touched. One that was folded before changes nothing.
-    pub fn take(&mut self, record: &Arc<Record>, touched: &mut Touched) -> Result<Folded, FoldError> {
+    /// Folds the next record. One that was folded before changes nothing.
+    pub fn take(&mut self, record: &Record) -> Result<Folded, FoldError> {
+        self.next(record, None)
+    }
+
+    /// The same, and adds what it touched.
+    pub fn take_touching(&mut self, record: &Record, touched: &mut Touched) -> Result<Folded, FoldError> {
+        self.next(record, Some(touched))
+    }
+
+    fn next(&mut self, record: &Record, touched: Option<&mut Touched>) -> Result<Folded, FoldError> {
         let position = self.position();
         if record.last() <= position {
             return Ok(Folded::Before);
@@ -135,11 +144,13 @@ impl Fold {
     }
 }
 
-fn fold(fleet: &mut Fleet, record: &Record, touched: &mut Touched) -> Result<(), FoldError> {
+fn fold(fleet: &mut Fleet, record: &Record, touched: Option<&mut Touched>) -> Result<(), FoldError> {
     fleet.note();
     match events(fleet, record) {
         Ok(()) => {
-            touched.add(fleet);
+            if let Some(touched) = touched {
+                touched.add(fleet);
+            }
             Ok(())
         }
         Err(error) => {

@@ -2,6 +2,7 @@
 //!
 //! | index | entry | leads to |
 //! |---|---|---|
+//! | in a cluster, domain, zone | its name 0 node | nodes |
 //! | of a plan | plan 0 replica | replicas |
 //! | of a node | node 0 replica | replicas |
 //! | in a phase, but `running` | phase, replica | replicas |
@@ -15,7 +16,7 @@
 
 use chancery_events::name::{NodeName, PlanName, ReplicaName};
 
-use crate::rows::{IncarnationRow, OperationRow, OperationWord, PhaseWord, ReplicaRow};
+use crate::rows::{IncarnationRow, NodeRow, OperationRow, OperationWord, PhaseWord, ReplicaRow};
 
 /// The indexes. The number stands before the entries in the store, behind all kinds of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +30,9 @@ pub(crate) enum Index {
     OperationReplica,
     OperationNode,
     OperationState,
+    NodeCluster,
+    NodeDomain,
+    NodeZone,
 }
 
 impl Index {
@@ -68,6 +72,24 @@ impl Entries {
     fn node(&mut self, index: Index, node: Option<&NodeName>, key: &[u8]) {
         if let Some(node) = node {
             self.put(index.of(node.as_str()), key);
+        }
+    }
+}
+
+impl NodeRow {
+    /// What else its entries are made of never changes.
+    pub(crate) fn has_entries_of(&self, other: &NodeRow) -> bool {
+        self.cluster == other.cluster && self.domain == other.domain && self.zone == other.zone
+    }
+
+    pub(crate) fn entries(&self, to: &mut Entries) {
+        let key = self.name.as_str().as_bytes();
+        if let Some(cluster) = &self.cluster {
+            to.put(Index::NodeCluster.of(cluster.as_str()), key);
+        }
+        to.put(Index::NodeDomain.of(self.domain.as_str()), key);
+        if let Some(zone) = &self.zone {
+            to.put(Index::NodeZone.of(zone.as_str()), key);
         }
     }
 }

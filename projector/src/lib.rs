@@ -6,6 +6,7 @@
 
 mod changes;
 mod counts;
+mod fill;
 mod filter;
 mod filters;
 pub mod fold;

@@ -6,7 +6,7 @@
 //! | rows stand | then |
 //! |---|---|
 //! | behind a record that the journal does not have | they are dropped, as if there were none |
-//! | nowhere, or before the snapshot | they are made anew from the snapshot's state |
+//! | nowhere, or before the snapshot | the state alone is folded as far as there are records, then they are made from it |
 //! | at the snapshot or after it | the state alone is folded up to them |
 //!
 //! From there both go on together, as they do for every record that comes. What must stay true: rows are those of
@@ -26,13 +26,11 @@ use chancery_journal::{Cursor, ReadError, Source};
 
 use crate::changes::{Changes, changes};
 use crate::counts::Counts;
+use crate::fill::fill;
 use crate::fold::{Fold, FoldError, Folding, Touched};
-use crate::index::Entries;
-use crate::kind::Row;
 use crate::query::{Epoch, Reader};
-use crate::row_of::{Visitor, every};
 use crate::snapshot;
-use crate::store::{Store, StoreError, Tuning, encode};
+use crate::store::{Store, StoreError, Tuning};
 use crate::watch::{Applied, Watch};
 
 /// The rows do not go on.
@@ -61,8 +59,10 @@ pub struct Projector {
     fold: Fold,
     counts: Counts,
     store: Store,
-    /// The rows' position.
+    /// The rows' position. Before the store is filled, none.
     rows: Position,
+    /// Whether the store holds rows. If not, the first records fill it.
+    is_filled: bool,
     /// Rows and index entries written or removed.
     written: u64,
     tuning: Tuning,
@@ -83,31 +83,29 @@ impl Projector {
     ) -> Result<Projector, ProjectError> {
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
         let (store, rows) = usable(dir, &*source, state.as_ref(), tuning)?;
-        let is_new = rows.is_none();
         let mut fold = Fold::from(state);
-        if let Some(rows) = rows {
-            follow(&mut fold, &*source, rows.position)?;
-        }
+        let is_filled = rows.is_some();
+        let applied = match rows {
+            Some(rows) => {
+                follow(&mut fold, &*source, rows.position)?;
+                applied(&fold)
+            }
+            None => Applied::default(),
+        };
         let counts = fold.state().map_or_else(Counts::default, |state| Counts::of(&state.fleet));
-        let rows = fold.position();
-        let watch = Watch::new(applied(&fold));
-        let epoch = Arc::new(Epoch::default());
-        let this = Projector {
+        Ok(Projector {
             source,
             fold,
             counts,
             store,
-            rows,
+            rows: applied.position,
+            is_filled,
             written: 0,
             tuning,
-            watch,
-            epoch,
+            watch: Watch::new(applied),
+            epoch: Arc::new(Epoch::default()),
             has_failed: false,
-        };
-        if is_new {
-            this.write_every()?;
-        }
-        Ok(this)
+        })
     }
 
     /// Reads the rows.
@@ -133,15 +131,13 @@ impl Projector {
     /// Takes what the journal has and the rows have not.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
         let records = self.source.records(self.fold.position().plus(1))?;
-        // Readers share the epoch. They wait while a batch is applied; where there are none, nobody does.
-        let is_read = Arc::strong_count(&self.epoch) > 1;
-        self.run(records, if is_read { self.tuning.batch } else { self.tuning.catch_up })
+        self.run(records)
     }
 
     /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
     /// leaves everything as it is: [`Projector::catch_up`] closes it.
     pub fn apply(&mut self, records: &[Arc<Record>]) -> Result<Position, ProjectError> {
-        self.run(records.iter().map(|record| Ok(Arc::clone(record))), self.tuning.batch)
+        self.run(records.iter().map(|record| Ok(Arc::clone(record))))
     }
 
     /// Brings the rows to the disk, for a start that is quick.
@@ -152,12 +148,11 @@ impl Projector {
     fn run(
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
-        batch: usize,
     ) -> Result<Position, ProjectError> {
         if self.has_failed {
             return Err(ProjectError::Stopped);
         }
-        let result = self.take(records, batch);
+        let result = if self.is_filled { self.take(records) } else { self.fill(records) };
         let is_final = match &result {
             Ok(_) | Err(ProjectError::Read(_) | ProjectError::Fold(FoldError::Gap { .. })) => false,
             Err(_) => true,
@@ -172,8 +167,8 @@ impl Projector {
     fn take(
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
-        batch: usize,
     ) -> Result<Position, ProjectError> {
+        let batch = self.tuning.batch;
         let Projector { fold, counts, store, rows, written, watch, epoch, .. } = self;
         thread::scope(|scope| {
             let mut writer = Writer { scope, store, epoch, watch, rows, written, writing: None };
@@ -182,7 +177,7 @@ impl Projector {
             for record in records {
                 let folded = record
                     .map_err(ProjectError::from)
-                    .and_then(|record| Ok(fold.take(&record, &mut touched)?));
+                    .and_then(|record| Ok(fold.take_touching(&record, &mut touched)?));
                 if let Err(error) = folded {
                     stopped = Some(error);
                     break;
@@ -200,14 +195,26 @@ impl Projector {
         })
     }
 
-    /// All rows of the state, into an empty store, in batches; the cursor comes with the last.
-    fn write_every(&self) -> Result<(), StoreError> {
-        let Some(state) = self.fold.state() else { return Ok(()) };
-        tracing::info!(position = %state.at.position, "rows are made from the state");
-        let mut filling =
-            Filling { store: &self.store, batch: self.tuning.batch, changes: Changes::default() };
-        every(&state.fleet, &self.counts, &mut filling)?;
-        self.store.apply(filling.changes, Some(&state.at))
+    /// The state first, then its rows: each is written once, however often it has changed.
+    fn fill(
+        &mut self,
+        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+    ) -> Result<Position, ProjectError> {
+        let fold = &mut self.fold;
+        let folded = records.into_iter().try_for_each(|record| {
+            fold.take(&*record?)?;
+            Ok(())
+        });
+        // What was folded before an error is as good as ever.
+        if let Some(state) = self.fold.state() {
+            self.counts = Counts::of(&state.fleet);
+            self.written += fill(&self.store, state, &self.counts)?;
+            self.is_filled = true;
+            let applied = applied(&self.fold);
+            self.rows = applied.position;
+            self.watch.tell(applied);
+        }
+        folded.map(|()| self.rows)
     }
 
     #[cfg(test)]
@@ -346,32 +353,10 @@ fn follow(fold: &mut Fold, source: &dyn Source, to: Position) -> Result<(), Proj
         return Ok(());
     }
     for record in source.records(fold.position().plus(1))? {
-        fold.take(&record?, &mut Touched::default())?;
+        fold.take(&*record?)?;
         if fold.position() >= to {
             break;
         }
     }
     Ok(())
-}
-
-/// Fills an empty store.
-struct Filling<'a> {
-    store: &'a Store,
-    batch: usize,
-    changes: Changes,
-}
-
-impl Visitor for Filling<'_> {
-    type Error = StoreError;
-
-    fn row<R: Row>(&mut self, row: &R) -> Result<(), StoreError> {
-        let mut entries = Entries::default();
-        row.index(&mut entries);
-        self.changes.0.push((row.key().stored(), Some(encode(row))));
-        self.changes.0.extend(entries.0.into_iter().map(|entry| (entry, Some(Vec::new()))));
-        if self.changes.0.len() >= self.batch {
-            self.store.apply(std::mem::take(&mut self.changes), None)?;
-        }
-        Ok(())
-    }
 }

@@ -28,7 +28,7 @@ use crate::changes::{Changes, Rows};
 use crate::kind::{Row, RowKind, with_row};
 
 /// Counts the changes to rows, entries and keys that their schemas do not show: what a row says, above all.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 const CURSOR: &[u8] = b"\0cursor";
 
@@ -49,13 +49,11 @@ pub struct Tuning {
     pub flush: u64,
     /// A batch has about so many touched entities at most: readers wait while one is applied.
     pub batch: usize,
-    /// The same while catching up and nobody reads: more at a time spares writes.
-    pub catch_up: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { cache: 64 << 20, flush: 500, batch: 5_000, catch_up: 250_000 }
+        Tuning { cache: 64 << 20, flush: 500, batch: 5_000 }
     }
 }
 

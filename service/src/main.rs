@@ -17,6 +17,10 @@ use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
 use chancery::{demo, payload, remote, server};
 
+/// Requests, events and rows are many small allocations that are freed on another thread than made them.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
     match args.next().as_deref().and_then(|word| word.to_str()) {

@@ -19,7 +19,7 @@ use crate::store::Tuning;
 use driver::{Driver, FLEET};
 
 fn tuning() -> Tuning {
-    Tuning { cache: 8 << 20, flush: 50, batch: 64, catch_up: 200 }
+    Tuning { cache: 8 << 20, flush: 50, batch: 64 }
 }
 
 fn open(dir: &Path, driver: &Driver, snapshots: Option<&Snapshots>) -> Projector {

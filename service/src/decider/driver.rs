@@ -2,7 +2,8 @@
 //! decides in which order things happen; time and randomness come in with each call.
 //!
 //! While a commit becomes durable, the next one fills: at most [`DEPTH`] are on their way, so that the commits are as
-//! large as the disk is slow.
+//! large as the disk is slow. If nothing is left to decide, the journal may make it durable on this thread, which
+//! saves waking another one twice; what comes in meanwhile is the next commit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -119,15 +120,16 @@ impl Driver {
         let more = self.core.work(now);
         self.waiting.extend(self.core.early());
         while let Some(record) = self.waiting.pop_front() {
-            if let Some(record) = self.append(record)? {
+            if let Some(record) = given(self.journal.append(record))? {
                 self.waiting.push_front(record);
                 break;
             }
         }
+        let append = if more { <dyn Journal>::append } else { <dyn Journal>::append_here };
         if self.waiting.is_empty()
             && self.core.in_flight() < DEPTH
             && let Some(record) = self.core.seal()
-            && let Some(record) = self.append(record)?
+            && let Some(record) = given(append(&*self.journal, record))?
         {
             self.waiting.push_back(record);
         }
@@ -136,19 +138,6 @@ impl Driver {
             true => Left::Blocked,
             false => Left::Nothing,
         })
-    }
-
-    /// Gives a record back if the journal has no room for it now.
-    fn append(&self, record: Record) -> Result<Option<Record>, Ended> {
-        match self.journal.append(record) {
-            Ok(()) => Ok(None),
-            Err(AppendError::Busy(_)) if planted::is(Bug::DropsBusyCommit) => Ok(None),
-            Err(AppendError::Busy(record)) => Ok(Some(*record)),
-            Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
-            Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => {
-                Err(Ended::Stopped(error.to_string()))
-            }
-        }
     }
 
     /// What the journal tells. `publish` gets records before the effects that they let go of are to be had.
@@ -184,4 +173,15 @@ impl Driver {
 fn recorded(source: &dyn Source, position: Position) -> Option<Hash> {
     let record = source.records(position).ok()?.next()?.ok()?;
     (record.last() == position).then(|| record.hash())
+}
+
+/// What came of an append: the record, if the journal has no room for it now.
+fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
+    match appended {
+        Ok(()) => Ok(None),
+        Err(AppendError::Busy(_)) if planted::is(Bug::DropsBusyCommit) => Ok(None),
+        Err(AppendError::Busy(record)) => Ok(Some(*record)),
+        Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
+        Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),
+    }
 }

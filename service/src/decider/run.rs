@@ -10,6 +10,7 @@ use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::Reading;
@@ -69,13 +70,7 @@ struct Loop {
     tickets: u64,
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
     executors: BTreeMap<Connection, mpsc::Sender<Vec<u8>>>,
-    drain: Option<Drain>,
-}
-
-/// How far a drain has come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Drain {
-    Asked,
+    drains: bool,
 }
 
 fn reading(began: Instant) -> Reading {
@@ -97,7 +92,7 @@ impl Loop {
             tickets: 0,
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
-            drain: None,
+            drains: false,
         }
     }
 
@@ -106,25 +101,24 @@ impl Loop {
     }
 
     async fn run(mut self) -> Ended {
-        let mut batch = Vec::with_capacity(BATCH);
         loop {
+            if let Err(ended) = self.take_what_waits() {
+                return ended;
+            }
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
                 Err(ended) => return ended,
             };
             self.effects();
-            if self.drain == Some(Drain::Asked) && left == Left::Nothing && self.driver.is_quiet() {
+            if self.drains && left == Left::Nothing && self.driver.is_quiet() {
                 return Ended::Drained;
             }
-            let open = self.drain.is_none() && self.driver.is_open();
-            let pause = if left == Left::More {
-                Duration::ZERO
-            } else {
-                // What is due and could not be done waits for a delivery; it is not asked for without end.
-                let due = self.driver.next_due(self.now());
-                due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE))
-            };
-            let sleeping = !pause.is_zero();
+            if left == Left::More {
+                continue;
+            }
+            // What is due and could not be done waits for a delivery; it is not asked for without end.
+            let due = self.driver.next_due(self.now());
+            let pause = due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE));
             tokio::select! {
                 biased;
                 delivery = self.deliveries.recv() => {
@@ -132,18 +126,38 @@ impl Loop {
                         return ended;
                     }
                 }
-                taken = self.inputs.recv_many(&mut batch, BATCH), if open => {
-                    if taken == 0 {
-                        self.drain = Some(Drain::Asked);
-                    }
-                }
-                () = tokio::time::sleep(pause), if sleeping => {}
-                () = std::future::ready(()), if !sleeping => {}
-            }
-            for input in batch.drain(..) {
-                self.input(input);
+                input = self.inputs.recv(), if self.is_open() => self.input(input.unwrap_or(Input::Drain)),
+                () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// Whether inputs are taken.
+    fn is_open(&self) -> bool {
+        !self.drains && self.driver.is_open()
+    }
+
+    /// Before a turn, so that nobody is found late whose word waits here since the last one; that may have taken as
+    /// long as the disk.
+    fn take_what_waits(&mut self) -> Result<(), Ended> {
+        loop {
+            match self.deliveries.try_recv() {
+                Ok(delivery) => self.take(Some(delivery))?,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => self.take(None)?,
+            }
+        }
+        for _ in 0..BATCH {
+            if !self.is_open() {
+                break;
+            }
+            match self.inputs.try_recv() {
+                Ok(input) => self.input(input),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => self.input(Input::Drain),
+            }
+        }
+        Ok(())
     }
 
     fn take(&mut self, delivery: Option<Delivery>) -> Result<(), Ended> {
@@ -176,7 +190,7 @@ impl Loop {
                 }
             },
             Input::Disconnected(connection) => self.close(connection),
-            Input::Drain => self.drain = Some(Drain::Asked),
+            Input::Drain => self.drains = true,
         }
     }
 

@@ -15,7 +15,7 @@ use chancery_journal::Records;
 use chancery_journal::memory::MemoryLog;
 use chancery_machine::fleet::Fleet;
 use chancery_projector::kind::RowKind;
-use chancery_projector::{Fold, Folding, Projector, Query, Touched, Tuning, row_of};
+use chancery_projector::{Fold, Folding, Projector, Query, Tuning, row_of};
 use rustc_hash::FxHashMap;
 
 use super::fault::Counts;
@@ -88,7 +88,7 @@ impl Judge {
         let at = Some(record.first());
         self.model.take(record).map_err(|error| violation(2, error.to_string(), at))?;
         self.fold
-            .take(record, &mut Touched::default())
+            .take(record)
             .map_err(|error| violation(2, format!("{error}: {:?}", std::error::Error::source(&error)), at))?;
         for (position, line) in record.events() {
             let at = Some(position);
@@ -195,7 +195,7 @@ impl Judge {
     pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
         let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
         let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
-        let tuning = Tuning { batch: 7, catch_up: 7, ..Tuning::default() };
+        let tuning = Tuning { batch: 7, ..Tuning::default() };
         let mut shown = model::Rows::new();
         for _ in 0..2 {
             let mut projector = Projector::open(&dir.path().join("rows"), FLEET, log.source(), None, tuning)

@@ -14,7 +14,7 @@ use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
-use chancery_projector::{Fold, FoldError, Folding, Touched};
+use chancery_projector::{Fold, FoldError, Folding};
 
 /// The fleet of every simulated world.
 pub const FLEET: &str = "sim";
@@ -70,7 +70,7 @@ impl Server {
         let mut fold = Fold::from(snapshot);
         let records = log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
         for record in records {
-            fold.take(&record.expect("nobody breaks the chain"), &mut Touched::default())?;
+            fold.take(&record.expect("nobody breaks the chain"))?;
         }
         let deliveries: Arc<Mutex<VecDeque<Delivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
@@ -135,7 +135,7 @@ impl Server {
         let mut misfold = None;
         let taken = self.driver.take(delivery, &mut |records| {
             for record in records {
-                if let Err(error) = fold.take(record, &mut Touched::default()) {
+                if let Err(error) = fold.take(record) {
                     misfold.get_or_insert(error);
                 }
             }

@@ -176,8 +176,7 @@ impl Universe {
             self.log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
         for record in records {
             let record = record.map_err(|error| violation(1, error.to_string(), None))?;
-            fold.take(&record, &mut chancery_projector::Touched::default())
-                .map_err(|error| violation(2, error.to_string(), None))?;
+            fold.take(&record).map_err(|error| violation(2, error.to_string(), None))?;
         }
         fold.state().cloned().ok_or_else(|| violation(9, "nothing was ever decided", None))
     }

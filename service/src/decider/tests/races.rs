@@ -4,7 +4,7 @@
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::Standing;
-use chancery_projector::{Fold, Touched};
+use chancery_projector::Fold;
 
 use super::*;
 
@@ -15,7 +15,7 @@ impl Rig {
         self.durable = records;
         let mut fold = Fold::default();
         for record in &self.journal {
-            fold.take(record, &mut Touched::default()).expect("folds");
+            fold.take(record).expect("folds");
         }
         let state = fold.state().expect("a term has begun");
         self.core = Core::take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);

@@ -1,0 +1,78 @@
+//! Fills an empty store with all rows of a state.
+//!
+//! Rows that nobody can read yet need not come in whole batches, only in an order that the store likes: sorted, a few
+//! leaves at a time. So this is several times as fast for each row as what follows. The cursor comes last: a store
+//! without it is not used.
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use crate::changes::Changes;
+use crate::counts::Counts;
+use crate::fold::Folding;
+use crate::index::Entries;
+use crate::kind::Row;
+use crate::row_of::{Visitor, every};
+use crate::store::{Store, StoreError, encode};
+
+/// Rows and index entries that are sorted together. Those of a kind come in order, their entries do not.
+const SORTED: usize = 40_000;
+/// Of them, so many are written at a time: measured, more or fewer are slower.
+const WRITTEN: usize = 1_000;
+
+/// A row or an index entry, as it is stored.
+type Pair = (Vec<u8>, Vec<u8>);
+
+/// Writes all rows of the state, on another thread than the one that makes them. How many, with index entries.
+pub(crate) fn fill(store: &Store, state: &Folding, counts: &Counts) -> Result<u64, StoreError> {
+    tracing::info!(position = %state.at.position, "rows are made from the state");
+    thread::scope(|scope| {
+        let (filled, pairs) = sync_channel::<Vec<Pair>>(1);
+        let writer = scope.spawn(move || -> Result<u64, StoreError> {
+            let mut count = 0;
+            for mut pairs in pairs {
+                count += pairs.len() as u64;
+                pairs.sort_unstable();
+                let mut pairs = pairs.into_iter().map(|(key, value)| (key, Some(value))).peekable();
+                while pairs.peek().is_some() {
+                    store.apply(Changes(pairs.by_ref().take(WRITTEN).collect()), None)?;
+                }
+            }
+            Ok(count)
+        });
+        let mut filling = Filling { filled, pairs: Vec::with_capacity(SORTED) };
+        let is_whole = every(&state.fleet, counts, &mut filling).and_then(|()| filling.pass_on()).is_ok();
+        drop(filling);
+        let count = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        debug_assert!(is_whole, "a writer that ends early says why");
+        store.apply(Changes::default(), Some(&state.at))?;
+        Ok(count)
+    })
+}
+
+struct Filling {
+    filled: SyncSender<Vec<Pair>>,
+    pairs: Vec<Pair>,
+}
+
+/// The writer has ended, and says why.
+struct WriterEnded;
+
+impl Filling {
+    fn pass_on(&mut self) -> Result<(), WriterEnded> {
+        let pairs = std::mem::replace(&mut self.pairs, Vec::with_capacity(SORTED));
+        self.filled.send(pairs).map_err(|_| WriterEnded)
+    }
+}
+
+impl Visitor for Filling {
+    type Error = WriterEnded;
+
+    fn row<R: Row>(&mut self, row: &R) -> Result<(), WriterEnded> {
+        let mut entries = Entries::default();
+        row.index(&mut entries);
+        self.pairs.push((row.key().stored(), encode(row)));
+        self.pairs.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));
+        if self.pairs.len() < SORTED { Ok(()) } else { self.pass_on() }
+    }
+}

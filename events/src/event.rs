@@ -207,6 +207,58 @@ impl<'a> Line<'a> {
     }
 }
 
+/// A line, read as far as a state follows from it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Told {
+    /// A fact.
+    Fact(Fact),
+    /// An intent or an observation of a known type: nothing follows from it but through facts.
+    Nothing,
+}
+
+impl Told {
+    /// Reads a line. One that stands there as it was written here is not read twice, as a frame and as data.
+    pub fn read(line: &[u8]) -> Result<Told, BadEvent> {
+        if let Some(told) = Told::as_written(line) {
+            return Ok(told);
+        }
+        let line = Line::read(line)?;
+        let known = match line.kind {
+            EventKind::Fact => {
+                return Ok(Told::Fact(line.typed(Fact::read(&line.type_name, line.data.get()))?));
+            }
+            EventKind::Intent => Intent::TYPES,
+            EventKind::Observation => Observation::TYPES,
+        };
+        if known.contains(&&*line.type_name) {
+            Ok(Told::Nothing)
+        } else {
+            Err(BadEvent::UnknownType { type_name: line.type_name.into_owned() })
+        }
+    }
+
+    /// Kind, type and data by their places in a line of [`Event::line`]; `None` if it looks different in any way.
+    fn as_written(line: &[u8]) -> Option<Told> {
+        fn word(text: &str) -> Option<(&str, &str)> {
+            text.split_at_checked(text.find('"')?)
+        }
+        let text = std::str::from_utf8(line).ok()?;
+        let (kind, rest) = word(text.strip_prefix(r#"{"k":""#)?)?;
+        let (type_name, rest) = word(rest.strip_prefix(r#"","t":""#)?)?;
+        let known = match kind {
+            "fact" => {
+                let rest = rest.strip_prefix(r#"","c":"#)?.trim_start_matches(|c: char| c.is_ascii_digit());
+                let data = rest.strip_prefix(r#","d":"#)?.strip_suffix('}')?;
+                return Fact::read(type_name, data)?.ok().map(Told::Fact);
+            }
+            "intent" => Intent::TYPES,
+            "observation" => Observation::TYPES,
+            _ => return None,
+        };
+        known.contains(&type_name).then_some(Told::Nothing)
+    }
+}
+
 impl Event {
     /// Reads a line.
     pub fn read(line: &[u8]) -> Result<Event, BadEvent> {

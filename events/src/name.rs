@@ -42,6 +42,13 @@ pub enum BadName {
 }
 
 fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bool) -> Result<(), BadName> {
+    // Most are plain: their characters are their bytes.
+    let fits_plainly = |(index, byte): (usize, u8)| {
+        byte.is_ascii() && fits(byte.into(), index == 0 || index + 1 == text.len())
+    };
+    if (1..=most).contains(&text.len()) && text.bytes().enumerate().all(fits_plainly) {
+        return Ok(());
+    }
     let count = text.chars().count();
     if count == 0 || count > most {
         return Err(BadName::Length { most, found: count });

@@ -5,12 +5,10 @@
 
 use std::sync::Arc;
 
-use chancery_events::event::{BadEvent, EventKind, Line};
+use chancery_events::event::{BadEvent, Told};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, OperationId, Position};
-use chancery_events::intent::Intent;
 use chancery_events::name::ReplicaName;
-use chancery_events::observation::Observation;
 use chancery_events::planted::{self, Bug};
 use chancery_events::record::{Record, Watermark};
 use chancery_events::subject::Subject;
@@ -108,15 +106,25 @@ impl Fold {
 
     /// Folds the next record. One that was folded before changes nothing.
     pub fn take(&mut self, record: &Record) -> Result<Folded, FoldError> {
-        self.next(record, None)
+        self.next(record, || facts(record), None)
     }
 
     /// The same, and adds what it touched.
     pub fn take_touching(&mut self, record: &Record, touched: &mut Touched) -> Result<Folded, FoldError> {
-        self.next(record, Some(touched))
+        self.next(record, || facts(record), Some(touched))
     }
 
-    fn next(&mut self, record: &Record, touched: Option<&mut Touched>) -> Result<Folded, FoldError> {
+    /// Folds what a thread of its own has decoded.
+    pub(crate) fn take_decoded(&mut self, decoded: Decoded) -> Result<Folded, FoldError> {
+        self.next(&decoded.record, || decoded.facts, None)
+    }
+
+    fn next(
+        &mut self,
+        record: &Record,
+        facts: impl FnOnce() -> Result<Facts, FoldError>,
+        touched: Option<&mut Touched>,
+    ) -> Result<Folded, FoldError> {
         let position = self.position();
         if record.last() <= position {
             return Ok(Folded::Before);
@@ -128,14 +136,14 @@ impl Fold {
         let header = record.header();
         let Some(state) = &mut self.0 else {
             let mut fleet = Fleet::new(header.lineage);
-            fold(&mut fleet, record, touched)?;
+            fold(&mut fleet, record, &facts()?, touched)?;
             self.0 = Some(Folding { fleet, at: Cursor::after(record), watermark: header.watermark.clone() });
             return Ok(Folded::Now);
         };
         if header.prev != state.at.hash {
             return Err(FoldError::Fork { found });
         }
-        fold(&mut state.fleet, record, touched)?;
+        fold(&mut state.fleet, record, &facts()?, touched)?;
         state.at = Cursor::after(record);
         if header.watermark.is_some() {
             state.watermark.clone_from(&header.watermark);
@@ -144,49 +152,57 @@ impl Fold {
     }
 }
 
-fn fold(fleet: &mut Fleet, record: &Record, touched: Option<&mut Touched>) -> Result<(), FoldError> {
-    fleet.note();
-    match events(fleet, record) {
-        Ok(()) => {
-            if let Some(touched) = touched {
-                touched.add(fleet);
-            }
-            Ok(())
-        }
-        Err(error) => {
-            fleet.roll_back();
-            Err(error)
-        }
+/// The facts of a record, with their positions.
+type Facts = Vec<(Position, Fact)>;
+
+/// A record whose events have been read, as far as they could be.
+pub(crate) struct Decoded {
+    record: Arc<Record>,
+    facts: Result<Facts, FoldError>,
+}
+
+impl Decoded {
+    pub(crate) fn new(record: Arc<Record>) -> Decoded {
+        Decoded { facts: facts(&record), record }
     }
 }
 
-fn events(fleet: &mut Fleet, record: &Record) -> Result<(), FoldError> {
-    let header = record.header();
+/// Of intents and observations the data is not read; but one that is unknown shows a newer build.
+fn facts(record: &Record) -> Result<Facts, FoldError> {
+    let mut facts = Facts::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
-        if planted::is(Bug::FoldMissesLast) && position == record.last() && header.count > 6 {
-            pass(fleet, position);
-            continue;
+        match Told::read(line) {
+            Ok(Told::Fact(fact)) => facts.push((position, fact)),
+            Ok(Told::Nothing) => {}
+            Err(BadEvent::UnknownType { type_name }) => return Err(FoldError::Newer { position, type_name }),
+            Err(source) => return Err(FoldError::Event { position, source }),
         }
-        let bad = |source| FoldError::Event { position, source };
-        let line = Line::read(line).map_err(bad)?;
-        let newer = || FoldError::Newer { position, type_name: line.type_name.to_string() };
-        let known = match line.kind {
-            EventKind::Fact => {
-                let fact = Fact::read(&line.type_name, line.data.get()).ok_or_else(newer)?;
-                let data = |source| bad(BadEvent::Data { type_name: line.type_name.to_string(), source });
-                let at = At { position, time: header.time, term: header.term, lineage: header.lineage };
-                evolve(fleet, &fact.map_err(data)?, at)
-                    .map_err(|source| FoldError::Contradiction { position, source })?;
-                continue;
-            }
-            // They change nothing, so their data is not read; but one that is unknown shows a newer build.
-            EventKind::Intent => Intent::TYPES,
-            EventKind::Observation => Observation::TYPES,
-        };
-        if !known.contains(&&*line.type_name) {
-            return Err(newer());
-        }
-        pass(fleet, position);
+    }
+    if planted::is(Bug::FoldMissesLast) && record.header().count > 6 {
+        facts.retain(|(position, _)| *position < record.last());
+    }
+    Ok(facts)
+}
+
+fn fold(
+    fleet: &mut Fleet,
+    record: &Record,
+    facts: &Facts,
+    touched: Option<&mut Touched>,
+) -> Result<(), FoldError> {
+    let header = record.header();
+    fleet.note();
+    let folded = facts.iter().try_for_each(|(position, fact)| {
+        let at = At { position: *position, time: header.time, term: header.term, lineage: header.lineage };
+        evolve(fleet, fact, at).map_err(|source| FoldError::Contradiction { position: *position, source })
+    });
+    if folded.is_err() {
+        fleet.roll_back();
+        return folded;
+    }
+    pass(fleet, record.last());
+    if let Some(touched) = touched {
+        touched.add(fleet);
     }
     Ok(())
 }

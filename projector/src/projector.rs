@@ -17,6 +17,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use chancery_events::id::Position;
@@ -27,11 +28,14 @@ use chancery_journal::{Cursor, ReadError, Source};
 use crate::changes::{Changes, changes};
 use crate::counts::Counts;
 use crate::fill::fill;
-use crate::fold::{Fold, FoldError, Folding, Touched};
+use crate::fold::{Decoded, Fold, FoldError, Folding, Touched};
 use crate::query::{Epoch, Reader};
 use crate::snapshot;
 use crate::store::{Store, StoreError, Tuning};
 use crate::watch::{Applied, Watch};
+
+/// Records that are decoded ahead of the one that is folded, while the store is filled.
+const AHEAD: usize = 8;
 
 /// The rows do not go on.
 #[derive(Debug, thiserror::Error)]
@@ -147,7 +151,7 @@ impl Projector {
 
     fn run(
         &mut self,
-        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
     ) -> Result<Position, ProjectError> {
         if self.has_failed {
             return Err(ProjectError::Stopped);
@@ -195,15 +199,26 @@ impl Projector {
         })
     }
 
-    /// The state first, then its rows: each is written once, however often it has changed.
+    /// The state first, decoded on another thread than it is folded, then its rows: each is written once, however
+    /// often it has changed.
     fn fill(
         &mut self,
-        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
+        records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
     ) -> Result<Position, ProjectError> {
         let fold = &mut self.fold;
-        let folded = records.into_iter().try_for_each(|record| {
-            fold.take(&*record?)?;
-            Ok(())
+        let folded = thread::scope(|scope| {
+            let (decoded, ahead) = sync_channel(AHEAD);
+            scope.spawn(move || {
+                for record in records {
+                    if decoded.send(record.map(Decoded::new)).is_err() {
+                        break;
+                    }
+                }
+            });
+            ahead.into_iter().try_for_each(|decoded| {
+                fold.take_decoded(decoded?)?;
+                Ok(())
+            })
         });
         // What was folded before an error is as good as ever.
         if let Some(state) = self.fold.state() {

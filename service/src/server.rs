@@ -12,33 +12,29 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Lineage, Position, Writer};
-use chancery_events::record::Record;
 use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Delivery, Journal, Source};
 use chancery_machine::fleet::Fleet;
-use chancery_projector::{FoldError, ProjectError, Projector, Reader, Tuning};
+use chancery_projector::{Projector, Reader, Tuning};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
 use crate::decider::core::Settings;
-use crate::decider::{Decider, Ended, Publish, Start};
+use crate::decider::{Decider, Ended, Start};
 use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
+use crate::rows::{Following, Rows, publisher};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
-/// Batches of records on their way to the projector; beyond, it reads the journal itself.
-const BATCHES: usize = 64;
-
 /// Whether a server says on standard output that it is up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Greeting {
@@ -257,7 +253,7 @@ impl Parts {
         let state = state.unwrap_or_else(|| Fleet::new(Lineage::from_random(random())));
         let hub = Arc::new(Hub::new());
         let (changed, clusters) = watch::channel(Position::ZERO);
-        let (records, batches) = sync_channel(BATCHES);
+        let (records, following) = Following::new();
         let metrics = Arc::new(Metrics::new());
         let counts = Arc::clone(&metrics);
         let publish = publisher(Arc::clone(&hub), changed, records);
@@ -279,16 +275,14 @@ impl Parts {
             queue,
         };
         let (decider, ended) = crate::decider::start(start);
-        let every = config.snapshot_events;
-        let fold = Fold { projector, source: Arc::clone(&source), snapshots, fleet: fleet.into(), every };
+        let mut rows = Rows { projector, snapshots, fleet: fleet.into(), every: config.snapshot_events };
         let (alive, unfolded) = oneshot::channel::<()>();
         let run = move || {
-            let mut fold = fold;
-            let done = fold.run(&batches);
+            let done = rows.follow(&following);
             drop(alive);
             if done.is_err() {
                 // Closing the store may wait for a disk that gives no answer; rows can be made again.
-                std::mem::forget(fold);
+                std::mem::forget(rows);
             }
             done
         };
@@ -313,89 +307,6 @@ impl Parts {
 
 fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
-}
-
-/// Gives durable records to everybody. It never waits for any of them.
-fn publisher(
-    hub: Arc<Hub>,
-    clusters: watch::Sender<Position>,
-    projector: SyncSender<Vec<Arc<Record>>>,
-) -> Publish {
-    Box::new(move |records| {
-        for record in records {
-            hub.publish(Arc::clone(record));
-        }
-        match projector.try_send(records.to_vec()) {
-            // It is behind, and reads the journal.
-            Ok(()) | Err(TrySendError::Full(_)) => {}
-            Err(TrySendError::Disconnected(_)) => tracing::error!("the projector has stopped"),
-        }
-        let about_clusters = |record: &Arc<Record>| {
-            record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
-        };
-        if let Some(last) = records.iter().rev().find(|record| about_clusters(record)) {
-            clusters.send_replace(last.last());
-        }
-    })
-}
-
-/// The projector's thread.
-struct Fold {
-    projector: Projector,
-    source: Arc<dyn Source>,
-    snapshots: Snapshots,
-    fleet: Arc<str>,
-    every: u64,
-}
-
-impl Fold {
-    /// Folds what comes until nobody sends any more; then takes a last snapshot.
-    fn run(&mut self, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
-        let mut last = self.projector.position();
-        let mut writing: Option<JoinHandle<()>> = None;
-        while let Ok(records) = batches.recv() {
-            match self.projector.apply(&records) {
-                Ok(_) => {}
-                Err(ProjectError::Fold(FoldError::Gap { .. })) => {
-                    self.projector.catch_up().context("catch up with the journal")?;
-                }
-                Err(error) => return Err(error).context("fold the journal"),
-            }
-            let head = self.source.head().map_or(Position::ZERO, |head| head.position);
-            if head > self.projector.position() {
-                self.projector.catch_up().context("catch up with the journal")?;
-            }
-            let due = self.projector.position().get() - last.get() >= self.every;
-            if due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
-                last = self.projector.position();
-                writing = self.snapshot();
-            }
-        }
-        self.projector.catch_up().context("catch up with the journal")?;
-        if let Some(writing) = writing {
-            // It logs what went wrong; a snapshot can be made again.
-            let _ = writing.join();
-        }
-        if self.projector.position() > last
-            && let Some(writing) = self.snapshot()
-        {
-            let _ = writing.join();
-        }
-        self.projector.flush().context("flush the read models")
-    }
-
-    /// Writes a copy of the state on a thread of its own.
-    fn snapshot(&self) -> Option<JoinHandle<()>> {
-        let state = self.projector.state()?.clone();
-        let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
-        let write = move || match state.write(fleet, &snapshots) {
-            Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
-            Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");
-            }
-        };
-        std::thread::Builder::new().name("snapshot".into()).spawn(write).ok()
-    }
 }
 
 fn greet(config: &Config, address: &str) {

@@ -7,7 +7,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,16 +15,18 @@ use chancery::config::Clusters;
 use chancery::decider::core::Settings;
 use chancery::decider::{Decider, Ended, Input, NoVerdict, Start};
 use chancery::executors::{Connections, Host, Means};
+use chancery::http::Hub;
+use chancery::rows::{Following, Rows, publisher};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::record::Record;
 use chancery_executor::process::OutputLimits;
 use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Delivery, Journal, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::rows::{DeploymentRow, DeploymentWord, PlanRow};
-use chancery_projector::{FoldError, ProjectError, Projector, Reader, Tuning};
+use chancery_projector::{Projector, Reader, Tuning};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -36,8 +37,8 @@ const REPLICAS: usize = 2_000_000;
 const NODES: usize = 6_100;
 const PLANS: usize = 20;
 const CLUSTERS: usize = 4;
-/// Batches of records on their way to the projector, as in a server.
-const BATCHES: usize = 64;
+/// Events between snapshots, as a server has it by default.
+const SNAPSHOT: u64 = 1_000_000;
 /// The bar, in seconds; scaled down with the replicas.
 const BAR: f64 = 22.0 * 60.0;
 
@@ -63,18 +64,9 @@ fn open(dir: &Path) -> Result<Parts> {
     let projector =
         Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, Tuning::default())?;
     let reader = projector.reader();
-    let (records, batches) = sync_channel(BATCHES);
+    let (records, following) = Following::open();
     let (changed, clusters) = watch::channel(Position::ZERO);
-    let publish = Box::new(move |new: &[Arc<Record>]| {
-        // One that is behind reads the journal.
-        let _ = records.try_send(new.to_vec());
-        let about_clusters = |record: &&Arc<Record>| {
-            record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
-        };
-        if let Some(last) = new.iter().rev().find(about_clusters) {
-            changed.send_replace(last.last());
-        }
-    });
+    let publish = publisher(Arc::new(Hub::new()), changed, records);
     let settings = Settings {
         fleet: "bench".parse()?,
         writer: Writer::from_random(1),
@@ -91,27 +83,11 @@ fn open(dir: &Path) -> Result<Parts> {
         skipped: Box::new(|| ()),
         queue: 4096,
     });
-    let projector = std::thread::Builder::new()
-        .name("projector".into())
-        .spawn(move || follow(projector, &*source, &batches))?;
+    let snapshots = Snapshots::open(dir.join("snapshots"))?;
+    let mut rows = Rows { projector, snapshots, fleet: "bench".into(), every: SNAPSHOT };
+    let projector =
+        std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&following))?;
     Ok(Parts { journal, decider, ended, projector, reader, clusters })
-}
-
-/// As the server's projector does.
-fn follow(mut projector: Projector, source: &dyn Source, batches: &Receiver<Vec<Arc<Record>>>) -> Result<()> {
-    while let Ok(records) = batches.recv() {
-        match projector.apply(&records) {
-            Ok(_) => {}
-            Err(ProjectError::Fold(FoldError::Gap { .. })) => {
-                projector.catch_up()?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-        if source.head().is_some_and(|head| head.position > projector.position()) {
-            projector.catch_up()?;
-        }
-    }
-    Ok(())
 }
 
 async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Result<()> {

@@ -171,7 +171,10 @@ impl History {
         if !is_about(&event, subject, record, position) {
             return Ok(None);
         }
-        let Root { who, because } = self.root(&event, position, record, known, DEPTH)?;
+        let root = self.root(&event, position, record, known, DEPTH)?;
+        // Most of what follows on the page comes from it.
+        known.insert(position, root.clone());
+        let Root { who, because } = root;
         let because = Some(because).filter(|because| because.position != position);
         Ok(Some(Entry { position, time: record.header().time, kind, type_name, who, cause, because, data }))
     }

@@ -53,7 +53,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { cache: 64 << 20, flush: 500, batch: 5_000 }
+        Tuning { cache: 64 << 20, flush: 500, batch: 500 }
     }
 }
 

@@ -7,7 +7,7 @@ pub mod decider;
 pub mod executors;
 pub mod http;
 pub mod remote;
-mod rows;
+pub mod rows;
 pub mod server;
 
 pub mod cli;

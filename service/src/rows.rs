@@ -26,20 +26,23 @@ const WAITING: usize = 256;
 const PACE: Duration = Duration::from_millis(4);
 
 /// The way to the projector.
-pub(crate) struct Records {
+#[derive(Debug)]
+pub struct Records {
     waiting: SyncSender<Vec<Arc<Record>>>,
     missed: Arc<AtomicBool>,
 }
 
 /// The other end.
-pub(crate) struct Following {
+#[derive(Debug)]
+pub struct Following {
     waiting: Receiver<Vec<Arc<Record>>>,
     /// Set after something did not find room.
     missed: Arc<AtomicBool>,
 }
 
 impl Following {
-    pub(crate) fn new() -> (Records, Following) {
+    /// Both ends.
+    pub fn open() -> (Records, Following) {
         let (sender, waiting) = sync_channel(WAITING);
         let missed = Arc::new(AtomicBool::new(false));
         (Records { waiting: sender, missed: Arc::clone(&missed) }, Following { waiting, missed })
@@ -54,7 +57,7 @@ impl Following {
 }
 
 /// Gives durable records to everybody. It never waits for any of them.
-pub(crate) fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: Records) -> Publish {
+pub fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: Records) -> Publish {
     Box::new(move |records| {
         for record in records {
             hub.publish(Arc::clone(record));
@@ -78,17 +81,20 @@ pub(crate) fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: 
 }
 
 /// The projector, and the snapshots that it takes.
-pub(crate) struct Rows {
-    pub(crate) projector: Projector,
-    pub(crate) snapshots: Snapshots,
-    pub(crate) fleet: Arc<str>,
+pub struct Rows {
+    /// Caught up, or not far from it.
+    pub projector: Projector,
+    /// Where snapshots go.
+    pub snapshots: Snapshots,
+    /// Whose they are.
+    pub fleet: Arc<str>,
     /// Events between snapshots.
-    pub(crate) every: u64,
+    pub every: u64,
 }
 
 impl Rows {
     /// Follows until nobody publishes any more; then takes a last snapshot.
-    pub(crate) fn follow(&mut self, following: &Following) -> Result<()> {
+    pub fn follow(&mut self, following: &Following) -> Result<()> {
         let mut last = self.projector.position();
         let mut writing: Option<JoinHandle<()>> = None;
         while let Some(records) = following.next() {

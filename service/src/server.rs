@@ -253,7 +253,7 @@ impl Parts {
         let state = state.unwrap_or_else(|| Fleet::new(Lineage::from_random(random())));
         let hub = Arc::new(Hub::new());
         let (changed, clusters) = watch::channel(Position::ZERO);
-        let (records, following) = Following::new();
+        let (records, following) = Following::open();
         let metrics = Arc::new(Metrics::new());
         let counts = Arc::clone(&metrics);
         let publish = publisher(Arc::clone(&hub), changed, records);

@@ -11,7 +11,9 @@ use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::subject::Subject;
 use chancery_journal::Source;
+use chancery_projector::history::Entry;
 use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, QueryError, RowKey, RowKind};
+use serde::Serialize;
 
 use super::App;
 use super::edge::{Call, json};
@@ -179,6 +181,14 @@ fn position_of(name: &str) -> Option<Position> {
         .map(Position::new)
 }
 
+/// An answer with events of a history.
+#[derive(Serialize)]
+struct Histories {
+    items: Vec<Entry>,
+    next_from: Option<Position>,
+    position: Position,
+}
+
 /// A page of an entity's history.
 pub(super) async fn history(
     app: &Arc<App>,
@@ -202,11 +212,10 @@ pub(super) async fn history(
     if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
         return Err(missing(app, &key, call.parts.uri.path()).await);
     }
-    let items =
-        serde_json::to_string(&page.entries).map_err(|error| Problem::internal("show a history", &error))?;
-    let next = page.next.map_or_else(|| "null".to_owned(), |next| next.to_string());
     let position = app.source.head().map_or(Position::ZERO, |head| head.position);
-    Ok(json(format!(r#"{{"items":{items},"next_from":{next},"position":{position}}}"#)))
+    let page = Histories { items: page.entries, next_from: page.next, position };
+    let page = serde_json::to_string(&page).map_err(|error| Problem::internal("show a history", &error))?;
+    Ok(json(page))
 }
 
 #[cfg(test)]

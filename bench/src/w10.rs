@@ -37,8 +37,8 @@ const REPLICAS: usize = 2_000_000;
 const NODES: usize = 6_100;
 const PLANS: usize = 20;
 const CLUSTERS: usize = 4;
-/// Events between snapshots, as a server has it by default.
-const SNAPSHOT: u64 = 1_000_000;
+/// Events between snapshots at least, as a server has it by default.
+const SNAPSHOT: u64 = 100_000;
 /// The bar, in seconds; scaled down with the replicas.
 const BAR: f64 = 22.0 * 60.0;
 

@@ -208,6 +208,11 @@ impl Fleet {
         &self.lineages
     }
 
+    /// About how many entities there are: those of which there are many.
+    pub fn size(&self) -> usize {
+        self.nodes.len() + self.replicas.len() + self.incarnations.len() + self.operations.len()
+    }
+
     /// What is remembered of idempotency keys.
     pub fn keys(&self) -> &Keys {
         &self.keys

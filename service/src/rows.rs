@@ -88,7 +88,8 @@ pub struct Rows {
     pub snapshots: Snapshots,
     /// Whose they are.
     pub fleet: Arc<str>,
-    /// Events between snapshots.
+    /// Events between snapshots, at least. In a larger fleet as many as it has entities: a snapshot costs in
+    /// proportion to them, and so does reading it, beside which those events are replayed.
     pub every: u64,
 }
 
@@ -100,8 +101,9 @@ impl Rows {
         while let Some(records) = following.next() {
             let began = Instant::now();
             self.take(&records, following.missed.swap(false, Ordering::Acquire))?;
-            let due = self.projector.position().get() - last.get() >= self.every;
-            if due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
+            let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
+            let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
+            if is_due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
                 last = self.projector.position();
                 writing = self.snapshot();
             }

@@ -91,7 +91,7 @@ settings! {
     "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
-    "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state";
+    "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
 }
 
 impl Setting {

@@ -388,7 +388,8 @@ impl Fold {
     fn snapshot(&self) -> Option<JoinHandle<()>> {
         let state = self.projector.state()?.clone();
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
-        let write = move || match state.write(fleet, &snapshots) {
+        let source = Arc::clone(&self.source);
+        let write = move || match state.write(fleet, &snapshots, &*source) {
             Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");

@@ -84,7 +84,7 @@ fn open(dir: &Path) -> Result<Parts> {
         queue: 4096,
     });
     let snapshots = Snapshots::open(dir.join("snapshots"))?;
-    let mut rows = Rows { projector, snapshots, fleet: "bench".into(), every: SNAPSHOT };
+    let mut rows = Rows { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };
     let projector =
         std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&following))?;
     Ok(Parts { journal, decider, ended, projector, reader, clusters })

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use chancery_journal::memory::MemoryLog;
 use chancery_journal::segments::{Check, Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Journal as _};
@@ -40,7 +41,8 @@ impl Home {
         make(&unfinished.0.join("journal"), events, |fleet, record| {
             if is_due && record.last().get() + EVERY >= events {
                 let folding = Folding { fleet: fleet.clone(), at: Cursor::after(record), watermark: None };
-                folding.write(FLEET.into(), &snapshots)?;
+                // The only one: there is nothing to look up.
+                folding.write(FLEET.into(), &snapshots, &*MemoryLog::new(FLEET).source())?;
                 is_due = false;
             }
             Ok(())

@@ -120,7 +120,8 @@ impl Snapshots {
         Ok(Snapshots { dir })
     }
 
-    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops what is superfluous.
+    /// Writes a snapshot of the state behind `at`; `state` writes the state. Then drops what is superfluous, and what
+    /// an abandoned history has left: those of records that do not stand in the journal, as `stands` says.
     pub fn write(
         &self,
         fleet: Arc<str>,
@@ -128,6 +129,7 @@ impl Snapshots {
         watermark: Option<Watermark>,
         fingerprint: &str,
         state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+        stands: impl Fn(&Meta) -> bool,
     ) -> Result<Meta, SnapshotError> {
         let meta = Meta {
             format: FORMAT,
@@ -148,13 +150,27 @@ impl Snapshots {
         let meta = write_file(&unfinished, meta, state).map_err(failed("write the snapshot", &unfinished))?;
         fs::rename(&unfinished, &path).map_err(failed("rename to", &path))?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", &self.dir))?;
-        let files = self.list()?;
-        let positions: Vec<_> = files.iter().map(|(position, _)| *position).collect();
-        let superfluous = superfluous(&positions);
-        for (_, old) in files.iter().filter(|(position, _)| superfluous.contains(position)) {
-            fs::remove_file(old).map_err(failed("remove", old))?;
-        }
+        self.thin(meta.position, stands)?;
         Ok(meta)
+    }
+
+    /// What is abandoned must not count: as the newest it would push out what is written from now on.
+    fn thin(&self, written: Position, stands: impl Fn(&Meta) -> bool) -> Result<(), SnapshotError> {
+        // One whose first line cannot be read may be of another build, and counts.
+        let is_abandoned = |(position, path): &(Position, PathBuf)| {
+            *position != written && first_line(path).is_ok_and(|meta| !stands(&meta))
+        };
+        let (abandoned, kept): (Vec<_>, Vec<_>) = self.list()?.into_iter().partition(is_abandoned);
+        let positions: Vec<_> = kept.iter().map(|(position, _)| *position).collect();
+        let superfluous = superfluous(&positions);
+        for (position, path) in &abandoned {
+            tracing::warn!(%position, path = %path.display(), "a snapshot of an abandoned history is removed");
+        }
+        let thinned = kept.iter().filter(|(position, _)| superfluous.contains(position));
+        for (_, path) in abandoned.iter().chain(thinned) {
+            fs::remove_file(path).map_err(failed("remove", path))?;
+        }
+        Ok(())
     }
 
     /// The newest snapshot that is whole and that `is_usable` says yes to. The others are told to the log.
@@ -241,11 +257,17 @@ fn write_file(
     Ok(meta)
 }
 
-fn read_file(path: &Path) -> io::Result<Snapshot> {
-    let damaged = |reason: &'static str| io::Error::new(io::ErrorKind::InvalidData, reason);
-    let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+fn damaged(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+fn first_line(path: &Path) -> io::Result<Meta> {
+    read_meta(&mut BufReader::with_capacity(META, File::open(path)?))
+}
+
+fn read_meta(file: &mut BufReader<File>) -> io::Result<Meta> {
     let mut line = Vec::with_capacity(META);
-    (&mut file).take(META as u64).read_until(b'\n', &mut line)?;
+    file.take(META as u64).read_until(b'\n', &mut line)?;
     if line.len() != META || !line.ends_with(b"\n") {
         return Err(damaged("its first line does not end"));
     }
@@ -253,6 +275,12 @@ fn read_file(path: &Path) -> io::Result<Snapshot> {
     if meta.format != FORMAT {
         return Err(damaged("it is in the format of another build"));
     }
+    Ok(meta)
+}
+
+fn read_file(path: &Path) -> io::Result<Snapshot> {
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let meta = read_meta(&mut file)?;
     let mut body = Hashing { to: io::sink(), hash: Sha256::new(), len: 0 };
     io::copy(&mut file, &mut body)?;
     if body.len != meta.len || Hash::from_bytes(body.hash.finalize().into()) != meta.state_hash {
@@ -282,10 +310,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
         for position in [10, 200, 3000] {
-            let state = format!("state at {position}");
-            let written = snapshots
-                .write("f".into(), &cursor(position), None, "shape", |to| to.write_all(state.as_bytes()));
-            assert_eq!(written.expect("written").cursor(), cursor(position));
+            put(&snapshots, position);
         }
         (dir, snapshots)
     }
@@ -299,10 +324,14 @@ mod tests {
 
     /// With a state that says where it is.
     fn put(snapshots: &Snapshots, position: u64) {
-        let state = format!("state at {position}");
-        let written = snapshots
-            .write("f".into(), &cursor(position), None, "shape", |to| to.write_all(state.as_bytes()));
-        written.expect("written");
+        put_of(snapshots, &cursor(position), |_| true);
+    }
+
+    fn put_of(snapshots: &Snapshots, at: &Cursor, stands: impl Fn(&Meta) -> bool) {
+        let state = format!("state at {}", at.position);
+        let state = |to: &mut dyn Write| to.write_all(state.as_bytes());
+        let written = snapshots.write("f".into(), at, None, "shape", state, stands).expect("written");
+        assert_eq!(written.cursor(), *at);
     }
 
     fn kept(snapshots: &Snapshots) -> Vec<u64> {
@@ -318,6 +347,34 @@ mod tests {
         }
         assert_eq!(kept(&snapshots), [4000, 3900, 3800, 3600, 3400, 3100, 2600, 2100, 1100, 100]);
         assert_eq!(newest(&snapshots).as_deref(), Some("state at 4000"));
+    }
+
+    #[test]
+    fn those_of_an_abandoned_history_push_out_nothing_and_go() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let snapshots = Snapshots::open(dir.path()).expect("a folder");
+        for position in [100, 200, 700, 800, 900] {
+            put(&snapshots, position);
+        }
+        // The journal was put back from a copy up to 250, and goes on from there as another lineage.
+        let lineage = Lineage::from_random(7);
+        let stands = |meta: &Meta| meta.position.get() <= 250 || meta.lineage == lineage;
+        for position in [300, 310, 320, 800] {
+            put_of(&snapshots, &Cursor { lineage, ..cursor(position) }, stands);
+            assert!(kept(&snapshots).contains(&position), "{position} is the newest that is of use");
+        }
+        assert_eq!(kept(&snapshots), [800, 320, 300, 100]);
+    }
+
+    #[test]
+    fn one_that_another_build_wrote_is_not_taken_for_abandoned() {
+        let (_dir, snapshots) = with_three();
+        let (_, path) = &snapshots.list().expect("listed")[1];
+        let bytes = fs::read(path).expect("read");
+        let newer = String::from_utf8(bytes).expect("text").replace("\"format\":1", "\"format\":9");
+        fs::write(path, newer).expect("written");
+        put_of(&snapshots, &cursor(4000), |meta| meta.position.get() > 10);
+        assert_eq!(kept(&snapshots), [4000, 3000, 200]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
-use crate::keys::Keys;
+use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
     DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, Whole,
 };
@@ -88,7 +88,19 @@ pub(crate) enum Before {
     Incarnation(IncarnationId, Option<Arc<Incarnation>>),
     Operation(OperationId, Option<Arc<Operation>>),
     Session(SessionId, Option<Arc<Session>>),
-    Globals(Box<(Position, Term, Lineages, crate::keys::KeysBefore)>),
+    Globals(Box<Globals>),
+}
+
+/// What belongs to no entity, as it was.
+#[derive(Clone, Debug)]
+pub(crate) struct Globals {
+    head: Position,
+    term: Term,
+    lineages: Lineages,
+    keys: KeysBefore,
+    /// Of the index: the one thing in it that does not follow from what stands in the tables. One that stayed ahead
+    /// of the head would hide what really grows up to there.
+    grown: Position,
 }
 
 /// An entity that has changed, as it was before: `None` if it did not exist. Of kinds of which there are few, only
@@ -225,7 +237,13 @@ impl Fleet {
 
     /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Forgets earlier notes.
     pub fn note(&mut self) {
-        let globals = (self.head, self.term, self.lineages.clone(), self.keys.begin());
+        let globals = Globals {
+            head: self.head,
+            term: self.term,
+            lineages: self.lineages.clone(),
+            keys: self.keys.begin(),
+            grown: self.index.grown,
+        };
         let mut notes = self.notes.take().unwrap_or_default();
         notes.clear();
         notes.push(Before::Globals(Box::new(globals)));
@@ -252,7 +270,7 @@ impl Fleet {
         self.index_all::<Incarnation>();
         self.index_all::<Operation>();
         self.index_all::<Session>();
-        self.index.grown = self.index.grown.max(grown);
+        self.index.grown = grown;
     }
 
     fn index_all<E: Entity>(&mut self) {
@@ -277,11 +295,13 @@ impl Fleet {
                 Before::Operation(key, entity) => self.restore::<Operation>(key, entity, indexes),
                 Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
                 Before::Globals(globals) => {
-                    let (head, term, lineages, keys) = *globals;
+                    // The first of the notes: after it, nothing is put back that could move them.
+                    let Globals { head, term, lineages, keys, grown } = *globals;
                     self.head = head;
                     self.term = term;
                     self.lineages = lineages;
                     self.keys.roll_back(keys);
+                    self.index.grown = grown;
                 }
             }
         }

@@ -131,21 +131,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::testing::Dice;
 
-    /// By a seed (xorshift64*).
-    struct Dice(u64);
-
-    impl Dice {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
-        }
-
-        fn amounts(&mut self) -> Amounts {
-            Amounts { cpu: self.below(40), memory: self.below(40), disk: self.below(3) }
-        }
+    fn amounts(dice: &mut Dice) -> Amounts {
+        Amounts { cpu: dice.below(40), memory: dice.below(40), disk: dice.below(3) }
     }
 
     #[test]
@@ -156,7 +145,7 @@ mod tests {
             // It grows to many rows, then shrinks to none.
             if dice.below(10) < if round < 3000 { 8 } else { 2 } {
                 let name = format!("node-{}", dice.below(900)).parse().expect("a name");
-                let free = Free::new(dice.amounts(), name);
+                let free = Free::new(amounts(&mut dice), name);
                 all.insert(free.clone());
                 shelf.add(free);
             } else if !all.is_empty() {
@@ -165,7 +154,7 @@ mod tests {
                 all.remove(&free);
                 shelf.take(&free);
             }
-            let needs = dice.amounts();
+            let needs = amounts(&mut dice);
             let suits = |node: &NodeName| node.as_str().len().is_multiple_of(2);
             let fits = |free: &&Free| {
                 needs.cpu <= free.cpu

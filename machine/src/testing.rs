@@ -15,7 +15,7 @@ use chancery_events::time::Time;
 
 use crate::advance::{Agenda, advance};
 use crate::context::Context;
-use crate::decide::{decide, evolve, observe, pass};
+use crate::decide::{decide, evolve, observe, pass, verdict};
 use crate::fleet::{Fleet, Image};
 use crate::meta::At;
 use crate::replica::phase;
@@ -31,12 +31,32 @@ pub(crate) fn intent(type_name: &str, data: &serde_json::Value) -> Intent {
     Intent::read(&format!("{type_name}.v1"), &data.to_string()).expect("a known type").expect("a good body")
 }
 
+/// By a seed (xorshift64*).
+#[derive(Clone)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+
+    pub(crate) fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
+}
+
 /// A fleet that is asked, told and given time.
+#[derive(Clone)]
 pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) now: Time,
     /// Everything that became true, by type.
     pub(crate) log: Vec<Fact>,
+    /// The same and the verdicts, each as it was folded.
+    pub(crate) folded: Vec<(At, Fact)>,
     /// Whether each fold is followed by a full count: it costs as much as the fleet is large.
     pub(crate) counted: Counted,
     agenda: Agenda,
@@ -56,7 +76,16 @@ impl World {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
         let (fleet, agenda) = (Fleet::new(lineage), Agenda::new(now));
-        World { fleet, now, log: Vec::new(), counted: Counted::Always, agenda, lineage, ids: 0 }
+        World {
+            fleet,
+            now,
+            log: Vec::new(),
+            folded: Vec::new(),
+            counted: Counted::Always,
+            agenda,
+            lineage,
+            ids: 0,
+        }
     }
 
     /// A process cluster `local` with a session and so many nodes, in domains `d1` and `d2` by turns.
@@ -101,10 +130,15 @@ impl World {
         self.run();
     }
 
+    fn fold_one(&mut self, fact: &Fact, position: Position) {
+        let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
+        evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
+        self.folded.push((at, fact.clone()));
+    }
+
     fn fold(&mut self, facts: &[Fact], first: Position) {
         for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
-            let at = At { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
-            evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
+            self.fold_one(fact, position);
         }
         self.log.extend(facts.iter().cloned());
         if self.counted == Counted::Always {
@@ -140,10 +174,14 @@ impl World {
     }
 
     pub(crate) fn ask_request(&mut self, request: &Request) -> Result<Vec<Fact>, Refusal> {
-        let facts = decide(&self.fleet, request, &self.context(2))?;
-        let first = self.fleet.head().plus(3);
-        pass(&mut self.fleet, first);
-        self.fold(&facts, first);
+        let context = self.context(2);
+        let decided = decide(&self.fleet, request, &context);
+        let said = verdict(&self.fleet, request, &decided, &context);
+        let position = self.fleet.head().plus(1);
+        pass(&mut self.fleet, position);
+        self.fold_one(&said, position.plus(1));
+        let facts = decided?;
+        self.fold(&facts, position.plus(2));
         Ok(facts)
     }
 

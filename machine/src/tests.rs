@@ -8,4 +8,5 @@ mod operations;
 mod placement;
 mod races;
 mod reports;
+mod scopes;
 mod undo;

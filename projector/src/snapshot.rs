@@ -42,15 +42,31 @@ impl Folding {
         Ok(Hash::from_bytes(hashing.0.finalize().into()))
     }
 
-    /// Writes a snapshot. It may take long, and needs no projector: clone the state and write it elsewhere.
-    pub fn write(&self, fleet: Arc<str>, to: &Snapshots) -> Result<Meta, SnapshotError> {
-        to.write(fleet, &self.at, self.watermark.clone(), &fingerprint(), |to| self.encode(to))
+    /// Writes a snapshot. It may take long, and needs no projector: clone the state and write it elsewhere. Those that
+    /// are of another history than the journal's are removed.
+    pub fn write(
+        &self,
+        fleet: Arc<str>,
+        to: &Snapshots,
+        journal: &dyn Source,
+    ) -> Result<Meta, SnapshotError> {
+        let stands = |meta: &Meta| look_up(meta, journal).unwrap_or(true);
+        to.write(fleet, &self.at, self.watermark.clone(), &fingerprint(), |to| self.encode(to), stands)
     }
 }
 
 /// Reads a state that [`Folding::encode`] wrote.
 pub fn decode(mut from: &mut dyn Read) -> Result<Fleet, bincode::error::DecodeError> {
     bincode::serde::decode_from_std_read::<Image, _, _>(&mut from, standard()).map(Image::fleet)
+}
+
+/// Whether the journal has the snapshot's record, if that can be found out.
+fn look_up(meta: &Meta, journal: &dyn Source) -> Option<bool> {
+    let found = meta.is_of(journal).inspect_err(|error| {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
+    });
+    found.ok()
 }
 
 /// The newest state that can be used: of this fleet and this build's shape, whole, and behind a record that stands
@@ -62,11 +78,7 @@ pub fn newest(from: &Snapshots, fleet: &str, journal: &dyn Source) -> Result<Opt
         let found = from.load_newest(|meta| {
             let fits =
                 meta.fingerprint == fingerprint && *meta.fleet == *fleet && !tried.contains(&meta.position);
-            fits && meta.is_of(journal).unwrap_or_else(|error| {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(position = %meta.position, error, "a snapshot's record cannot be looked up");
-                false
-            })
+            fits && look_up(meta, journal).unwrap_or(false)
         })?;
         let Some(mut found) = found else { return Ok(None) };
         let at = found.meta.cursor();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use chancery_journal::Source;
 use chancery_journal::snapshots::Snapshots;
 use chancery_projector::{FoldError, ProjectError, Projector};
 use tokio::sync::watch;
@@ -84,6 +85,8 @@ pub fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: Records
 pub struct Rows {
     /// Caught up, or not far from it.
     pub projector: Projector,
+    /// What it follows.
+    pub source: Arc<dyn Source>,
     /// Where snapshots go.
     pub snapshots: Snapshots,
     /// Whose they are.
@@ -139,7 +142,8 @@ impl Rows {
     fn snapshot(&self) -> Option<JoinHandle<()>> {
         let state = self.projector.state()?.clone();
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
-        let write = move || match state.write(fleet, &snapshots) {
+        let source = Arc::clone(&self.source);
+        let write = move || match state.write(fleet, &snapshots, &*source) {
             Ok(meta) => tracing::info!(position = %meta.position, "snapshot written"),
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");

@@ -275,7 +275,13 @@ impl Parts {
             queue,
         };
         let (decider, ended) = crate::decider::start(start);
-        let mut rows = Rows { projector, snapshots, fleet: fleet.into(), every: config.snapshot_events };
+        let mut rows = Rows {
+            projector,
+            source: Arc::clone(&source),
+            snapshots,
+            fleet: fleet.into(),
+            every: config.snapshot_events,
+        };
         let (alive, unfolded) = oneshot::channel::<()>();
         let run = move || {
             let done = rows.follow(&following);

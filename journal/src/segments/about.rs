@@ -81,6 +81,9 @@ impl Catalog {
     fn ask(&self, segment: &Arc<Segment>, key: Key, is_fresh: bool) -> Result<Asked, ReadError> {
         let was_open = self.behind(segment.first).is_none();
         let places = shelf::places(segment, key)?.into_iter();
+        if !shelf::is_filed(segment) {
+            self.want(segment);
+        }
         Ok(Asked { part: Part::open_for_single(segment.clone())?, places, is_fresh, was_open })
     }
 }

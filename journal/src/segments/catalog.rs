@@ -123,9 +123,11 @@ pub(super) struct Catalog {
     pub(super) fleet: Arc<str>,
     segments: Mutex<Vec<Arc<Segment>>>,
     head: Mutex<Option<Cursor>>,
+    /// Closed segments whose postings somebody had to make in memory; changes under the lock of the segments.
+    wanted: Mutex<Vec<Arc<Segment>>>,
     /// Whether nobody writes any more; changes under the lock of the segments.
     has_ended: AtomicBool,
-    /// There is one more segment, or it has ended.
+    /// There is one more segment, or one is wanted, or it has ended.
     has_changed: Condvar,
 }
 
@@ -135,6 +137,7 @@ impl Catalog {
             fleet,
             segments: Mutex::new(segments),
             head: Mutex::new(head),
+            wanted: Mutex::default(),
             has_ended: AtomicBool::new(false),
             has_changed: Condvar::new(),
         }
@@ -157,19 +160,37 @@ impl Catalog {
         self.has_changed.notify_all();
     }
 
-    /// Waits for the first segment, or the one behind that which begins at `behind`, to be written no more; `None` if
-    /// the journal has ended before.
-    pub(super) fn closed(&self, behind: Option<Position>) -> Option<Arc<Segment>> {
+    /// Waits for a segment whose postings are to be filed: one that is wanted, or the next behind `last` that is
+    /// written no more, which then is `last`; `None` if the journal has ended before.
+    pub(super) fn to_file(&self, last: &mut Option<Position>) -> Option<Arc<Segment>> {
         let mut segments = lock(&self.segments);
         loop {
             if self.has_ended.load(Ordering::Relaxed) {
                 return None;
             }
-            let at = behind.map_or(0, |behind| segments.partition_point(|segment| segment.first <= behind));
+            if let Some(wanted) = lock(&self.wanted).pop() {
+                return Some(wanted);
+            }
+            let at = last.map_or(0, |last| segments.partition_point(|segment| segment.first <= last));
             if at + 1 < segments.len() {
-                return segments.get(at).cloned();
+                let next = segments.get(at)?;
+                *last = Some(next.first);
+                return Some(next.clone());
             }
             segments = self.has_changed.wait(segments).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Has the postings of a segment filed soon, if it is written no more.
+    pub(super) fn want(&self, segment: &Arc<Segment>) {
+        let segments = lock(&self.segments);
+        let mut wanted = lock(&self.wanted);
+        let is_closed = segments.last().is_some_and(|last| last.first != segment.first);
+        if is_closed && wanted.iter().all(|one| one.first != segment.first) {
+            wanted.push(segment.clone());
+            drop(wanted);
+            drop(segments);
+            self.has_changed.notify_all();
         }
     }
 

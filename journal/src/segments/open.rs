@@ -24,7 +24,7 @@ use super::disk::Disk;
 use super::frame::len_without_zeros;
 use super::scan::{Before, Damage, NotOurs, Scan, scan, sweep};
 use super::writer::{Open, adopt};
-use super::{Check, Options, spare};
+use super::{Check, Options, postings, spare};
 use crate::chain::{Broken, Chain, Cursor};
 
 /// The journal cannot be opened. Nothing was changed.
@@ -133,8 +133,8 @@ fn damaged(file: &Path, named: Position, damage: Damage) -> OpenError {
 /// Brings the folder, whose lock is held, into a state to write on.
 pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
     let dir = &options.dir;
-    let left_over = dir.join(spare::NAME);
-    if left_over.exists() {
+    let spare = Some(dir.join(spare::NAME)).filter(|spare| spare.exists());
+    for left_over in postings::left_over(dir).map_err(failed("list", dir))?.into_iter().chain(spare) {
         disk.remove(&left_over).map_err(failed("remove", &left_over))?;
     }
     let mut files = list(dir).map_err(failed("list", dir))?;

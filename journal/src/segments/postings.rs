@@ -28,6 +28,7 @@ use chancery_events::id::Position;
 use chancery_events::record::{Hash, Record};
 use chancery_events::subject::Subject;
 
+const UNFINISHED: &str = "post-new";
 const MAGIC: &[u8; 8] = b"ChPost1\n";
 const HEAD: usize = 88;
 const ENTRY: usize = 16;
@@ -135,9 +136,25 @@ pub(super) fn path(segment: &Path) -> PathBuf {
 /// Writes it. Nothing is synced: what a crash leaves of it is found out by its checksum.
 pub(super) fn write(segment: &Path, bytes: &[u8]) -> io::Result<()> {
     let path = path(segment);
-    let unfinished = path.with_extension("post-new");
-    fs::write(&unfinished, bytes)?;
-    fs::rename(&unfinished, &path)
+    let unfinished = path.with_extension(UNFINISHED);
+    let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, &path));
+    if written.is_err() {
+        // On a full disk it takes room for nothing. If it cannot go now, it goes when the journal is opened.
+        let _first_error_counts = fs::remove_file(&unfinished);
+    }
+    written
+}
+
+/// What a crash has left of files that were being written, in a folder whose lock is held.
+pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 /// A file of postings that was checked whole, and against its segment.

@@ -2,7 +2,9 @@
 //!
 //! Filing is a thread of the lowest priority, which looks through closed segments and files what is missing. Whoever
 //! asks before it has come so far, or about the segment that is being written, makes postings in memory, which grow
-//! with the segment at the next question. So neither the writer nor an answer ever waits for filing.
+//! with the segment at the next question. So neither the writer nor an answer ever waits for filing. A closed segment
+//! that was asked about is filed next. What must stay true: after filing has tried, no postings of a closed segment
+//! are in memory, whether they are in a file or could not be put there.
 
 use std::fs::{self, File};
 use std::io;
@@ -52,10 +54,22 @@ pub(super) fn places(segment: &Arc<Segment>, key: Key) -> Result<Vec<Place>, Rea
     Ok(merge(postings.find(key), postings.find(Key::UNREADABLE)))
 }
 
-/// Drops postings that have told a lie.
+/// Whether they are in a file.
+pub(super) fn is_filed(segment: &Segment) -> bool {
+    matches!(*lock(&segment.shelf), Shelf::Filed(_))
+}
+
+/// Drops postings that have told a lie, and their file, which looks like a good one.
 pub(super) fn forget(segment: &Segment) {
     tracing::warn!(segment = %segment.path.display(), "a segment's postings do not fit it, and are made anew");
-    *lock(&segment.shelf) = Shelf::Growing(Postings::default(), 0);
+    let mut shelf = lock(&segment.shelf);
+    if let Err(error) = fs::remove_file(postings::path(&segment.path))
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        // It will lie again, and be found out again.
+        tracing::warn!(segment = %segment.path.display(), %error, "the file of these postings cannot be removed");
+    }
+    *shelf = Shelf::Growing(Postings::default(), 0);
 }
 
 fn from_file(segment: &Segment, filed: &Filed, key: Key) -> io::Result<Vec<Place>> {
@@ -145,35 +159,35 @@ impl Drop for Filing {
 
 /// Files the postings of every closed segment that has none, as segments close.
 fn file(catalog: &Catalog, is_unwanted: &AtomicBool) {
-    let mut next = None;
-    while let Some(segment) = catalog.closed(next) {
-        next = Some(segment.first);
-        match file_one(&segment, is_unwanted) {
-            Ok(()) => {}
+    let mut last = None;
+    while let Some(segment) = catalog.to_file(&mut last) {
+        // What cannot be filed is looked for again at the next question, and made anew.
+        let shelf = match file_one(&segment, is_unwanted) {
+            Ok(filed) => filed.map_or(Shelf::Unknown, Shelf::Filed),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(segment = %segment.path.display(), error, "a segment's postings cannot be filed");
+                Shelf::Unknown
             }
-        }
+        };
+        *lock(&segment.shelf) = shelf;
     }
 }
 
-fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<(), ReadError> {
+/// `None` if it was told to end before, or if a file cannot hold them.
+fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<Filed>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
-    if filed(segment).is_some() {
-        return Ok(());
+    if let Some(filed) = filed(segment) {
+        return Ok(Some(filed));
     }
     // By itself, without the lock: an answer must not wait for a thread of the lowest priority.
     let (mut made, mut offset) = (Postings::default(), 0);
     extend(segment, &mut made, &mut offset, is_unwanted)?;
     if is_unwanted.load(Ordering::Relaxed) {
-        return Ok(());
+        return Ok(None);
     }
-    let Some(bytes) = made.encode(segment.first, offset) else { return Ok(()) };
+    let Some(bytes) = made.encode(segment.first, offset) else { return Ok(None) };
     postings::write(&segment.path, &bytes).map_err(failed)?;
-    if let Some(filed) = Filed::check(&bytes) {
-        *lock(&segment.shelf) = Shelf::Filed(filed);
-    }
-    Ok(())
+    Ok(Filed::check(&bytes))
 }

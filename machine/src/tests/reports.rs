@@ -1,5 +1,6 @@
 //! Reports: stale ones change nothing, ends need proof, failures are tried again and given up.
 
+use chancery_events::amount::Amounts;
 use chancery_events::fact::{Effect, Fact};
 use chancery_events::observation::{
     Exit, Hope, IncarnationReported, ObjectReported, Process, ProcessStatus, Report, Saw, SessionEnd,
@@ -8,6 +9,7 @@ use chancery_events::observation::{
 use chancery_events::spec::Runtime;
 use serde_json::json;
 
+use crate::places::Held;
 use crate::state::IncarnationState;
 use crate::testing::{World, crashed, ended, failed, name, process, ready};
 
@@ -96,10 +98,26 @@ fn every_state_answers_every_report() {
 fn an_end_frees_exactly_what_was_held() {
     for saw in [ended(Exit::Clean), crashed(), Saw::Gone] {
         let mut world = at("running");
-        assert_eq!(world.free_cpu(), 3000);
         let id = world.commanded()[0];
+        // Another one on the node, so that what is left is its place and not an empty node's.
+        let resources = json!({"cpu": 1700, "memory": 3_u64 << 30});
+        let payload = json!({"name": "app", "resources": resources, "run": {"argv": ["app"]}});
+        let approval =
+            json!({"create": "automatic", "start": "manual", "stop": "manual", "delete": "manual"});
+        let spec = json!({"namespace": "ns", "service": "db", "payloads": [payload], "approval": approval});
+        world.must("plan.apply", &json!({"name": "db", "spec": spec}));
+        world.must("deployment.create", &json!({"plan": "db", "name": "d1", "spec": {"count": 1}}));
+        world.run();
+        let other = *world.commanded().last().expect("it was commanded");
+        world.report(other, ready());
+        let held = |world: &World| world.fleet.index().places.held(&name("node-1")).clone();
+        assert_eq!(held(&world).amounts, Amounts { cpu: 2700, memory: 4 << 30, disk: 0 });
         world.report(id, saw);
-        assert_eq!(world.free_cpu(), 4000);
+        let left = held(&world);
+        assert_eq!(left.amounts, Amounts { cpu: 1700, memory: 3 << 30, disk: 0 });
+        assert_eq!(left.incarnations, [other].into());
+        world.report(other, ended(Exit::Clean));
+        assert_eq!((held(&world), world.free_cpu()), (Held::default(), 4000));
     }
 }
 

@@ -48,7 +48,11 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
         let snapshots = chancery_journal::snapshots::Snapshots::open(dir.path().join("s")).expect("a folder");
         let mut first = open(&dir.path().join("a"), &driver, None);
         first.catch_up().expect("caught up");
-        let meta = first.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+        let meta = first
+            .state()
+            .expect("a state")
+            .write(FLEET.into(), &snapshots, &*driver.source())
+            .expect("written");
         assert_eq!(meta.state_hash, first.state().expect("a state").hash().expect("hashed"));
         (0..300).for_each(|_| driver.stir());
         driver.seal();

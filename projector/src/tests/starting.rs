@@ -79,7 +79,11 @@ fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
     let mut place = Place::new(31);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
-    projector.state().expect("a state").write(FLEET.into(), &place.snapshots()).expect("written");
+    projector
+        .state()
+        .expect("a state")
+        .write(FLEET.into(), &place.snapshots(), &*place.driver.source())
+        .expect("written");
     place.go_on();
     let stood = projector.catch_up().expect("caught up");
     let marker = projector.store().tree().insert(b"\0marker", b"the same store");
@@ -108,7 +112,11 @@ fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
     let other = tempfile::tempdir().expect("a folder");
     let mut elsewhere = open(other.path(), &place.driver, None);
     let at = elsewhere.catch_up().expect("caught up");
-    elsewhere.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+    elsewhere
+        .state()
+        .expect("a state")
+        .write(FLEET.into(), &snapshots, &*place.driver.source())
+        .expect("written");
     place.go_on();
     place.check(Some(&snapshots), at);
 }
@@ -184,7 +192,11 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
         let fresh = tempfile::tempdir().expect("a folder");
         let mut projector = open(fresh.path(), &place.driver, None);
         let at = projector.catch_up().expect("caught up");
-        projector.state().expect("a state").write(FLEET.into(), &snapshots).expect("written");
+        projector
+            .state()
+            .expect("a state")
+            .write(FLEET.into(), &snapshots, &*place.driver.source())
+            .expect("written");
         at
     };
     let older = write(&place);
@@ -201,6 +213,35 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
     let other = Place::new(40);
     let projector = open(&place.dir.path().join("other"), &other.driver, Some(&snapshots));
     assert_eq!(projector.position(), Position::ZERO);
+}
+
+#[test]
+fn snapshots_that_an_abandoned_history_left_ahead_make_way_for_new_ones() {
+    let (mut place, mut abandoned) = (Place::new(44), Place::new(45));
+    let snapshots = place.snapshots();
+    let write = |of: &Place| {
+        let fresh = tempfile::tempdir().expect("a folder");
+        let mut projector = open(fresh.path(), &of.driver, None);
+        let at = projector.catch_up().expect("caught up");
+        let state = projector.state().expect("a state");
+        state.write(FLEET.into(), &snapshots, &*of.driver.source()).expect("written");
+        at
+    };
+    (0..20).for_each(|_| abandoned.go_on());
+    let mut ahead = Vec::new();
+    for _ in 0..2 {
+        abandoned.go_on();
+        ahead.push(write(&abandoned));
+    }
+    let mut ours = Vec::new();
+    for _ in 0..3 {
+        place.go_on();
+        ours.push(write(&place));
+    }
+    assert!(ours[2] < ahead[0], "{ours:?} {ahead:?}");
+    let kept: Vec<_> = snapshots.list().expect("listed").into_iter().map(|(position, _)| position).collect();
+    assert!(kept.starts_with(&[ours[2], ours[1]]), "{kept:?}");
+    place.check(Some(&snapshots), ours[2]);
 }
 
 #[test]

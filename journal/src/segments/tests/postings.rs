@@ -8,8 +8,9 @@ use chancery_events::event::Event;
 use chancery_events::subject::Subject;
 use proptest::prelude::*;
 
-use super::super::catalog::{file_name, list};
-use super::super::postings::{Key, Postings, path, write};
+use super::super::catalog::{file_name, list, lock};
+use super::super::postings::{Key, Postings, left_over, path, write};
+use super::super::shelf::Shelf;
 use super::super::{SegmentJournal, verify};
 use super::*;
 use crate::journal::Journal;
@@ -87,12 +88,26 @@ fn same_as_a_scan(source: &dyn Source, records: &[Record]) {
 fn until_filed(dir: &Path) -> Vec<PathBuf> {
     let files = list(dir).expect("listed");
     let closed: Vec<_> = files[..files.len() - 1].iter().map(|(_, file)| path(file)).collect();
+    until("postings are filed", || closed.iter().all(|file| file.exists()));
+    closed
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
-    while !closed.iter().all(|file| file.exists()) {
-        assert!(Instant::now() < end, "postings were to be filed");
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} at last");
         std::thread::sleep(Duration::from_millis(2));
     }
-    closed
+}
+
+/// Of the first segment.
+fn shelf(journal: &SegmentJournal) -> &'static str {
+    let segment = journal.catalog.holding(Position::FIRST).expect("a segment");
+    match &*lock(&segment.shelf) {
+        Shelf::Unknown => "unknown",
+        Shelf::Filed(_) => "filed",
+        Shelf::Growing(..) => "in memory",
+    }
 }
 
 fn some() -> Vec<Record> {
@@ -189,11 +204,7 @@ fn a_file_with_any_bit_flipped_cut_or_missing_is_made_anew() {
         }
         let journal = opened(&options);
         assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
-        let end = Instant::now() + Duration::from_secs(20);
-        while fs::read(&files[0]).ok().as_ref() != Some(&whole) {
-            assert!(Instant::now() < end, "the file was to be made anew");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the file is made anew", || fs::read(&files[0]).ok().as_ref() == Some(&whole));
     }
 }
 
@@ -219,8 +230,43 @@ fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
         for _ in 0..2 {
             assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
         }
+        until("the file is made anew", || fs::read(&files[0]).ok().as_ref() == Some(&honest));
+        until("memory is given back", || shelf(&journal) == "filed");
     }
     assert_eq!(verify(dir.path()).expect("readable").outcome, super::super::Outcome::Sound);
+}
+
+#[test]
+fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
+    let records = some();
+    let (dir, options, files) = filed(&records);
+    fs::remove_file(&files[0]).expect("removed");
+    fs::create_dir(&files[0]).expect("something in its place");
+    let journal = opened(&options);
+    let of = subject(4);
+    for _ in 0..2 {
+        assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
+        until("memory is given back", || shelf(&journal) == "unknown");
+    }
+    assert!(left_over(dir.path()).expect("listed").is_empty(), "what could not be put in place is removed");
+    fs::remove_dir(&files[0]).expect("removed");
+    assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
+    until("it is filed", || shelf(&journal) == "filed" && files[0].is_file());
+}
+
+#[test]
+fn what_a_crash_left_half_written_is_removed() {
+    let records = some();
+    let (dir, options, files) = filed(&records);
+    for file in &files[..2] {
+        fs::copy(file, file.with_extension("post-new")).expect("copied");
+    }
+    assert_eq!(left_over(dir.path()).expect("listed").len(), 2);
+    let journal = opened(&options);
+    until_filed(dir.path());
+    same_as_a_scan(&*journal.source(), &records);
+    drop(journal);
+    assert!(left_over(dir.path()).expect("listed").is_empty());
 }
 
 fn first_of_next(dir: &tempfile::TempDir) -> Position {

@@ -1,0 +1,244 @@
+//! Scopes that are taken back, against a twin that never knew of them: real facts of random lives, as many as come,
+//! broken off by a contradiction or by a panic in the middle of a change. The fleet is then the twin's to the last
+//! bit, and stays so.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use chancery_events::fact::Fact;
+use chancery_events::observation::{Exit, Hope, Saw, SessionEnd, SessionOver};
+use serde_json::{Value, json};
+
+use crate::decide::evolve;
+use crate::fleet::{Entity, Fleet, Image};
+use crate::meta::At;
+use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Replica, Session};
+use crate::testing::{Counted, Dice, World, crashed, ended, failed, process, ready};
+
+const PLANS: [&str; 2] = ["web", "db"];
+
+/// What a snapshot would hold, to the last byte, and everything that follows from it.
+fn shown(fleet: &Fleet) -> (Vec<u8>, String) {
+    let image = bincode::serde::encode_to_vec(Image::of(fleet), bincode::config::standard());
+    (image.expect("an image has a positional form"), format!("{:?}", fleet.index()))
+}
+
+fn ask(world: &mut World, type_name: &str, data: &Value) {
+    // What is refused is remembered as well.
+    let _refused = world.ask(type_name, data);
+}
+
+/// Something that somebody may do, whatever stands.
+fn act(world: &mut World, dice: &mut Dice) {
+    let node = format!("node-{}", dice.below(6));
+    let plan = dice.of(&PLANS);
+    let deployment = format!("d{}", dice.below(5));
+    let replicas: Vec<_> =
+        world.fleet.replicas().sorted().iter().map(|replica| replica.name.clone()).collect();
+    let replica = (!replicas.is_empty()).then(|| &replicas[dice.below(replicas.len() as u64) as usize]);
+    match dice.below(18) {
+        0 | 1 => {
+            let total = json!({"cpu": 1000 * (1 + dice.below(4)), "memory": 8_u64 << 30, "disk": 0});
+            let spec = json!({"domain": dice.of(&["d1", "d2", "d3"]), "total": total});
+            ask(world, "node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
+        }
+        2 => {
+            let state = dice.of(&["unallocated", "evicted", "sanitizing", "expunged", "expunged"]);
+            ask(world, "node.set_state", &json!({"name": node, "state": state}));
+        }
+        3 => ask(world, "node.delete", &json!({"name": node})),
+        4 => {
+            let approval = dice.of(&["automatic", "automatic", "manual"]);
+            let approval =
+                json!({"create": approval, "start": approval, "stop": approval, "delete": approval});
+            let resources = json!({"cpu": 500 * (1 + dice.below(3)), "memory": 1 << 30});
+            let payload = json!({"name": "app", "resources": resources, "run": {"argv": ["app"]}});
+            let spec =
+                json!({"namespace": "ns", "service": plan, "payloads": [payload], "approval": approval});
+            ask(world, "plan.apply", &json!({"name": plan, "spec": spec}));
+        }
+        5 | 6 => {
+            let spec = json!({"count": dice.below(5)});
+            ask(world, "deployment.create", &json!({"plan": plan, "name": deployment, "spec": spec}));
+        }
+        7 => ask(world, "deployment.cancel", &json!({"plan": plan, "name": deployment})),
+        8 => {
+            let what = dice.of(&["replica.stop", "replica.start", "replica.delete"]);
+            if let Some(name) = replica {
+                ask(world, what, &json!({"name": name}));
+            }
+        }
+        9 => match world.pending().first().map(|operation| operation.id) {
+            Some(id) if dice.below(3) == 0 => drop(world.reject(id)),
+            Some(id) => drop(world.approve(id)),
+            None => {}
+        },
+        10 => {
+            let activity = dice.of(&["active", "inactive"]);
+            ask(world, "cluster.set_activity", &json!({"name": "local", "activity": activity}));
+        }
+        11 => {
+            let spec = json!({"type": "GPU", "score": dice.below(100)});
+            ask(world, "capability.apply", &json!({"name": dice.of(&["a", "b"]), "spec": spec}));
+            ask(world, "capability.delete", &json!({"name": dice.of(&["a", "b"])}));
+        }
+        12 => {
+            ask(world, "plan.delete", &json!({"name": plan}));
+        }
+        13 => {
+            let session = world.fleet.clusters().get("local").and_then(|cluster| cluster.session);
+            match session {
+                Some(session) => drop(world.see(&SessionOver { session, end: SessionEnd::Lost }.into())),
+                None => drop(world.open_session()),
+            }
+        }
+        14 => world.wait(dice.of(&[1, 20, 400, 100_000, 700_000])),
+        15 if world.fleet.clusters().get("local").is_some_and(|cluster| cluster.session.is_some()) => {
+            world.obey();
+        }
+        _ => report(world, dice),
+    }
+    world.run();
+}
+
+/// Of some incarnation, something that may be seen of it.
+fn report(world: &mut World, dice: &mut Dice) {
+    let has_session = world.fleet.clusters().get("local").is_some_and(|cluster| cluster.session.is_some());
+    let all: Vec<_> = world.fleet.incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
+    if all.is_empty() || !has_session {
+        return;
+    }
+    let saw = match dice.below(7) {
+        0 => Saw::Ensured {
+            processes: vec![process(chancery_events::observation::ProcessStatus::Initializing)],
+        },
+        1 | 2 => ready(),
+        3 => ended(Exit::Clean),
+        4 => crashed(),
+        5 => Saw::Gone,
+        _ => failed(dice.of(&[Hope::Retry, Hope::Never])),
+    };
+    world.report(dice.of(&all), saw);
+}
+
+/// Changes one of the kind half: it becomes another, and no index hears of it. Then panics.
+fn half_change<E: Entity>(fleet: &mut Fleet, dice: &mut Dice) {
+    let all: Vec<Arc<E>> = E::table(fleet).in_order().into_iter().cloned().collect();
+    if !all.is_empty() {
+        let mut one = || all[dice.below(all.len() as u64) as usize].clone();
+        let (of, like) = (one().key(), one());
+        // The table alone holds it, as in life.
+        drop(all);
+        let changed = fleet.change::<E>(&of, |entity| {
+            *entity = E::clone(&like);
+            resume_unwind(Box::new("in the middle of it"));
+        });
+        changed.expect("it is there");
+    }
+    resume_unwind(Box::new("of another thing"));
+}
+
+/// Begins a scope of these facts and breaks it off.
+fn broken_off(fleet: &mut Fleet, facts: &[(At, Fact)], dice: &mut Dice) {
+    fleet.note();
+    let count = dice.below(facts.len() as u64 + 1) as usize;
+    for (at, fact) in &facts[..count] {
+        evolve(fleet, fact, *at).expect("it fits");
+    }
+    match dice.below(3) {
+        0 => fleet.roll_back(),
+        1 => {
+            // One that does not fit now, or does: neither is of any consequence.
+            if let Some((at, fact)) = facts.get(dice.below(facts.len() as u64 + 1) as usize) {
+                let _contradiction = evolve(fleet, fact, *at);
+            }
+            fleet.roll_back();
+        }
+        _ => {
+            let kind = dice.below(9);
+            let panicked = catch_unwind(AssertUnwindSafe(|| match kind {
+                0 => half_change::<Cluster>(fleet, dice),
+                1 => half_change::<Capability>(fleet, dice),
+                2 => half_change::<Node>(fleet, dice),
+                3 => half_change::<Plan>(fleet, dice),
+                4 => half_change::<Deployment>(fleet, dice),
+                5 => half_change::<Replica>(fleet, dice),
+                6 => half_change::<Incarnation>(fleet, dice),
+                7 => half_change::<Operation>(fleet, dice),
+                _ => half_change::<Session>(fleet, dice),
+            }));
+            assert!(panicked.is_err());
+            fleet.roll_back_broken();
+        }
+    }
+}
+
+/// What was in the scopes that were taken back, so that a life that shows nothing is seen.
+#[derive(Default, Debug)]
+struct Seen {
+    facts: usize,
+    born_and_gone: usize,
+    again: usize,
+    forgotten_keys: usize,
+}
+
+impl Seen {
+    fn look(&mut self, before: &Fleet, after: &Fleet, facts: &[(At, Fact)]) {
+        self.facts += facts.len();
+        let born = facts.iter().filter_map(|(_, fact)| match fact {
+            Fact::ReplicaCreated(born) => Some(&born.name),
+            _ => None,
+        });
+        let gone =
+            |name: &&_| before.replicas().get(*name).is_none() && after.replicas().get(*name).is_none();
+        self.born_and_gone += born.filter(gone).count();
+        let mut subjects: Vec<_> =
+            facts.iter().filter_map(|(_, fact)| fact.subjects().first().cloned()).collect();
+        let all = subjects.len();
+        subjects.sort();
+        subjects.dedup();
+        self.again += all - subjects.len();
+        self.forgotten_keys += usize::from(before.keys().floor() != after.keys().floor());
+    }
+}
+
+fn live(seed: u64, found: &mut Seen) {
+    let mut world = World::with_nodes(3);
+    world.counted = Counted::AtTheEnd;
+    let mut twin = world.clone();
+    let mut dice = Dice(seed);
+    for step in 0..60 {
+        let told = format!("seed {seed}, step {step}");
+        for _ in 0..dice.below(3) {
+            let mut ahead = twin.clone();
+            ahead.folded.clear();
+            for _ in 0..=dice.below(12) {
+                act(&mut ahead, &mut dice);
+            }
+            let before = shown(&world.fleet);
+            found.look(&world.fleet, &ahead.fleet, &ahead.folded);
+            broken_off(&mut world.fleet, &ahead.folded, &mut dice);
+            assert!(shown(&world.fleet) == before, "{told}: {} facts were taken back", ahead.folded.len());
+            world.check();
+        }
+        // One that is kept is noted as well.
+        world.fleet.note();
+        let mut again = dice.clone();
+        act(&mut world, &mut dice);
+        act(&mut twin, &mut again);
+        assert_eq!(world.log, twin.log, "{told}: what comes after is decided as if nothing had been");
+        assert!(shown(&world.fleet) == shown(&twin.fleet), "{told}: and is folded so");
+        world.told();
+        twin.told();
+    }
+}
+
+#[test]
+fn a_fleet_with_scopes_taken_back_is_the_same_as_one_that_never_knew_of_them() {
+    let mut seen = Seen::default();
+    for seed in 1..=40 {
+        live(seed, &mut seen);
+    }
+    let Seen { facts, born_and_gone, again, forgotten_keys } = seen;
+    assert!(facts > 10_000 && born_and_gone > 20 && again > 1000 && forgotten_keys > 20, "{seen:?}");
+}

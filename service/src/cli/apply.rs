@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::client::{Client, Verdict};
 use super::context::Output;
-use super::error::{CliError, Exit};
+use super::error::{CliError, Exit, Pointed};
 use super::get::json_text;
 use super::kind::Kind;
 use crate::manifest::{self, Manifest};
@@ -17,10 +17,12 @@ pub(super) fn run(files: &[PathBuf], client: &Client<'_>, out: &mut dyn Write) -
     let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
     let manifests = read(files)?;
     let mut done = Vec::new();
-    let mut failed: Option<CliError> = None;
+    let mut applied = 0;
+    let mut failed: Option<Exit> = None;
     for manifest in &manifests {
         match apply(client, manifest) {
             Ok((name, outcome, verdict)) => {
+                applied += 1;
                 let json = json!({
                     "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
                 });
@@ -34,8 +36,8 @@ pub(super) fn run(files: &[PathBuf], client: &Client<'_>, out: &mut dyn Write) -
             // Nothing that follows would fare better.
             Err(error) if matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
             Err(error) => {
-                eprintln!("{error}");
-                failed.get_or_insert(error);
+                eprintln!("{}", told(manifest, &error));
+                failed.get_or_insert(error.exit);
             }
         }
     }
@@ -45,11 +47,28 @@ pub(super) fn run(files: &[PathBuf], client: &Client<'_>, out: &mut dyn Write) -
     // What failed is told already; what is left to say is how many.
     match failed {
         None => Ok(()),
-        Some(first) => Err(CliError::new(
-            first.exit,
-            "not everything was applied; the rest was: apply again when it is right",
+        Some(exit) if applied == 0 => Err(CliError::new(exit, "nothing was applied")),
+        Some(exit) => Err(CliError::new(
+            exit,
+            format!(
+                "{applied} of {} documents were applied: apply again when the others are right",
+                manifests.len()
+            ),
         )),
     }
+}
+
+/// What a server says about a document, each thing with its place in the file.
+fn told(manifest: &Manifest, error: &CliError) -> String {
+    let name = manifest.intent.subject().expect("a manifest is about one entity");
+    let each = error.faults.iter().map(|Pointed { pointer, detail }| {
+        let (place, value) = manifest.locate(pointer);
+        let part = pointer.trim_start_matches('/').replace('/', ".");
+        let value = value.map_or_else(String::new, |value| format!(": {value:?}"));
+        format!("{place}: apply {name}: {part} {detail}{value}")
+    });
+    let each: Vec<_> = each.collect();
+    if each.is_empty() { error.to_string() } else { each.join("\n") }
 }
 
 fn apply(client: &Client<'_>, manifest: &Manifest) -> Result<(String, &'static str, Verdict), CliError> {

@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::context::Context;
-use super::error::{CliError, Exit, advice, exit_of};
+use super::error::{CliError, Exit, Pointed, advice, exit_of};
 use super::table::add;
 
 /// How often something is tried.
@@ -53,12 +53,6 @@ struct Problem {
     errors: Vec<Pointed>,
     #[serde(default)]
     retryable: bool,
-}
-
-#[derive(Debug, Deserialize)]
-struct Pointed {
-    pointer: String,
-    detail: String,
 }
 
 /// Why a try had no answer.
@@ -282,15 +276,28 @@ fn problem(doing: &str, status: u16, body: &str) -> CliError {
         return CliError::new(exit_of("", status), format!("{doing}: the server answered {status}"));
     };
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
-    let mut message = format!("{doing}: {what}");
-    for Pointed { pointer, detail } in &problem.errors {
-        add(&mut message, format_args!("\n  {pointer}: {detail}"));
+    let mut message = format!("{doing}: ");
+    // One is told by the detail already; of several, the detail is the first of them.
+    if problem.errors.len() > 1 {
+        message.push_str(&problem.title);
+        for Pointed { pointer, detail } in &problem.errors {
+            add(&mut message, format_args!("\n  {pointer}: {detail}"));
+        }
+    } else {
+        message.push_str(what);
     }
     let advice = advice(&problem.code);
     if !advice.is_empty() {
         add(&mut message, format_args!("\n{advice}"));
     }
-    CliError::new(exit_of(&problem.code, status), message)
+    let mut faults = problem.errors;
+    // The intent is the data of what was sent.
+    for fault in &mut faults {
+        if let Some(within) = fault.pointer.strip_prefix("/data") {
+            fault.pointer = within.to_owned();
+        }
+    }
+    CliError { exit: exit_of(&problem.code, status), message, faults }
 }
 
 fn not_ours(doing: &str, why: &str) -> CliError {

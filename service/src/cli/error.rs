@@ -14,6 +14,8 @@
 
 use std::process::ExitCode;
 
+use serde::Deserialize;
+
 /// How a command ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -52,11 +54,22 @@ pub struct CliError {
     pub exit: Exit,
     /// For people; empty if there is nothing to say.
     pub message: String,
+    /// What a server says about parts of the intent that it was asked for; the message tells it as well.
+    pub(super) faults: Vec<Pointed>,
+}
+
+/// What is wrong with a part of an intent.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Pointed {
+    /// A JSON Pointer into the intent.
+    pub(super) pointer: String,
+    /// What is wrong there.
+    pub(super) detail: String,
 }
 
 impl CliError {
     pub(super) fn new(exit: Exit, message: impl Into<String>) -> CliError {
-        CliError { exit, message: message.into() }
+        CliError { exit, message: message.into(), faults: Vec::new() }
     }
 
     pub(super) fn usage(message: impl Into<String>) -> CliError {

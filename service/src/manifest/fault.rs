@@ -7,6 +7,9 @@ use serde_saphyr::{Error, Location};
 
 use super::suggest;
 
+/// A value that is longer is not repeated in what is said about it.
+const LONGEST: usize = 80;
+
 /// A place in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
@@ -34,7 +37,7 @@ pub struct Fault {
     pub what: String,
 }
 
-/// What is wrong with a file: the first fault of each of its documents.
+/// What is wrong with a file, document by document.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Faults(pub Vec<Fault>);
 
@@ -55,11 +58,12 @@ impl From<Fault> for Faults {
     }
 }
 
-/// Where a document begins: what makes the parser's places those of the file.
-#[derive(Clone)]
+/// A document, and where it begins: what makes the parser's places those of the file.
+#[derive(Clone, PartialEq, Debug)]
 pub(super) struct Document {
     pub(super) file: Arc<str>,
     pub(super) lines_before: u64,
+    pub(super) text: Arc<str>,
 }
 
 impl Document {
@@ -77,7 +81,35 @@ impl Document {
     pub(super) fn read_error(&self, error: &Error, start: Location) -> Fault {
         let error = error.without_snippet();
         let at = error.location().filter(|at| at.line() > 0).unwrap_or(start);
-        self.fault(at, say(error))
+        let (mut what, value) = (say(error), self.value(at));
+        if let (true, Some(value)) = (is_about_a_value(error), value)
+            && !what.contains(value)
+        {
+            what = format!("{what}: {value:?}");
+        }
+        self.fault(at, what)
+    }
+
+    /// What stands there, if it is a single value of one line.
+    pub(super) fn value(&self, at: Location) -> Option<&str> {
+        let (from, len) = (usize::try_from(at.span().offset()).ok()?, usize::try_from(at.span().len()).ok()?);
+        let mut ends = self.text.char_indices().map(|(at, _)| at).chain([self.text.len()]).skip(from);
+        let begin = ends.next()?;
+        let end = if len == 0 { begin } else { ends.nth(len - 1)? };
+        let value = self.text[begin..end].trim();
+        let value = value.trim_matches(['"', '\'']);
+        (!value.is_empty() && value.len() <= LONGEST && !value.contains('\n')).then_some(value)
+    }
+}
+
+/// Whether it says what is wrong with a value, without the value.
+fn is_about_a_value(error: &Error) -> bool {
+    match error {
+        Error::InvalidScalar { .. } => true,
+        Error::Message { msg, .. } => {
+            !msg.starts_with("missing field") && !msg.starts_with("duplicate field")
+        }
+        _ => false,
     }
 }
 

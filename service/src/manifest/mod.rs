@@ -10,13 +10,16 @@
 //!   domain: a
 //!   resources: {cpu: 4, memory: 8}
 //! ```
-//! A document is read twice, first for its kind and then as the form of that kind, so that every error has its place.
+//! A document is read twice, first for its kind and then as the form of that kind, so that every error has its place;
+//! and again for each error, so that all are told.
 //! Unknown fields are refused: a misspelt limit must not mean "unlimited".
 
 mod approval;
 mod edge;
 mod fault;
+mod faulty;
 mod form;
+mod place;
 #[cfg(test)]
 mod reference;
 mod schema;
@@ -63,9 +66,24 @@ pub struct Manifest {
     pub intent: Intent,
     /// Where it begins.
     pub place: Place,
+    document: Document,
 }
 
-/// Reads all documents of a file, in their order. With faults, nothing is read.
+impl Manifest {
+    /// Where in the file a part of the intent stands that a JSON Pointer leads to, and its value if it is a single
+    /// one. What the file does not have is where it should be.
+    pub fn locate(&self, pointer: &str) -> (Place, Option<&str>) {
+        match place::find(&self.document.text, pointer) {
+            Some(found) => {
+                let value = if found.is_value { self.document.value(found.at) } else { None };
+                (self.document.place(found.at), value)
+            }
+            None => (self.place.clone(), None),
+        }
+    }
+}
+
+/// Reads all documents of a file, in their order. With faults, nothing is read, and all are told.
 pub fn read(file: &str, text: &str) -> Result<Vec<Manifest>, Faults> {
     let file: Arc<str> = file.into();
     if text.len() > LARGEST {
@@ -74,10 +92,10 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Manifest>, Faults> {
     }
     let (mut manifests, mut faults) = (Vec::new(), Vec::new());
     for (lines_before, text) in documents(text) {
-        let document = Document { file: Arc::clone(&file), lines_before };
-        match read_one(&document, text) {
+        let document = Document { file: Arc::clone(&file), lines_before, text: text.into() };
+        match read_one(&document) {
             Ok(manifest) => manifests.extend(manifest),
-            Err(fault) => faults.push(fault),
+            Err(found) => faults.extend(found.0),
         }
     }
     if faults.is_empty() { Ok(manifests) } else { Err(Faults(faults)) }
@@ -150,16 +168,16 @@ struct Metadata<N> {
     labels: Option<Spanned<BTreeMap<Key, String>>>,
 }
 
-fn read_one(document: &Document, text: &str) -> Result<Option<Manifest>, Fault> {
-    let start = serde_saphyr::from_str_with_options::<Option<Spanned<IgnoredAny>>>(text, options())
+fn read_one(document: &Document) -> Result<Option<Manifest>, Faults> {
+    let start = serde_saphyr::from_str_with_options::<Option<Spanned<IgnoredAny>>>(&document.text, options())
         .map_err(|error| document.read_error(&error, Location::UNKNOWN))?;
     let Some(Spanned { referenced: start, .. }) = start else { return Ok(None) };
-    let header: Header = parse(document, text, start)?;
+    let header: Header = parse(document, start)?;
     if header.api_version.value != API_VERSION {
         let what = format!("this build reads apiVersion {API_VERSION}, not {:?}", header.api_version.value);
-        return Err(document.fault(header.api_version.referenced, what));
+        return Err(document.fault(header.api_version.referenced, what).into());
     }
-    let form = Reader { document, text, start };
+    let form = Reader { document, start };
     let intent = match header.kind.value.as_str() {
         "Cluster" => form.cluster()?,
         "Capability" => form.capability()?,
@@ -168,10 +186,10 @@ fn read_one(document: &Document, text: &str) -> Result<Option<Manifest>, Fault> 
         "Deployment" => form.deployment()?,
         other => {
             let what = format!("unknown kind {other:?}{}", suggest::instead(other, KINDS));
-            return Err(document.fault(header.kind.referenced, what));
+            return Err(document.fault(header.kind.referenced, what).into());
         }
     };
-    Ok(Some(Manifest { intent, place: document.place(start) }))
+    Ok(Some(Manifest { intent, place: document.place(start), document: document.clone() }))
 }
 
 fn options() -> Options {
@@ -190,33 +208,36 @@ fn options() -> Options {
     }
 }
 
-fn parse<T: DeserializeOwned>(document: &Document, text: &str, start: Location) -> Result<T, Fault> {
-    serde_saphyr::from_str_with_options(text, options()).map_err(|error| document.read_error(&error, start))
+fn parse<T: DeserializeOwned>(document: &Document, start: Location) -> Result<T, Faults> {
+    faulty::read(&document.text, options).map_err(|errors| {
+        let mut faults: Vec<_> = errors.iter().map(|error| document.read_error(error, start)).collect();
+        faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
+        Faults(faults)
+    })
 }
 
 /// A document whose kind is known.
 struct Reader<'a> {
     document: &'a Document,
-    text: &'a str,
     start: Location,
 }
 
 impl Reader<'_> {
-    fn read<N: DeserializeOwned, S: DeserializeOwned>(&self) -> Result<Form<N, S>, Fault> {
-        parse(self.document, self.text, self.start)
+    fn read<N: DeserializeOwned, S: DeserializeOwned>(&self) -> Result<Form<N, S>, Faults> {
+        parse(self.document, self.start)
     }
 
-    fn cluster(&self) -> Result<Intent, Fault> {
+    fn cluster(&self) -> Result<Intent, Faults> {
         let form = self.read::<ClusterName, ClusterSpec>()?;
         Ok(ClusterApply { name: self.name(form.metadata, None)?, spec: form.spec }.into())
     }
 
-    fn capability(&self) -> Result<Intent, Fault> {
+    fn capability(&self) -> Result<Intent, Faults> {
         let form = self.read::<CapabilityName, CapabilitySpec>()?;
         Ok(CapabilityApply { name: self.name(form.metadata, None)?, spec: form.spec }.into())
     }
 
-    fn node(&self) -> Result<Intent, Fault> {
+    fn node(&self) -> Result<Intent, Faults> {
         let mut form = self.read::<NodeName, NodeForm>()?;
         let labels = form.metadata.as_mut().and_then(|metadata| metadata.labels.take());
         let cluster = form.spec.cluster.clone();
@@ -228,13 +249,13 @@ impl Reader<'_> {
         .into())
     }
 
-    fn plan(&self) -> Result<Intent, Fault> {
+    fn plan(&self) -> Result<Intent, Faults> {
         let mut form = self.read::<PlanName, PlanForm>()?;
         let name = self.name(form.metadata, form.spec.name.take())?;
         Ok(PlanApply { name, spec: form.spec.into() }.into())
     }
 
-    fn deployment(&self) -> Result<Intent, Fault> {
+    fn deployment(&self) -> Result<Intent, Faults> {
         let mut form = self.read::<DeploymentName, DeploymentForm>()?;
         let name = self.name(form.metadata, form.spec.name.take())?;
         let plan = form.spec.plan.clone();

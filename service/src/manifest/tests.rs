@@ -200,10 +200,13 @@ fn errors_say_where_and_what_to_write() {
         (payload("resources: {cpu: 1, cores: 1}"), "10:16: \"cpu\" is given twice"),
         (
             payload("resources: {}\n    ports: [{protocol: TCP, port: 70000}]"),
-            "11:35: this is no whole number from 0 to 65535",
+            "11:35: this is no whole number from 0 to 65535: \"70000\"",
         ),
-        (payload("resources: {}\n    processes: x"), "11:16: this is no whole number from 0 to 65535"),
-        (plan("").replace("service: s", "service: A b"), "7:12: 'A' may not stand at character 1"),
+        (payload("resources: {}\n    processes: x"), "11:16: this is no whole number from 0 to 65535: \"x\""),
+        (
+            plan("").replace("service: s", "service: A b"),
+            "7:12: 'A' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
+        ),
         (plan("").replace("service: s", "service:"), "7:"),
         (plan("").replace("  service: s\n", ""), "6:3: \"service\" is missing here"),
         (plan("name: y"), "9:9: the name here and that of metadata differ: write one"),
@@ -216,7 +219,10 @@ fn errors_say_where_and_what_to_write() {
             header("Cluster", "runtime: kubernetes"),
             "6:12: unknown word \"kubernetes\": write one of process, simulated",
         ),
-        (header("Deployment", "plan: p\ncount: -1"), "7:10: this is no whole number from 0 to 4294967295"),
+        (
+            header("Deployment", "plan: p\ncount: -1"),
+            "7:10: this is no whole number from 0 to 4294967295: \"-1\"",
+        ),
         (
             header(
                 "Deployment",
@@ -235,7 +241,62 @@ fn errors_say_where_and_what_to_write() {
 }
 
 #[test]
-fn each_document_tells_its_first_fault() {
+fn a_document_tells_all_its_faults_and_none_that_follows_from_another() {
+    let spec = "namespace: A b\nserviice: s\npayloads:\n\
+        - {name: web, resources: {cpu: 1e3, memroy: 64}, processes: x}\n\
+        - {resources: {cpu: 4}, ports: [{protocol: SCTP, port: 80}, {protocol: TCP, port: 70000}]}\n\
+        approval: {crate: manual, delete: automatc}\ntimeouts: {start: 30, stop: 5s}";
+    let text = header("Plan", spec).replace("name: x", "name: X y\n  labls: {}");
+    let faults = read("f.yaml", &text).expect_err("much is wrong");
+    let wanted = [
+        "4:9: 'X' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"X y\"",
+        "5:3: unknown field \"labls\": did you mean \"labels\"?",
+        "7:14: 'A' may not stand at character 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
+        "8:3: unknown field \"serviice\": did you mean \"service\"?",
+        "10:34: write cores as in 4, 1.5 or 500m, not \"1e3\"",
+        "10:39: unknown field \"memroy\": did you mean \"memory\"?",
+        "10:63: this is no whole number from 0 to 65535: \"x\"",
+        "11:46: unknown protocol \"SCTP\": write one of TCP, UDP",
+        "11:85: this is no whole number from 0 to 65535: \"70000\"",
+        "12:14: unknown field \"crate\": did you mean \"create\"?",
+        "12:37: unknown word \"automatc\": did you mean \"automatic\"?",
+        "13:21: write a duration as in 500ms, 30s, 5m or 24h, not \"30\"",
+    ];
+    let told: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
+    assert_eq!(told, wanted, "{text}");
+    let many = format!("namespace: n\nservice: s\npayloads: [{}]", "x, ".repeat(100));
+    assert_eq!(read("f.yaml", &header("Plan", &many)).expect_err("a hundred").0.len(), 20);
+}
+
+#[test]
+fn what_a_server_points_to_is_found_in_the_file() {
+    let seed = under_header("Plan", SEED_PLAN);
+    let node = header("Node", "cluster: local\nupdateDomain: a\nresources: {cpu: 4, memory: 8}");
+    let deployment = under_header("Deployment", SEED_DEPLOYMENT);
+    let cases = [
+        (&seed, "/name", "6:9", Some("nginx-deployment-plan")),
+        (&seed, "/spec/matchers/1/type", "15:23", Some("CPU")),
+        (&seed, "/spec/payloads/0/ports/1/port", "28:17", Some("53")),
+        (&seed, "/spec/payloads/0/volumes/0/mount", "32:22", Some("/data")),
+        (&seed, "/spec/payloads/0/run/argv/0", "20:7", None),
+        (&seed, "/spec/timeouts/start", "6:3", None),
+        (&node, "/name", "5:9", Some("x")),
+        (&node, "/cluster", "7:12", Some("local")),
+        (&node, "/spec/total/cpu", "9:20", Some("4")),
+        (&node, "/spec/domain", "8:17", Some("a")),
+        (&deployment, "/spec/count", "12:19", Some("1")),
+        (&deployment, "/spec/coordinates/web", "9:5", None),
+        (&deployment, "/elsewhere", "2:1", None),
+    ];
+    for (text, pointer, place, value) in cases {
+        let manifests = read("f.yaml", &format!("---\n{text}")).expect("a manifest");
+        let (found, said) = manifests[0].locate(pointer);
+        assert_eq!((found.to_string(), said), (format!("f.yaml:{place}"), value), "{pointer}\n{text}");
+    }
+}
+
+#[test]
+fn each_document_tells_its_faults() {
     let bad = header("Cluster", "runtme: process");
     let good = header("Cluster", "runtime: process");
     let faults = read("-", &format!("{bad}---\n{good}--- # again\n{bad}")).expect_err("two faults");

@@ -1,0 +1,219 @@
+//! Reads a document with everything that is wrong with it, not with the first thing alone.
+//!
+//! Reading stops at an error. So a document is read again without the entry at which it stopped, until nothing more is
+//! found: entries that were left out are told by their numbers on the way to them. A block that lacks something because
+//! an entry of it was left out is not at fault, and is left out as well.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+use serde_saphyr::{Error, Options, with_deserializer_from_str_with_options};
+
+/// Faults of one document that are told at once.
+const MOST: usize = 20;
+
+/// The numbers of entries, each in its block or list, from the root on.
+type Path = Vec<usize>;
+
+/// Reads a document, or says what is wrong with it, in its order.
+pub(super) fn read<T: DeserializeOwned>(text: &str, options: impl Fn() -> Options) -> Result<T, Vec<Error>> {
+    let notes = Notes::default();
+    let mut errors = Vec::new();
+    loop {
+        let read = with_deserializer_from_str_with_options(text, options(), |from| {
+            T::deserialize(Noting { inner: from, notes: &notes })
+        });
+        match read {
+            Ok(value) if errors.is_empty() => return Ok(value),
+            Ok(_) => return Err(errors),
+            Err(error) => {
+                let at = notes.begin_again();
+                if !notes.lacks_part_of(&at) {
+                    errors.push(error);
+                }
+                if errors.len() == MOST || at.is_empty() || !notes.leave_out(at) {
+                    return Err(errors);
+                }
+            }
+        }
+    }
+}
+
+/// Where reading is, where it stopped, and what it leaves out.
+#[derive(Default)]
+struct Notes {
+    path: RefCell<Path>,
+    stopped: RefCell<Option<Path>>,
+    left_out: RefCell<BTreeSet<Path>>,
+}
+
+impl Notes {
+    /// Reads an entry. If that fails, the innermost that fails is remembered.
+    fn entry<T, E>(&self, number: usize, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.path.borrow_mut().push(number);
+        let done = read();
+        if done.is_err() {
+            self.stopped.borrow_mut().get_or_insert_with(|| self.path.borrow().clone());
+        }
+        self.path.borrow_mut().pop();
+        done
+    }
+
+    fn is_left_out(&self, number: usize) -> bool {
+        let mut path = self.path.borrow().clone();
+        path.push(number);
+        self.left_out.borrow().contains(&path)
+    }
+
+    /// Where it stopped; the root, if that was in no entry.
+    fn begin_again(&self) -> Path {
+        self.path.borrow_mut().clear();
+        self.stopped.borrow_mut().take().unwrap_or_default()
+    }
+
+    fn lacks_part_of(&self, at: &Path) -> bool {
+        self.left_out.borrow().iter().any(|path| path.starts_with(at))
+    }
+
+    /// Whether it was not left out before.
+    fn leave_out(&self, path: Path) -> bool {
+        self.left_out.borrow_mut().insert(path)
+    }
+}
+
+/// What it wraps, with notes about blocks and lists. Choices are entries as a whole.
+struct Noting<'n, I> {
+    inner: I,
+    notes: &'n Notes,
+}
+
+/// The entries of a block or list.
+struct Entries<'n, I> {
+    inner: I,
+    notes: &'n Notes,
+    next: usize,
+}
+
+macro_rules! deserialize {
+    ($($name:ident($($arg:ident: $type:ty),*))*) => {$(
+        fn $name<V: Visitor<'de>>(self, $($arg: $type,)* visitor: V) -> Result<V::Value, I::Error> {
+            self.inner.$name($($arg,)* Noting { inner: visitor, notes: self.notes })
+        }
+    )*};
+}
+
+impl<'de, I: Deserializer<'de>> Deserializer<'de> for Noting<'_, I> {
+    type Error = I::Error;
+
+    deserialize! {
+        deserialize_any() deserialize_bool() deserialize_i8() deserialize_i16() deserialize_i32() deserialize_i64()
+        deserialize_i128() deserialize_u8() deserialize_u16() deserialize_u32() deserialize_u64() deserialize_u128()
+        deserialize_f32() deserialize_f64() deserialize_char() deserialize_str() deserialize_string()
+        deserialize_bytes() deserialize_byte_buf() deserialize_option() deserialize_unit() deserialize_seq()
+        deserialize_map() deserialize_identifier() deserialize_ignored_any()
+        deserialize_unit_struct(name: &'static str)
+        deserialize_newtype_struct(name: &'static str)
+        deserialize_tuple(len: usize)
+        deserialize_tuple_struct(name: &'static str, len: usize)
+        deserialize_struct(name: &'static str, fields: &'static [&'static str])
+        deserialize_enum(name: &'static str, variants: &'static [&'static str])
+    }
+
+    fn is_human_readable(&self) -> bool {
+        self.inner.is_human_readable()
+    }
+}
+
+macro_rules! visit {
+    ($($name:ident($type:ty))*) => {$(
+        fn $name<E: serde::de::Error>(self, value: $type) -> Result<V::Value, E> {
+            self.inner.$name(value)
+        }
+    )*};
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Noting<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.expecting(f)
+    }
+
+    visit! {
+        visit_bool(bool) visit_i8(i8) visit_i16(i16) visit_i32(i32) visit_i64(i64) visit_i128(i128) visit_u8(u8)
+        visit_u16(u16) visit_u32(u32) visit_u64(u64) visit_u128(u128) visit_f32(f32) visit_f64(f64) visit_char(char)
+        visit_str(&str) visit_borrowed_str(&'de str) visit_string(String) visit_bytes(&[u8])
+        visit_borrowed_bytes(&'de [u8]) visit_byte_buf(Vec<u8>)
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_none()
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_unit()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_some(Noting { inner: from, notes: self.notes })
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_newtype_struct(Noting { inner: from, notes: self.notes })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_seq(Entries { inner: items, notes: self.notes, next: 0 })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_map(Entries { inner: entries, notes: self.notes, next: 0 })
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, choice: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_enum(choice)
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Noting<'_, S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<S::Value, D::Error> {
+        self.inner.deserialize(Noting { inner: from, notes: self.notes })
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Entries<'_, A> {
+    type Error = A::Error;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        while self.notes.is_left_out(self.next) && self.inner.next_element::<IgnoredAny>()?.is_some() {
+            self.next += 1;
+        }
+        let (number, notes) = (self.next, self.notes);
+        self.next += 1;
+        notes.entry(number, || self.inner.next_element_seed(Noting { inner: seed, notes }))
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+        while self.notes.is_left_out(self.next) && self.inner.next_key::<IgnoredAny>()?.is_some() {
+            self.inner.next_value::<IgnoredAny>()?;
+            self.next += 1;
+        }
+        self.notes.entry(self.next, || self.inner.next_key_seed(seed))
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        let (number, notes) = (self.next, self.notes);
+        self.next += 1;
+        notes.entry(number, || self.inner.next_value_seed(Noting { inner: seed, notes }))
+    }
+}

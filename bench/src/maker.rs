@@ -64,8 +64,8 @@ impl Maker {
         let fact = TermStarted { address: None }.into();
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
-        let hello =
-            SessionHello { cluster: CLUSTER.parse()?, executor: "ex".parse()?, runtime: Runtime::Simulated };
+        let (cluster, executor) = (CLUSTER.parse()?, "ex".parse()?);
+        let hello = SessionHello { cluster, executor, runtime: Runtime::Simulated, scope: None };
         maker.see(hello.into())?;
         Ok(maker)
     }

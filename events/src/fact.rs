@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::amount::Amounts;
 use crate::digest::Digest;
 use crate::event::bodies;
-use crate::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
+use crate::id::{IncarnationId, Lineage, OperationId, Position, ScopeId, SessionId};
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName,
     StorageClass,
@@ -452,6 +452,9 @@ body! {
         executor: ExecutorName,
         /// What it drives.
         runtime: Runtime,
+        /// What the cluster runs is in it from now on, and nobody without it may say what has become of that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scope: Option<ScopeId>,
     }
     /// Body of [`Fact::SessionClosed`].
     SessionClosed {

@@ -177,6 +177,15 @@ token! {
     /// One connection of an executor: random, drawn by the decider.
     Attach, u64::MAX
 }
+token! {
+    /// What an executor looks at, and what it runs is in: random, drawn once and kept there. Two with different ones
+    /// know nothing of what the other runs.
+    ScopeId, u64::MAX
+}
+token! {
+    /// One start of one executor: random, so that a copy of a scope does not pass for it.
+    Instance, u64::MAX
+}
 
 /// What kind of thing an id names: a type of its own for each, so that they cannot be mixed up.
 pub trait Kind: 'static {

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::event::bodies;
-use crate::id::{IncarnationId, Position, SessionId};
+use crate::id::{IncarnationId, Position, ScopeId, SessionId};
 use crate::name::{ClusterName, ExecutorName, PayloadName, PortName};
 use crate::spec::{Runtime, words};
 use crate::subject::Subject;
@@ -35,6 +35,9 @@ pub struct SessionHello {
     pub executor: ExecutorName,
     /// What it drives.
     pub runtime: Runtime,
+    /// Where it looks for what runs. Absent in what older builds wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<ScopeId>,
 }
 
 words! {

@@ -75,6 +75,8 @@ bugs! {
     DropsBusyCommit,
     /// A second executor gets a cluster that another one holds.
     TwoHolders,
+    /// An executor that looks elsewhere may say what has become of what runs.
+    TakesAnyScope,
     /// Objects that are not ours are removed.
     RemovesForeign,
     /// An executor begins work after its lease.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! executor                                     decider
-//!   Hello{executor, cluster, runtime, seen}  ─►        opens or resumes the session, draws an attach
+//!   Hello{executor, cluster, scope, life, …} ─►        opens or resumes the session, draws an attach
 //!                          ◄─  Welcome{envelope, lease, commands}
 //!   Level{..., more|last}  ─►                          everything that it has, each as a report
 //!                          ◄─  Command{envelope, …} | Forget{incarnation} | Accepted{sequence}
@@ -12,6 +12,7 @@
 //! ```
 //! Nothing that was decided on state that is not durable is sent. Everything may be said twice.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::fact::{Effect, Judgement};
-use crate::id::{Attach, IncarnationId, Lineage, Position, SessionId, Term};
+use crate::id::{Attach, IncarnationId, Instance, Lineage, Position, ScopeId, SessionId, Term};
 use crate::name::{ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName};
 use crate::observation::Report;
 use crate::record::Hash;
@@ -50,6 +51,40 @@ pub struct Envelope {
     pub head: Head,
 }
 
+/// One life of an executor: it starts again over the same scope, one life after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Life {
+    /// Counts the lives over the scope; on its disk before the life begins.
+    pub number: u64,
+    /// Tells it from that of a copy of the scope.
+    pub instance: Instance,
+}
+
+/// What a life is to one that was heard before it, over the same scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Succession {
+    /// It is the same.
+    Same,
+    /// It came after it, which must have ended: a scope has a lock.
+    Later,
+    /// It came before it, and should have ended.
+    Earlier,
+    /// Both are the same life of one scope: there is a copy of it.
+    Copy,
+}
+
+impl Life {
+    /// What it is to `known`.
+    pub fn after(self, known: Life) -> Succession {
+        match self.number.cmp(&known.number) {
+            Ordering::Greater => Succession::Later,
+            Ordering::Less => Succession::Earlier,
+            Ordering::Equal if self.instance == known.instance => Succession::Same,
+            Ordering::Equal => Succession::Copy,
+        }
+    }
+}
+
 /// What an executor says.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,6 +97,10 @@ pub enum ToDecider {
         cluster: ClusterName,
         /// What it drives.
         runtime: Runtime,
+        /// Where it looks for what runs.
+        scope: ScopeId,
+        /// Which life of it this is.
+        life: Life,
         /// The highest head that it has seen, with the lineage.
         seen: Option<(Lineage, Head)>,
     },

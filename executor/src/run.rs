@@ -36,7 +36,7 @@ pub struct Config {
     pub cluster: ClusterName,
     /// What it drives.
     pub runtime: Runtime,
-    /// Holds `lock` and `head.json`. One executor a root.
+    /// Holds `lock`, `scope.json` and `head.json`. One executor a root.
     pub root: PathBuf,
     /// How much work may be begun at once; 32 is fine.
     pub at_once: usize,
@@ -71,7 +71,8 @@ where
         ScopeError::Taken => Stop::ScopeTaken,
         ScopeError::Storage(source) => Stop::Storage(source),
     })?;
-    let core = Core::new(Identity { executor, cluster, runtime }, seen, at_once);
+    let (id, life) = (scope.id(), scope.life());
+    let core = Core::new(Identity { executor, cluster, runtime, scope: id, life }, seen, at_once);
     let mut running = Loop {
         core,
         scope,

@@ -1,8 +1,18 @@
-//! What an executor keeps on disk for itself: the lock of its scope, and the highest head that it has seen.
+//! What an executor keeps on disk for itself: the lock of its scope, which scope it is, how many lives it has had, and
+//! the highest head that an executor over it has seen.
+//!
+//! What is not found in a scope is gone only if it was begun there: so a scope has an id, drawn once, that the decider
+//! compares. It goes where the folder goes, for whatever runtime: what a simulated node ran has ended with the process
+//! that had the lock.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use chancery_events::id::{Instance, ScopeId};
+use chancery_events::protocol::Life;
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
 
 use crate::durable::{self, Lock};
 use crate::session::Seen;
@@ -11,7 +21,16 @@ use crate::session::Seen;
 #[derive(Debug)]
 pub(crate) struct Scope {
     head: PathBuf,
+    id: ScopeId,
+    life: Life,
     _lock: File,
+}
+
+/// What `scope.json` holds.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    id: ScopeId,
+    lives: u64,
 }
 
 /// Why a scope cannot be had.
@@ -26,7 +45,7 @@ pub(crate) enum ScopeError {
 }
 
 impl Scope {
-    /// Locks the folder, which is made if it is missing, and gives the head that it remembers.
+    /// Locks the folder, which is made if it is missing, begins a life in it, and gives the head that it remembers.
     pub(crate) fn open(root: &Path) -> Result<(Scope, Option<Seen>), ScopeError> {
         let head = root.join("head.json");
         durable::make_folder(root).map_err(ScopeError::Storage)?;
@@ -34,9 +53,20 @@ impl Scope {
             Lock::Theirs => Err(ScopeError::Taken),
             Lock::Ours(lock) => {
                 let seen = durable::read(&head).map_err(ScopeError::Storage)?;
-                Ok((Scope { head, _lock: lock }, seen))
+                let (id, life) = begin_life(&root.join("scope.json")).map_err(ScopeError::Storage)?;
+                Ok((Scope { head, id, life, _lock: lock }, seen))
             }
         }
+    }
+
+    /// Which scope it is.
+    pub(crate) fn id(&self) -> ScopeId {
+        self.id
+    }
+
+    /// Which of its lives this is.
+    pub(crate) fn life(&self) -> Life {
+        self.life
     }
 
     /// Where the head is kept.
@@ -45,7 +75,55 @@ impl Scope {
     }
 }
 
+/// Counts one more life; it is on disk when this returns.
+fn begin_life(path: &Path) -> io::Result<(ScopeId, Life)> {
+    let mut kept = match durable::read(path)? {
+        Some(kept) => kept,
+        None => Kept { id: ScopeId::from_random(random()?), lives: 0 },
+    };
+    kept.lives += 1;
+    durable::write(path, &kept)?;
+    Ok((kept.id, Life { number: kept.lives, instance: Instance::from_random(random()?) }))
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    if filled < bytes.len() {
+        return Err(io::Error::other("the system gave too few random bytes"));
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// Remembers a head; it is on disk when this returns.
 pub(crate) fn remember(head: &Path, seen: &Seen) -> io::Result<()> {
     durable::write(head, seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(root: &Path) -> (ScopeId, Life) {
+        let (scope, _) = Scope::open(root).expect("a scope");
+        (scope.id(), scope.life())
+    }
+
+    #[test]
+    fn a_scope_keeps_its_id_and_counts_its_lives_and_another_folder_is_another_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (first, second) = (open(dir.path()), open(dir.path()));
+        assert_eq!(first.0, second.0);
+        assert_eq!((first.1.number, second.1.number), (1, 2));
+        assert_ne!(first.1.instance, second.1.instance);
+        assert_ne!(open(&dir.path().join("other")).0, first.0);
+    }
+
+    #[test]
+    fn a_scope_that_cannot_be_read_does_not_become_another_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        open(dir.path());
+        std::fs::write(dir.path().join("scope.json"), "{\"id\":\"no").expect("written");
+        assert!(matches!(Scope::open(dir.path()), Err(ScopeError::Storage(_))));
+    }
 }

@@ -133,9 +133,9 @@ impl Core {
     }
 
     fn connected(&mut self, now: Duration, out: &mut Vec<Output>) {
-        let Identity { executor, cluster, runtime } = self.identity.clone();
+        let Identity { executor, cluster, runtime, scope, life } = self.identity.clone();
         let seen = self.seen.map(|seen| (seen.lineage, seen.head));
-        out.push(Output::Say(ToDecider::Hello { executor, cluster, runtime, seen }));
+        out.push(Output::Say(ToDecider::Hello { executor, cluster, runtime, scope, life, seen }));
         self.phase = Phase::Greeting { since: now };
     }
 

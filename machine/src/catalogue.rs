@@ -101,7 +101,8 @@ pub(crate) fn cluster_applied(fleet: &mut Fleet, fact: &ClusterApplied, at: At) 
         });
     }
     let (name, spec) = (fact.name.clone(), fact.spec.clone());
-    fleet.put(Cluster { name, spec, activity: Activity::Active, session: None, meta: Meta::new(at) });
+    let activity = Activity::Active;
+    fleet.put(Cluster { name, spec, activity, session: None, scope: None, meta: Meta::new(at) });
     Ok(())
 }
 

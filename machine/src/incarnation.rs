@@ -320,6 +320,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         processes: Vec::new(),
         ready: false,
         revision: 0,
+        commanded: None,
         asked: None,
         command: None,
         deadline: None,
@@ -330,6 +331,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
 
 fn command(incarnation: &mut Incarnation, effect: Effect, deadline: Option<Time>, at: At) {
     incarnation.revision += 1;
+    incarnation.commanded.get_or_insert(at.position);
     incarnation.asked = Some(effect);
     incarnation.command = Some(Outstanding { effect, attempt: 1, not_before: at.time });
     incarnation.deadline = deadline;

@@ -1,22 +1,26 @@
 //! Sessions: an executor's lease on a cluster. At most one lives for each cluster.
 //!
-//! ```text
-//!            hello, same executor   hello, another      lease over, goodbye
-//! (none)     opened                 opened              –
-//! open       same                   refused             closed
-//! ```
-//! Losing one proves nothing about what runs: placements stay, and are handed out again to whoever comes next.
+//! | | hello, same executor and scope | hello, same scope | hello, another scope | lease over, goodbye |
+//! |---|---|---|---|---|
+//! | none was ever | opened | opened | opened | – |
+//! | none | opened | opened | opened if nothing may be left in the old scope, else refused | – |
+//! | open | same | refused | refused | closed |
+//!
+//! Losing one proves nothing about what runs: placements stay, and are handed out again to whoever comes next. What an
+//! executor does not find is gone only if it looks where that was begun: so the cluster remembers the *scope* of its
+//! last session, and no other one is taken while an incarnation is not over of which somebody there may have been told.
+//! Two things lead out of that: an executor over the old scope, or the operator's word that the nodes are gone.
 
 use chancery_events::fact::{
     Fact, IncarnationEnd, IncarnationEnded, Judgement, ObjectJudged, SessionClosed, SessionOpened,
 };
-use chancery_events::id::SessionId;
+use chancery_events::id::{ScopeId, SessionId};
 use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
 use chancery_events::planted::{self, Bug};
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::state::{Cluster, IncarnationState, Session};
+use crate::state::{Cluster, IncarnationState, Scope, Session};
 
 /// Closed sessions of a cluster are kept so many.
 const KEPT: usize = 20;
@@ -43,6 +47,31 @@ pub enum HelloRefused {
         /// Who holds it.
         holder: String,
     },
+    /// An executor of this name holds it, which is another one.
+    #[error("an executor {holder} with another folder holds cluster {cluster}")]
+    Namesake {
+        /// The cluster.
+        cluster: String,
+        /// What both are called.
+        holder: String,
+    },
+    /// Something may be left where this executor does not look.
+    #[error(
+        "replica {replica} of cluster {cluster} was given to executor {holder} in another folder (scope {scope}), and \
+         may run there: start the executor over that folder, or expunge node {node} if its machine is lost"
+    )]
+    LeftElsewhere {
+        /// The cluster.
+        cluster: String,
+        /// Whose that folder was.
+        holder: String,
+        /// Where that is.
+        scope: ScopeId,
+        /// The first that may be left.
+        replica: String,
+        /// Its place.
+        node: String,
+    },
 }
 
 /// The session that a hello resumes, if it may have one: `None` if a new one is to be opened.
@@ -53,21 +82,45 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
         let runtime = cluster.spec.runtime.to_string();
         return Err(HelloRefused::OtherRuntime { cluster: name, runtime });
     }
-    let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else { return Ok(None) };
+    let any = planted::is(Bug::TakesAnyScope);
+    let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else {
+        let left = left_elsewhere(fleet, cluster, hello.scope).filter(|_| !any);
+        return left.map_or(Ok(None), Err);
+    };
+    let holder = session.executor.to_string();
     if session.executor == hello.executor {
-        return Ok(Some(session.id));
+        let same = session.scope == hello.scope || any;
+        return if same {
+            Ok(Some(session.id))
+        } else {
+            Err(HelloRefused::Namesake { cluster: name, holder })
+        };
     }
     if planted::is(Bug::TwoHolders) {
         return Ok(None);
     }
-    Err(HelloRefused::Held { cluster: name, holder: session.executor.to_string() })
+    Err(HelloRefused::Held { cluster: name, holder })
+}
+
+/// What forbids that an executor of this scope takes the cluster: something that may be in another one.
+fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> Option<HelloRefused> {
+    let old = cluster.scope.as_ref().filter(|old| Some(old.id) != scope)?;
+    let mut wanted = fleet.index().inventory(&cluster.name).filter_map(|id| fleet.incarnations().get(&id));
+    let left = wanted.find(|incarnation| old.may_hold(incarnation))?;
+    Some(HelloRefused::LeftElsewhere {
+        cluster: cluster.name.to_string(),
+        holder: old.executor.to_string(),
+        scope: old.id,
+        replica: left.replica.to_string(),
+        node: left.node.to_string(),
+    })
 }
 
 pub(crate) fn hello(fleet: &Fleet, saw: &SessionHello) -> Vec<Fact> {
     match resumes(fleet, saw) {
         Ok(None) => {
             let (cluster, executor) = (saw.cluster.clone(), saw.executor.clone());
-            vec![SessionOpened { cluster, executor, runtime: saw.runtime }.into()]
+            vec![SessionOpened { cluster, executor, runtime: saw.runtime, scope: saw.scope }.into()]
         }
         Ok(Some(_)) | Err(_) => Vec::new(),
     }
@@ -118,10 +171,14 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<
     let id = SessionId::issue(at.lineage, at.position);
     fleet.change::<Cluster>(&fact.cluster, |cluster| {
         cluster.session = Some(id);
+        if let Some(id) = fact.scope {
+            cluster.scope = Some(Scope { id, executor: fact.executor.clone(), until: None });
+        }
         cluster.meta.bump(at);
     })?;
     let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
-    fleet.put(Session { id, cluster, executor, runtime: fact.runtime, end: None, meta: Meta::new(at) });
+    let (runtime, scope) = (fact.runtime, fact.scope);
+    fleet.put(Session { id, cluster, executor, runtime, scope, end: None, meta: Meta::new(at) });
     Ok(())
 }
 
@@ -133,6 +190,9 @@ pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<
     fleet.change::<Cluster>(&fact.cluster, |cluster| {
         if !planted::is(Bug::KeepsLostSession) {
             cluster.session = None;
+        }
+        if let Some(scope) = &mut cluster.scope {
+            scope.until = Some(at.position);
         }
         cluster.meta.touch(at);
     })?;

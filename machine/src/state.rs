@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{Approver, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit};
-use chancery_events::id::{IncarnationId, OperationId, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, ExecutorName, NodeName, PlanName, ReplicaName,
     StorageClass,
@@ -34,8 +34,22 @@ pub struct Cluster {
     pub activity: Activity,
     /// Its live session.
     pub session: Option<SessionId>,
+    /// Where what it runs is, once an executor has held it.
+    pub scope: Option<Scope>,
     /// Its history.
     pub meta: Meta,
+}
+
+/// Where the executor of a cluster looks for what runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Scope {
+    /// Which.
+    pub id: ScopeId,
+    /// Whose it was last.
+    pub executor: ExecutorName,
+    /// When its last session closed: what was first commanded later, nobody there was told of. None while one is
+    /// open.
+    pub until: Option<Position>,
 }
 
 /// Something a node may have.
@@ -275,6 +289,8 @@ pub struct Incarnation {
     pub ready: bool,
     /// Counts its commands.
     pub revision: u32,
+    /// The first of them.
+    pub commanded: Option<Position>,
     /// The last command's effect.
     pub asked: Option<Effect>,
     /// The last command, while it has no outcome.
@@ -307,6 +323,17 @@ impl Operation {
     }
 }
 
+impl Scope {
+    /// Whether what was asked of the incarnation may have come to be there.
+    pub fn may_hold(&self, incarnation: &Incarnation) -> bool {
+        match (incarnation.commanded, self.until) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(commanded), Some(until)) => commanded <= until,
+        }
+    }
+}
+
 impl Deployment {
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
@@ -332,6 +359,8 @@ pub struct Session {
     pub executor: ExecutorName,
     /// What it drives.
     pub runtime: Runtime,
+    /// Where it looks for what runs.
+    pub scope: Option<ScopeId>,
     /// How it ended, if it has.
     pub end: Option<SessionEnd>,
     /// Its history.

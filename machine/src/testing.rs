@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, ScopeId, SessionId, Term};
 use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{
@@ -107,9 +107,7 @@ impl World {
     }
 
     pub(crate) fn open_session(&mut self) -> SessionId {
-        let hello =
-            SessionHello { cluster: name("local"), executor: name("ex-1"), runtime: Runtime::Process };
-        self.see(&hello.into());
+        self.see(&hello("local", "ex-1", 1).into());
         self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
     }
 
@@ -332,6 +330,12 @@ impl World {
     pub(crate) fn free_cpu(&self) -> u64 {
         self.fleet.nodes().sorted().into_iter().map(|node| self.fleet.index().places.free(node).cpu).sum()
     }
+}
+
+/// An executor of processes wants a cluster, and looks at the scope of this number.
+pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionHello {
+    let scope = Some(ScopeId::from_random(scope));
+    SessionHello { cluster: name(cluster), executor: name(executor), runtime: Runtime::Process, scope }
 }
 
 pub(crate) fn process(status: ProcessStatus) -> Process {

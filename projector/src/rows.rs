@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Effect, Unfit};
-use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
 use chancery_events::name::{
     CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, ExecutorName, Key, NodeName,
     PlanName, ReplicaName, StorageClass, ZoneName,
@@ -288,6 +288,8 @@ rows! {
         executor: ExecutorName,
         /// What it drives.
         runtime: Runtime,
+        /// Where it looks for what runs.
+        scope: Option<ScopeId>,
         /// Its state.
         state: SessionWord,
     }

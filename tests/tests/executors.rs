@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chancery_tests::{Client, Executor, Payload, Server, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 
@@ -164,21 +164,73 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
     // The second wants the cluster too, and is told who has it.
     let second = Executor::start(&server, "e2", "--process");
     until("the second is refused", || second.log().contains("executor e1 holds cluster local").then_some(()));
-    // What is asked of the first while it sleeps lies in its connection when it wakes.
     first.freeze();
-    deploy(&client, "three", 3);
-    client.wait_for("web", "starting", 3);
     let lost = wait_for_sessions(&client, "lost", 1);
     assert_eq!(lost[0]["executor"], "e1");
+    // Nothing was asked of the first: the second may have it all.
+    wait_for_sessions(&client, "open", 1);
+    deploy(&client, "three", 3);
     client.wait_for("web", "running", 3);
     let alive = second.payloads();
     assert_eq!(alive.len(), 3);
     first.thaw();
     until("the first is refused", || first.log().contains("executor e2 holds cluster local").then_some(()));
-    assert!(first.payloads().is_empty(), "it began what it was asked before");
+    assert!(first.payloads().is_empty(), "it has begun something");
     assert_eq!(second.payloads(), alive);
     assert_eq!(sessions(&client, "open")[0]["executor"], "e2");
     end_three(&server, &second);
+}
+
+#[test]
+fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
+    let server = bare_server(SHORT);
+    let client = server.client();
+    let first = Executor::start(&server, "e1", "--process");
+    wait_for_sessions(&client, "open", 1);
+    // What is asked of it while it sleeps lies in its connection when it wakes; nobody can know how far it came.
+    first.freeze();
+    deploy(&client, "three", 3);
+    client.wait_for("web", "starting", 3);
+    wait_for_sessions(&client, "lost", 1);
+    let second = Executor::start(&server, "e2", "--process");
+    until("the second is refused", || {
+        second.log().contains("start the executor over that folder").then_some(())
+    });
+    assert!(sessions(&client, "open").is_empty());
+    first.thaw();
+    client.wait_for("web", "running", 3);
+    assert_eq!((first.payloads().len(), second.payloads().len()), (3, 0));
+    end_three(&server, &first);
+}
+
+#[test]
+fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() {
+    let server = bare_server(LONG);
+    let client = server.client();
+    let mut executor = Executor::start(&server, "e1", "--process");
+    let alive = run_three(&server, &executor);
+    assert_eq!(executor.stop(), Some(0));
+    wait_for_sessions(&client, "left", 1);
+    // The same name, and an empty folder: nothing of what runs is there.
+    let stranger = Executor::start(&server, "e1", "--process");
+    let refusal = "may run there: start the executor over that folder, or expunge node";
+    until("it is refused", || stranger.log().contains(refusal).then_some(()));
+    assert_eq!(client.wait_for("web", "running", 3).len(), 3);
+    assert_eq!(executor.payloads(), alive);
+    // The right folder: all is as it was.
+    executor.start_again();
+    let scope = wait_for_sessions(&client, "open", 1)[0]["scope"].clone();
+    assert_eq!(executor.payloads(), alive);
+    assert_eq!(client.items("incarnations?state=failed"), Vec::<Value>::new());
+    assert_eq!(executor.stop(), Some(0));
+    wait_for_sessions(&client, "left", 2);
+    // The machine is said to be lost, with the folder and everything.
+    for node in client.items("nodes") {
+        let name = node["name"].as_str().expect("a name");
+        client.must("node.set_state", &json!({"name": name, "state": "expunged"}));
+    }
+    client.wait_for("web", "failed", 3);
+    assert_ne!(wait_for_sessions(&client, "open", 1)[0]["scope"], scope, "the other one has it now");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use chancery_events::fact::Effect;
-use chancery_events::id::{Position, SessionId, Term};
+use chancery_events::id::{Instance, Position, ScopeId, SessionId, Term};
 use chancery_events::observation::Saw;
-use chancery_events::protocol::{RunSpec, Standing};
+use chancery_events::protocol::{Life, RunSpec, Standing};
 use chancery_events::record::Hash;
 use chancery_events::spec::Runtime;
 
@@ -60,8 +60,13 @@ fn secs(secs: u64) -> Duration {
 
 fn core(seen: Option<Head>) -> Core {
     let name = |name: &str| name.parse().unwrap();
-    let identity =
-        Identity { executor: "e1".parse().unwrap(), cluster: name("c1"), runtime: Runtime::Simulated };
+    let identity = Identity {
+        executor: "e1".parse().unwrap(),
+        cluster: name("c1"),
+        runtime: Runtime::Simulated,
+        scope: ScopeId::from_random(1),
+        life: Life { number: 1, instance: Instance::from_random(1) },
+    };
     let seen = seen.map(|head| Seen { lineage: lineage(), head });
     Core::new(identity, seen, 2)
 }

@@ -1,9 +1,9 @@
 //! What goes into the session's core and what comes out.
 
-use chancery_events::id::{IncarnationId, Lineage};
+use chancery_events::id::{IncarnationId, Lineage, ScopeId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
-use chancery_events::protocol::{FromDecider, Head, ToDecider};
+use chancery_events::protocol::{FromDecider, Head, Life, ToDecider};
 use chancery_events::spec::Runtime;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,10 @@ pub struct Identity {
     pub cluster: ClusterName,
     /// What it drives.
     pub runtime: Runtime,
+    /// Where it looks for what runs.
+    pub scope: ScopeId,
+    /// Which life over that scope this is.
+    pub life: Life,
 }
 
 /// The highest head that an executor has seen.

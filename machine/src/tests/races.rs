@@ -8,15 +8,14 @@ use std::time::Duration;
 use chancery_events::fact::{Effect, IncarnationEnd};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReported, ProcessStatus, Report, Saw, SessionEnd, SessionHello, SessionOver,
+    Exit, Hope, IncarnationReported, ProcessStatus, Report, Saw, SessionEnd, SessionOver,
 };
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind::Start;
-use chancery_events::spec::Runtime;
 use serde_json::json;
 
 use crate::state::{Incarnation, IncarnationState};
-use crate::testing::{World, crashed, ended, failed, name, process, ready};
+use crate::testing::{World, crashed, ended, failed, hello, process, ready};
 
 /// One replica that runs, and its incarnation.
 fn running(approval: &str) -> (World, IncarnationId) {
@@ -164,8 +163,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     let spec = json!({"domain": "d9", "total": total});
     world.must("node.apply", &json!({"name": "node-9", "cluster": "far", "spec": spec}));
-    let hello = SessionHello { cluster: name("far"), executor: name("ex-9"), runtime: Runtime::Process };
-    world.see(&hello.into());
+    world.see(&hello("far", "ex-9", 9).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
     world.plan("automatic");
     world.deploy("d1", 2);

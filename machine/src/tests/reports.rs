@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::places::Held;
 use crate::state::IncarnationState;
-use crate::testing::{World, crashed, ended, failed, name, process, ready};
+use crate::testing::{World, crashed, ended, failed, hello, process, ready};
 
 fn creating() -> World {
     let mut world = World::with_nodes(1);
@@ -154,8 +154,7 @@ fn the_same_report_twice_changes_nothing_the_second_time() {
 fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
     let mut world = creating();
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
-    let hello = SessionHello { cluster: name("far"), executor: name("ex-2"), runtime: Runtime::Process };
-    world.see(&hello.into());
+    world.see(&hello("far", "ex-2", 2).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
     let incarnation = world.commanded()[0];
     let report = Report { incarnation, revision: 1, saw: crashed() };
@@ -166,14 +165,59 @@ fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
 fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    let other = SessionHello { cluster: name("local"), executor: name("ex-2"), runtime: Runtime::Process };
+    let other = hello("local", "ex-2", 1);
     assert!(world.see(&other.clone().into()).is_empty(), "the scope is held");
     world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
     assert_eq!((state(&world), world.free_cpu()), ("running", 3000));
     assert!(world.see(&SessionOver { session, end: SessionEnd::Lost }.into()).is_empty());
     assert_eq!(world.see(&other.into()).len(), 1);
-    let wrong = SessionHello { cluster: name("local"), executor: name("ex-2"), runtime: Runtime::Simulated };
+    let wrong = SessionHello { runtime: Runtime::Simulated, ..hello("local", "ex-2", 1) };
     assert!(world.see(&wrong.into()).is_empty());
+}
+
+/// Closes the session of `local`; then an executor over a scope asks for it. Whether it gets it.
+fn taken_over_by(world: &mut World, scope: u64) -> bool {
+    if let Some(session) = world.fleet.clusters().get("local").and_then(|c| c.session) {
+        world.see(&SessionOver { session, end: SessionEnd::Lost }.into());
+    }
+    world.see(&hello("local", "ex-1", scope).into()).len() == 1
+}
+
+#[test]
+fn nobody_without_its_scope_may_say_what_became_of_what_an_executor_was_told_of() {
+    for (state, left) in [
+        ("reserved", false),
+        ("creating", true),
+        ("starting", true),
+        ("running", true),
+        ("stopping", true),
+        ("destroyed", false),
+    ] {
+        let mut world = at(state);
+        assert_eq!(!taken_over_by(&mut world, 2), left, "{state}");
+        assert!(taken_over_by(&mut world, 1), "{state}: an executor over the old scope may always come");
+    }
+}
+
+#[test]
+fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
+    let mut world = at("destroyed");
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    world.see(&SessionOver { session, end: SessionEnd::Left }.into());
+    world.deploy("d2", 1);
+    world.approve_all();
+    assert_eq!(world.commanded().len(), 1, "asked, and nobody was told");
+    assert!(taken_over_by(&mut world, 2));
+    assert!(!taken_over_by(&mut world, 1), "from now on it may be there");
+}
+
+#[test]
+fn the_operators_word_frees_a_cluster_from_a_scope_that_is_lost() {
+    let mut world = at("running");
+    assert!(!taken_over_by(&mut world, 2));
+    world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
+    world.run();
+    assert!(taken_over_by(&mut world, 2));
 }
 
 #[test]

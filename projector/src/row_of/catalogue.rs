@@ -73,6 +73,7 @@ pub fn session(fleet: &Fleet, id: SessionId) -> Option<SessionRow> {
         cluster: session.cluster.clone(),
         executor: session.executor.clone(),
         runtime: session.runtime,
+        scope: session.scope,
         state: state,
     }))
 }

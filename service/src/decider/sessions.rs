@@ -16,7 +16,7 @@ use chancery_events::observation::{
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{
-    Again, Command, Envelope, FromDecider, Head, RunPayload, RunSpec, Standing, ToDecider,
+    Again, Command, Envelope, FromDecider, Head, Life, RunPayload, RunSpec, Standing, Succession, ToDecider,
 };
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
@@ -35,6 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 struct Live {
     executor: ExecutorName,
     cluster: ClusterName,
+    /// The life that was heard last, if this decider has heard one.
+    life: Option<Life>,
     /// Its connection, and the attach that was drawn for it.
     attached: Option<(Connection, Attach)>,
     /// The highest sequence taken of that attach.
@@ -77,7 +79,20 @@ impl Sessions {
     fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, heard: Time) {
         self.by_cluster.insert(cluster.clone(), id);
         let seen = Position::ZERO;
-        self.live.insert(id, Live { executor, cluster, attached: None, sequence: 0, seen, heard });
+        self.live
+            .insert(id, Live { executor, cluster, life: None, attached: None, sequence: 0, seen, heard });
+    }
+
+    /// Why a life may not resume the session, if it may not: of two over one scope that both believe to be alive, one
+    /// must give in for good, or they would take the session from each other by turns.
+    fn outlived(&self, id: SessionId, life: Life) -> Option<(&'static str, Again)> {
+        match life.after(self.live.get(&id)?.life?) {
+            Succession::Same | Succession::Later => None,
+            Succession::Earlier => Some(("a later life of this executor has taken over", Again::Never)),
+            Succession::Copy => {
+                Some(("another executor runs over a copy of this folder: end one of them", Again::Later))
+            }
+        }
     }
 
     fn envelope(&self, id: SessionId, head: Head) -> Option<(Connection, Envelope)> {
@@ -153,9 +168,9 @@ impl Core {
     ) {
         self.set_time(now);
         match message {
-            ToDecider::Hello { executor, cluster, runtime, seen } => {
-                let hello = SessionHello { cluster, executor, runtime };
-                self.hello(connection, hello, seen, now, recorded);
+            ToDecider::Hello { executor, cluster, runtime, scope, life, seen } => {
+                let hello = SessionHello { cluster, executor, runtime, scope: Some(scope) };
+                self.hello(connection, hello, life, seen, now, recorded);
             }
             ToDecider::Level { attach, reports, part: _ } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
@@ -213,6 +228,7 @@ impl Core {
         &mut self,
         connection: Connection,
         hello: SessionHello,
+        life: Life,
         seen: Option<(Lineage, Head)>,
         now: Time,
         recorded: &dyn Fn(Position) -> Option<Hash>,
@@ -225,7 +241,10 @@ impl Core {
             return self.refuse_connection(connection, What::Refused(reason, again));
         }
         let refused = |error: &HelloRefused| match error {
-            HelloRefused::NoCluster(_) | HelloRefused::Held { .. } => Again::Later,
+            HelloRefused::NoCluster(_)
+            | HelloRefused::Held { .. }
+            | HelloRefused::Namesake { .. }
+            | HelloRefused::LeftElsewhere { .. } => Again::Later,
             HelloRefused::OtherRuntime { .. } => Again::Never,
         };
         let id = match resumes(&self.fleet, &hello) {
@@ -233,7 +252,12 @@ impl Core {
                 let what = What::Refused(error.to_string(), refused(&error));
                 return self.refuse_connection(connection, what);
             }
-            Ok(Some(id)) => id,
+            Ok(Some(id)) => {
+                if let Some((reason, again)) = self.sessions.outlived(id, life) {
+                    return self.refuse_connection(connection, What::Refused(reason.into(), again));
+                }
+                id
+            }
             Ok(None) => {
                 let by = hello.executor.clone();
                 self.observation(&by, Observation::SessionHello(hello.clone()));
@@ -246,6 +270,9 @@ impl Core {
             }
         };
         self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
+        if let Some(live) = self.sessions.live.get_mut(&id) {
+            live.life = Some(life);
+        }
     }
 
     /// Why an executor that has seen this may not work for this decider.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::id::{Attach, Lineage, Position, Writer};
+use chancery_events::id::{Attach, Instance, Lineage, Position, ScopeId, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::IntentId;
 use chancery_events::observation::{Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Again, FromDecider, Head, Part, ToDecider};
+use chancery_events::protocol::{Again, FromDecider, Head, Life, Part, ToDecider};
 use chancery_events::record::{Begins, Hash, Record};
 use chancery_events::refusal::Code;
 use chancery_events::spec::Runtime;
@@ -41,6 +41,18 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
 fn settings(writer: u64) -> Settings {
     let writer = Writer::from_random(writer);
     Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE }
+}
+
+/// The scope that executors look at where a test does not say otherwise.
+const SCOPE: u64 = 1;
+
+fn life(number: u64, instance: u64) -> Life {
+    Life { number, instance: Instance::from_random(instance) }
+}
+
+fn hello(executor: &str, scope: u64, life: Life, seen: Option<(Lineage, Head)>) -> ToDecider {
+    let (executor, cluster, scope) = (name(executor), name("local"), ScopeId::from_random(scope));
+    ToDecider::Hello { executor, cluster, runtime: Runtime::Process, scope, life, seen }
 }
 
 impl Rig {
@@ -132,13 +144,14 @@ impl Rig {
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
         self.core.connected(Connection(connection), Attach::from_random(connection));
-        let hello = ToDecider::Hello {
-            executor: name(executor),
-            cluster: name("local"),
-            runtime: Runtime::Process,
-            seen,
-        };
-        self.say(connection, hello);
+        self.say(connection, hello(executor, SCOPE, life(1, 1), seen));
+    }
+
+    /// Says hello over a scope, in a life.
+    fn hello_over(&mut self, connection: u64, scope: u64, life: Life) -> Vec<Effect> {
+        self.core.connected(Connection(connection), Attach::from_random(connection));
+        self.say(connection, hello("ex", scope, life, None));
+        self.settle()
     }
 
     /// Types of facts in the journal so far, without those of the given record on.
@@ -325,8 +338,7 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     }
     rig.core.connected(Connection(20), Attach::from_random(20));
     let seen = Some((lineage, head));
-    let hello =
-        ToDecider::Hello { executor: name("ex"), cluster: name("local"), runtime: Runtime::Process, seen };
+    let hello = hello("ex", SCOPE, life(1, 1), seen);
     for (recorded, expected) in
         [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
@@ -335,6 +347,56 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
         let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
     }
+}
+
+/// Why a hello was refused, and whether it is to be asked again.
+fn refusal(effects: &[Effect]) -> Option<(String, Again)> {
+    sent(effects).iter().find_map(|message| match message {
+        FromDecider::Refused { reason, again } => Some((reason.clone(), *again)),
+        _ => None,
+    })
+}
+
+#[test]
+fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_one() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    assert_eq!(refusal(&rig.hello_over(1, 1, life(1, 1))), None);
+    rig.plan_and_deployment();
+    rig.settle();
+    let (reason, again) = refusal(&rig.hello_over(2, 2, life(1, 2))).expect("refused");
+    assert!(reason.contains("an executor ex with another folder holds cluster local"), "{reason}");
+    assert_eq!(again, Again::Later);
+    rig.now = rig.now + LEASE + LEASE;
+    rig.settle();
+    let (reason, again) = refusal(&rig.hello_over(3, 2, life(1, 2))).expect("refused");
+    assert!(reason.contains("expunge node n1 if its machine is lost"), "{reason}");
+    assert_eq!(again, Again::Later);
+    assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves nothing");
+    rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
+    rig.settle();
+    assert_eq!(refusal(&rig.hello_over(4, 2, life(1, 2))), None);
+    let (reason, _) = refusal(&rig.hello_over(5, 1, life(2, 3))).expect("refused");
+    assert!(reason.contains("another folder"), "now it is the other one that looks elsewhere: {reason}");
+}
+
+#[test]
+fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let cases = [
+        (life(2, 1), None, "the first"),
+        (life(2, 1), None, "it connects anew"),
+        (life(3, 2), None, "it was started again"),
+        (life(2, 1), Some(Again::Never), "the one before it, which should have ended"),
+        (life(3, 9), Some(Again::Later), "a copy of the folder, started as often"),
+        (life(3, 2), None, "and it is still the one that holds the session"),
+    ];
+    for (connection, (life, expected, why)) in (1..).zip(cases) {
+        let again = refusal(&rig.hello_over(connection, 1, life)).map(|(_, again)| again);
+        assert_eq!(again, expected, "{why}");
+    }
+    assert_eq!(rig.types(0).iter().filter(|t| **t == "session.opened.v1").count(), 1);
 }
 
 #[test]

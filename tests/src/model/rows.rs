@@ -327,6 +327,7 @@ fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
         cluster: kept.is.fact.cluster.clone(),
         executor: kept.is.fact.executor.clone(),
         runtime: kept.is.fact.runtime,
+        scope: kept.is.fact.scope,
         state: match kept.is.end {
             None => SessionWord::Open,
             Some(SessionEnd::Lost) => SessionWord::Lost,

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::id::{IncarnationId, Lineage, Position, ScopeId};
 use chancery_events::protocol::{Command, RunSpec, Standing};
 use chancery_executor::session::Input;
 use chancery_journal::memory::Fate;
 use chancery_projector::Folding;
 
-use super::executor::Linked;
+use super::executor::{Folder, Linked};
 use super::fault::Fault;
 use super::producer::State;
 use super::universe::{Universe, tell};
@@ -52,6 +52,7 @@ impl Universe {
             | Fault::FullJournal
             | Fault::DuplicateMessage
             | Fault::ExecutorReplaced
+            | Fault::OtherFolder
             | Fault::WorkTwice
             | Fault::WorkFails
             | Fault::BadBehaviour
@@ -250,11 +251,17 @@ impl Universe {
     }
 
     fn wipe(&mut self, machine: usize) -> bool {
-        // A machine that loses its disk loses its executor too.
+        // A machine that goes takes its executor with it, and all that runs.
         self.stop_executor(machine);
-        self.worlds[machine].wipe();
+        let disk_too = self.random.chance(500);
+        for world in [&mut self.worlds[machine], &mut self.elsewhere[machine].world] {
+            world.wipe();
+        }
         self.judge.strangers.retain(|_, on| *on != machine);
-        self.machines[machine].seen = None;
+        if disk_too {
+            self.machines[machine].folder = Folder::new(ScopeId::from_random(self.random.bits()));
+            self.elsewhere[machine].folder = Folder::new(ScopeId::from_random(self.random.bits()));
+        }
         true
     }
 

@@ -1,5 +1,6 @@
 //! What executors do in a step, and what comes of it.
 
+use chancery_events::id::Instance;
 use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::Standing;
 use chancery_executor::session::{Input, Output, Stop, Work};
@@ -16,8 +17,19 @@ impl Universe {
             let name = format!("ex{machine}-{}", self.random.below(3));
             self.machines[machine].name = name;
         }
-        tell!(self, "executor {machine} starts as {}", self.machines[machine].name);
-        self.machines[machine].start(&format!("c{machine}"));
+        if self.strikes(Fault::OtherFolder, 100) {
+            self.change_folder(machine);
+        }
+        let (name, scope) = (&self.machines[machine].name, self.machines[machine].folder.scope);
+        tell!(self, "executor {machine} starts as {name} over scope {scope}");
+        let instance = Instance::from_random(self.random.bits());
+        self.machines[machine].start(&format!("c{machine}"), instance);
+    }
+
+    /// The next executor on the machine is started over its other folder. What runs by this one runs on.
+    pub fn change_folder(&mut self, machine: usize) {
+        std::mem::swap(&mut self.machines[machine].folder, &mut self.elsewhere[machine].folder);
+        std::mem::swap(&mut self.worlds[machine], &mut self.elsewhere[machine].world);
     }
 
     pub(super) fn told(&mut self, number: u64) -> Result<(), Violation> {
@@ -163,7 +175,7 @@ impl Universe {
                     }
                 }
                 Output::List => process.listing = Listing::Asked,
-                Output::Persist(seen) => self.machines[machine].seen = Some(seen),
+                Output::Persist(seen) => self.machines[machine].folder.seen = Some(seen),
                 Output::Begin(work) => {
                     process.works.push(work);
                     if let Some((session, term)) = process.under {

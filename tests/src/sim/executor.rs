@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use chancery_events::id::{SessionId, Term};
+use chancery_events::id::{Instance, ScopeId, SessionId, Term};
 use chancery_events::observation::Report;
+use chancery_events::protocol::Life;
 use chancery_events::spec::Runtime;
 use chancery_executor::board::Board;
 use chancery_executor::plan::Told;
@@ -13,12 +14,22 @@ use chancery_executor::session::{Core, Identity, Seen, Work};
 /// Work that an executor may overlap.
 const AT_ONCE: usize = 3;
 
-/// A machine with a scope: what outlives the executors on it.
+/// The folder of an executor: what outlives each of its lives.
+pub struct Folder {
+    /// Which scope it is.
+    pub scope: ScopeId,
+    /// How many lives were begun over it.
+    pub lives: u64,
+    /// The highest head in it.
+    pub seen: Option<Seen>,
+}
+
+/// A machine with a folder.
 pub struct Machine {
     /// The executor's name, when it runs.
     pub name: String,
-    /// The highest head on its disk.
-    pub seen: Option<Seen>,
+    /// The folder that its executor is started over.
+    pub folder: Folder,
     /// The executor, if it runs.
     pub process: Option<Process>,
     /// Until when nobody starts it again.
@@ -69,10 +80,17 @@ pub struct Process {
     pub under: Option<(SessionId, Term)>,
 }
 
+impl Folder {
+    /// An empty one.
+    pub fn new(scope: ScopeId) -> Folder {
+        Folder { scope, lives: 0, seen: None }
+    }
+}
+
 impl Machine {
     /// A machine whose executor has not started yet.
-    pub fn new(name: String, drift: i64) -> Machine {
-        Machine { name, seen: None, process: None, down: Duration::ZERO, drift }
+    pub fn new(name: String, drift: i64, folder: Folder) -> Machine {
+        Machine { name, folder, process: None, down: Duration::ZERO, drift }
     }
 
     /// What its clock says.
@@ -90,15 +108,18 @@ impl Machine {
         Duration::from_micros(u64::try_from(micros).unwrap_or(0) + 2)
     }
 
-    /// Starts its executor.
-    pub fn start(&mut self, cluster: &str) {
+    /// Starts its executor; `instance` is random.
+    pub fn start(&mut self, cluster: &str, instance: Instance) {
+        self.folder.lives += 1;
         let identity = Identity {
             executor: self.name.parse().expect("an executor's name"),
             cluster: cluster.parse().expect("a cluster's name"),
             runtime: Runtime::Simulated,
+            scope: self.folder.scope,
+            life: Life { number: self.folder.lives, instance },
         };
         self.process = Some(Process {
-            core: Core::new(identity, self.seen, AT_ONCE),
+            core: Core::new(identity, self.folder.seen, AT_ONCE),
             link: Linked::No,
             listing: Listing::No,
             works: Vec::new(),

@@ -57,6 +57,8 @@ faults! {
     ExecutorLeave = "executor leave",
     /// Another executor takes over the scope of one that is gone.
     ExecutorReplaced = "executor replaced",
+    /// An executor is started over another folder than before, while what it ran goes on.
+    OtherFolder = "other folder",
     /// A piece of work is done twice.
     WorkTwice = "work done twice",
     /// A piece of work is not done: the orchestrator does not answer.

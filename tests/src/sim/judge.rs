@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chancery_events::event::{Event, Line};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, Position, SessionId, Term};
-use chancery_events::observation::SessionEnd;
+use chancery_events::observation::{Report, SessionEnd};
 use chancery_events::protocol::{Envelope, FromDecider};
 use chancery_events::record::{Hash, Record};
 use chancery_events::refusal::Code;
@@ -122,15 +122,16 @@ impl Judge {
     }
 
     /// What runs is what may run.
-    pub fn alive(&self, worlds: &[World]) -> Result<(), Violation> {
-        for (stranger, machine) in &self.strangers {
-            if !worlds[*machine].list().iter().any(|report| report.incarnation == *stranger) {
+    pub fn alive(&self, worlds: &[&World]) -> Result<(), Violation> {
+        for stranger in self.strangers.keys() {
+            let is_it = |report: &Report| report.incarnation == *stranger;
+            if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
                 return Err(violation(8, format!("{stranger}, which is not ours, was removed"), None));
             }
         }
         let alive: Vec<_> = worlds
             .iter()
-            .flat_map(World::alive)
+            .flat_map(|world| world.alive())
             .filter(|(incarnation, _)| !self.strangers.contains_key(incarnation))
             .map(|(incarnation, processes)| Alive { incarnation, processes })
             .collect();

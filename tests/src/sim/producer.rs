@@ -85,6 +85,12 @@ impl Universe {
         true
     }
 
+    /// Says that a node is gone, as the operator of a machine that is lost does.
+    pub fn ask_to_expunge(&mut self, node: &str) {
+        let id = format!("gone{}", self.calls.len());
+        self.call(&id, "node.set_state", &json!({"name": node, "state": "expunged"}), None, None);
+    }
+
     fn call(&mut self, id: &str, type_name: &str, data: &Value, time: Option<Time>, expect: Option<u64>) {
         let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string());
         let intent =

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ScopeId};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{IncarnationState, OperationState};
@@ -30,7 +30,8 @@ impl Universe {
         tell!(self, "no more faults");
         self.faulty = false;
         while self.log.land_late() {}
-        for world in &mut self.worlds {
+        let elsewhere = self.elsewhere.iter_mut().map(|elsewhere| &mut elsewhere.world);
+        for world in self.worlds.iter_mut().chain(elsewhere) {
             world.set_faults(Faults::default());
         }
         for seat in &mut self.seats {
@@ -60,7 +61,7 @@ impl Universe {
                 if self.script.faults.contains(&Fault::MissedChange) {
                     self.look_around();
                 }
-                if self.approve_all() {
+                if self.approve_all() || self.bring_back() {
                     continue;
                 }
             }
@@ -88,6 +89,40 @@ impl Universe {
                 }
             }
         }
+    }
+
+    /// Does what an executor that is refused over its folder asks for: starts it over the one in which something may
+    /// be left, or, if that is lost, says that what was there is gone. Whether there was any such.
+    fn bring_back(&mut self) -> bool {
+        for machine in 0..self.machines.len() {
+            let Some((scope, node)) = self.left(machine) else { continue };
+            if scope == self.machines[machine].folder.scope {
+                continue;
+            }
+            if scope == self.elsewhere[machine].folder.scope {
+                tell!(self, "executor {machine} is brought back to scope {scope}");
+                self.counts.add("brought back to its folder");
+                self.stop_executor(machine);
+                self.change_folder(machine);
+            } else {
+                tell!(self, "scope {scope} of machine {machine} is lost");
+                self.counts.add("gone on somebody's word");
+                self.ask_to_expunge(&node);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// The scope in which something of a machine's cluster may be left, and the node of the first.
+    fn left(&self, machine: usize) -> Option<(ScopeId, String)> {
+        let fleet = &self.judge.state()?.fleet;
+        let scope = fleet.clusters().get(format!("c{machine}").as_str())?.scope.as_ref()?;
+        let left = fleet.incarnations().sorted().into_iter().find(|incarnation| {
+            let here = incarnation.cluster.as_str() == format!("c{machine}");
+            here && incarnation.is_live() && scope.may_hold(incarnation)
+        })?;
+        Some((scope.id, left.node.to_string()))
     }
 
     /// Approves all that waits, and rejects what cannot be approved. Whether there was any.
@@ -160,7 +195,7 @@ impl Universe {
             self.judge.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }
-        let misbehaving = self.worlds.iter().map(World::misbehaving).sum();
+        let misbehaving = self.everything().map(World::misbehaving).sum();
         self.counts.add_many(Fault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
         self.counts

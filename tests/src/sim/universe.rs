@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chancery_events::id::ScopeId;
 use chancery_events::protocol::{FromDecider, ToDecider};
 use chancery_executor::simulated::{Faults, World};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_projector::Folding;
 
-use super::executor::Machine;
+use super::executor::{Folder, Machine};
 use super::fault::{Counts, Fault};
 use super::judge::Judge;
 use super::producer::Call;
@@ -51,6 +52,14 @@ pub struct Link {
     pub silent: bool,
 }
 
+/// A folder over which no executor runs now, and what runs by it all the same.
+pub struct Elsewhere {
+    /// The folder.
+    pub folder: Folder,
+    /// What truly runs.
+    pub world: World,
+}
+
 /// What a server hears of a connection.
 pub enum Up {
     /// It is there.
@@ -79,8 +88,10 @@ pub struct Universe {
     pub snapshots: Vec<Folding>,
     /// Machines of executors: one a cluster.
     pub machines: Vec<Machine>,
-    /// What truly runs there.
+    /// What truly runs there by the folder that its executor is started over.
     pub worlds: Vec<World>,
+    /// Another folder on each machine, and what truly runs by that.
+    pub elsewhere: Vec<Elsewhere>,
     /// Connections by their numbers.
     pub links: BTreeMap<u64, Link>,
     /// Connections ever.
@@ -124,7 +135,8 @@ impl Universe {
             (0..script.servers).map(|_| Seat { server: None, down: Duration::ZERO, wall: 0 }).collect();
         let machines = (0..script.clusters).map(|number| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
-            Machine::new(format!("ex{number}"), drift)
+            let folder = Folder::new(ScopeId::from_random(random.bits()));
+            Machine::new(format!("ex{number}"), drift, folder)
         });
         let machines = machines.collect();
         let behaviour = |number| {
@@ -133,6 +145,11 @@ impl Universe {
             World::new(Faults::default().seeded(seed, share))
         };
         let worlds = (0..script.clusters).map(behaviour).collect();
+        let elsewhere = (0..script.clusters).map(|number| Elsewhere {
+            folder: Folder::new(ScopeId::from_random(random.bits())),
+            world: behaviour(number),
+        });
+        let elsewhere = elsewhere.collect();
         Universe {
             judge: Judge::new(&log),
             random,
@@ -143,6 +160,7 @@ impl Universe {
             snapshots: Vec::new(),
             machines,
             worlds,
+            elsewhere,
             links: BTreeMap::new(),
             linked: 0,
             calls: Vec::new(),
@@ -180,6 +198,8 @@ impl Universe {
             for told in self.worlds[index].advance(self.now) {
                 self.show(index, told);
             }
+            // Nobody looks there.
+            self.elsewhere[index].world.advance(self.now);
         }
     }
 
@@ -192,6 +212,11 @@ impl Universe {
         if let Some(process) = &self.machines[machine].process {
             process.show(told);
         }
+    }
+
+    /// All that truly runs, wherever.
+    pub fn everything(&self) -> impl Iterator<Item = &World> {
+        self.worlds.iter().chain(self.elsewhere.iter().map(|elsewhere| &elsewhere.world))
     }
 
     /// The next moment at which something happens by itself.
@@ -215,14 +240,15 @@ impl Universe {
                 None => due.push(machine.down),
             }
         }
-        due.extend(self.worlds.iter().filter_map(World::due));
+        due.extend(self.everything().filter_map(World::due));
         due.into_iter().filter(|due| *due > now).min()
     }
 
     /// Every judgement that costs little, after each step.
     pub fn judge(&mut self) -> Result<(), Violation> {
         self.judge.look(&mut self.counts)?;
-        self.judge.alive(&self.worlds)?;
+        let worlds: Vec<&World> = self.everything().collect();
+        self.judge.alive(&worlds)?;
         self.taken += 1;
         if self.taken.is_multiple_of(32) {
             self.judge.rows()?;

@@ -36,9 +36,9 @@ fn command(command: &Command) -> String {
 /// What an executor says.
 pub(super) fn to_decider(message: &ToDecider) -> String {
     match message {
-        ToDecider::Hello { executor, cluster, seen, .. } => {
+        ToDecider::Hello { executor, cluster, scope, seen, .. } => {
             let seen = seen.map_or("nothing".to_owned(), |(_, head)| format!("position {}", head.position));
-            format!("hello from {executor} for {cluster}, which has seen {seen}")
+            format!("hello from {executor} of scope {scope} for {cluster}, which has seen {seen}")
         }
         ToDecider::Level { reports: all, .. } => format!("level: {}", reports(all)),
         ToDecider::Report { sequence, report: one, .. } => format!("report {sequence}: {}", report(one)),

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::places::Held;
 use crate::state::IncarnationState;
-use crate::testing::{World, crashed, ended, failed, hello, process, ready};
+use crate::testing::{World, crashed, ended, failed, hello, name, process, ready};
 
 fn creating() -> World {
     let mut world = World::with_nodes(1);

@@ -247,8 +247,9 @@ impl Told {
         let (type_name, rest) = word(rest.strip_prefix(r#"","t":""#)?)?;
         let known = match kind {
             "fact" => {
-                let rest = rest.strip_prefix(r#"","c":"#)?.trim_start_matches(|c: char| c.is_ascii_digit());
-                let data = rest.strip_prefix(r#","d":"#)?.strip_suffix('}')?;
+                let (cause, rest) = rest.strip_prefix(r#"","c":"#)?.split_once(',')?;
+                cause.parse::<u64>().ok()?;
+                let data = rest.strip_prefix(r#""d":"#)?.strip_suffix('}')?;
                 return Fact::read(type_name, data)?.ok().map(Told::Fact);
             }
             "intent" => Intent::TYPES,
@@ -362,5 +363,33 @@ mod tests {
         let line = br#"{"k":"fact","t":"cluster.deleted.v1","d":{"name":"local"}}"#;
         assert!(matches!(Event::read(line), Err(BadEvent::Missing { missing: "cause", .. })));
         assert!(matches!(Event::read(b"x"), Err(BadEvent::Line(_))));
+    }
+
+    #[test]
+    fn what_a_line_tells_does_not_depend_on_how_it_is_written() {
+        let deleted = Told::Fact(ClusterDeleted { name: "local".parse().expect("a name") }.into());
+        let facts = [
+            r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"}}"#,
+            r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"},"new":{"a":"}"}}"#,
+            r#"{"t":"cluster.deleted.v1","k":"fact","d":{"name":"local"},"c":17}"#,
+            r#"{ "k": "fact", "t": "cluster.deleted.v1", "c": 17, "d": {"name": "local"} }"#,
+            r#"{"k":"fact","t":"cluster\u002edeleted.v1","c":17,"d":{"name":"local"}}"#,
+        ];
+        for line in facts {
+            assert_eq!(Told::read(line.as_bytes()).expect(line), deleted, "{line}");
+        }
+        let intent =
+            r#"{"k":"intent","t":"cluster.delete.v1","id":"1","src":"a","by":"b","d":{"name":"local"}}"#;
+        assert_eq!(Told::read(intent.as_bytes()).expect("an intent"), Told::Nothing);
+        let unknown = |line: &str| matches!(Told::read(line.as_bytes()), Err(BadEvent::UnknownType { .. }));
+        assert!(unknown(r#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{}}"#));
+        assert!(unknown(r#"{"k":"intent","t":"moon.land.v1","d":{}}"#));
+        assert!(unknown(r#"{"k":"observation","t":"cluster.deleted.v1","d":{}}"#));
+        let bad = Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":7}}"#);
+        assert!(matches!(bad, Err(BadEvent::Data { .. })), "{bad:?}");
+        assert!(matches!(
+            Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17"#),
+            Err(BadEvent::Line(_))
+        ));
     }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use chancery_events::event::{Event, Line};
+use chancery_events::event::{Event, Line, Told};
 use serde_json::Value;
 
 use super::world::World;
@@ -80,6 +80,10 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
         let line = line.trim_end().as_bytes();
         assert_eq!(Line::read(line).expect("a line").type_name, type_name);
         let event = Event::read(line).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
+        let told = Told::read(line).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
+        let fact =
+            if let Event::Fact { fact, .. } = &event { Told::Fact(fact.clone()) } else { Told::Nothing };
+        assert_eq!(told, fact, "{type_name}");
         assert_eq!(String::from_utf8(event.line()).expect("text"), str::from_utf8(line).expect("text"));
     }
     for entry in fs::read_dir(folder().join("samples")).expect("the folder") {

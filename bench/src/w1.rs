@@ -1,10 +1,10 @@
 //! W1: durable appends of 400-byte events to the embedded journal, in process, in three ways.
 //!
-//! *W1 group*: what the decider does around its decisions, on a thread of its own: it collects what waits into one
-//! record, appends it, and answers when that is delivered; at most two are on their way. *W1 here*: the same, but where
-//! nothing else waits that thread makes the record durable itself. *W1 alone*: each caller seals a record of its own on
-//! the chain, appends it and waits until it is delivered; no program here writes like that, but it shows what a record
-//! costs.
+//! *W1*: what the decider does around its decisions, on a thread of its own: it collects what waits into one record,
+//! makes it durable itself where nothing else waits, and answers when it is delivered. *W1 left*: the same, but the
+//! record is always left to the journal's thread, as the decider does while it has more to decide; at most two are on
+//! their way. *W1 alone*: each caller seals a record of its own on the chain, appends it and waits until it is
+//! delivered; no program here writes like that, but it shows what a record costs.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -216,15 +216,15 @@ fn line() -> Vec<u8> {
 pub(crate) fn run() -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let [floor, group, here, alone] = by_turns([
+        let [floor, here, left, alone] = by_turns([
             Box::new(|| Floor::round(callers)),
-            Box::new(|| Group::round(callers, How::Left)),
             Box::new(|| Group::round(callers, How::Here)),
+            Box::new(|| Group::round(callers, How::Left)),
             Box::new(|| Direct::round(callers)),
         ])?;
         let load = format!("{callers} callers");
-        rows.push(Row::new("W1 group", &load, group).share_of("floor", floor.clone(), 0.8));
-        rows.push(Row::new("W1 here", &load, here).share_of("floor", floor.clone(), 0.8));
+        rows.push(Row::new("W1", &load, here).share_of("floor", floor.clone(), 0.8));
+        rows.push(Row::new("W1 left", &load, left).beside("floor", floor.clone()));
         rows.push(Row::new("W1 alone", load, alone).beside("floor", floor));
     }
     Ok(rows)

@@ -37,6 +37,8 @@ const REPLICAS: usize = 2_000_000;
 const NODES: usize = 6_100;
 const PLANS: usize = 20;
 const CLUSTERS: usize = 4;
+/// Bytes of rows in memory: as somebody sets it (`sled_cache`) who has so many.
+const CACHE: u64 = 1 << 30;
 /// Events between snapshots at least, as a server has it by default.
 const SNAPSHOT: u64 = 100_000;
 /// The bar, in seconds; scaled down with the replicas.
@@ -61,8 +63,8 @@ fn open(dir: &Path) -> Result<Parts> {
     let (journal, _) = SegmentJournal::open(&Options::new(dir.join("journal"), "bench"), sink)?;
     let journal = Arc::new(journal);
     let source = journal.source();
-    let projector =
-        Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, Tuning::default())?;
+    let tuning = Tuning { cache: CACHE, ..Tuning::default() };
+    let projector = Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, tuning)?;
     let reader = projector.reader();
     let (records, following) = Following::open();
     let (changed, clusters) = watch::channel(Position::ZERO);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::Clusters;
-use chancery::decider::core::Settings;
+use chancery::decider::core::{PART, Settings};
 use chancery::decider::{Decider, Ended, Input, NoVerdict, Start};
 use chancery::executors::{Connections, Host, Means};
 use chancery::http::Hub;
@@ -75,6 +75,7 @@ fn open(dir: &Path) -> Result<Parts> {
         build: "bench".into(),
         address: None,
         lease: Duration::from_secs(15),
+        part: PART,
     };
     let (decider, ended) = chancery::decider::start(Start {
         settings,

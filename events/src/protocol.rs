@@ -3,7 +3,8 @@
 //! ```text
 //! executor                                     decider
 //!   Hello{executor, cluster, scope, life, …} ─►        opens or resumes the session, draws an attach
-//!                          ◄─  Welcome{envelope, lease, commands}
+//!                          ◄─  Welcome{envelope, lease, commands, rest}
+//!   More{after}            ─►   ◄─  Inventory{commands, rest}         until there is no rest
 //!   Level{..., more|last}  ─►                          everything that it has, each as a report
 //!                          ◄─  Command{envelope, …} | Forget{incarnation} | Accepted{sequence}
 //!   Report{sequence, …}    ─►                          one change
@@ -122,6 +123,13 @@ pub enum ToDecider {
         /// What was seen.
         report: Report,
     },
+    /// The next part of the inventory is wanted.
+    More {
+        /// This connection.
+        attach: Attach,
+        /// Behind which incarnation, as the last part said.
+        after: IncarnationId,
+    },
     /// Still here.
     Heartbeat {
         /// This connection.
@@ -161,8 +169,19 @@ pub enum FromDecider {
         /// How long the session lives without a heartbeat.
         #[serde(with = "millis")]
         lease: Duration,
-        /// The last command of every incarnation that is not over: the whole desired inventory.
+        /// The last command of every incarnation that is not over: the desired inventory, or its first part.
         commands: Vec<Command>,
+        /// If there is more of it, behind which incarnation it goes on.
+        rest: Option<IncarnationId>,
+    },
+    /// A further part of the inventory.
+    Inventory {
+        /// Who speaks.
+        envelope: Envelope,
+        /// As in the welcome.
+        commands: Vec<Command>,
+        /// If there is more, behind which incarnation it goes on.
+        rest: Option<IncarnationId>,
     },
     /// The answer to a hello: not now, or never.
     Refused {

@@ -33,8 +33,10 @@ const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 /// So many bytes of messages go in one request; the last may be over.
 const BATCH: usize = 256 << 10;
-/// One message of the decider has at most so many bytes: the longest is a welcome, with a command for each incarnation.
-const LONGEST: usize = 64 << 20;
+/// One message of the decider has at most so many bytes. The longest is a part of the inventory: a quarter of a
+/// mebibyte of commands, and one more. A command is made of a plan's spec and a deployment's, each of which stands in a
+/// record of at most one mebibyte.
+const LONGEST: usize = 4 << 20;
 /// Messages in each direction that wait. Few, so that a heartbeat does not wait behind them.
 const WAITING: usize = 64;
 /// What is read of an answer that is a problem.

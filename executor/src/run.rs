@@ -53,10 +53,11 @@ pub struct Link {
 
 /// Runs an executor until `shutdown`, or until it must stop acting. What the orchestrator runs goes on running.
 ///
+/// The orchestrator is opened when the scope is locked: another executor may be at work in it.
 /// `connect` is called for each link; an error is tried again, after a pause that grows up to 5 s.
 pub async fn run<O, C, F>(
     config: Config,
-    orchestrator: Arc<O>,
+    open: impl Future<Output = std::io::Result<O>>,
     connect: C,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Stop>
@@ -71,6 +72,7 @@ where
         ScopeError::Taken => Stop::ScopeTaken,
         ScopeError::Storage(source) => Stop::Storage(source),
     })?;
+    let orchestrator = Arc::new(open.await.map_err(Stop::Storage)?);
     let (id, life) = (scope.id(), scope.life());
     let core = Core::new(Identity { executor, cluster, runtime, scope: id, life }, seen, at_once);
     let mut running = Loop {

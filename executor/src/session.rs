@@ -1,6 +1,6 @@
 //! The session with the decider, without I/O: what comes in, and what is to be done about it.
 //!
-//! | phase | connected | welcome | listed | beat, command, forget, judged | refused, closed | disconnected | too late |
+//! | phase | connected | welcome | listed | beat, inventory, command, forget, judged | refused, closed | disconnected | too late |
 //! |---|---|---|---|---|---|---|---|
 //! | waiting | – | – | – | – | – | – | connect |
 //! | connecting | hello, → greeting | – | – | – | – | → waiting | – |
@@ -177,8 +177,12 @@ impl Core {
 
     fn heard(&mut self, now: Duration, message: FromDecider, out: &mut Vec<Output>) -> Result<(), Stop> {
         match message {
-            FromDecider::Welcome { envelope, lineage, fleet: _, lease, commands } => {
-                return self.welcomed(now, &envelope, lineage, lease, commands, out);
+            FromDecider::Welcome { envelope, lineage, fleet: _, lease, commands, rest } => {
+                self.welcomed(now, &envelope, lineage, lease, out)?;
+                self.wanted(&envelope, commands, rest, out)?;
+            }
+            FromDecider::Inventory { envelope, commands, rest } => {
+                self.wanted(&envelope, commands, rest, out)?;
             }
             FromDecider::Refused { reason, again } => match again {
                 Again::Later => {
@@ -229,7 +233,6 @@ impl Core {
         envelope: &Envelope,
         lineage: Lineage,
         lease: Duration,
-        commands: Vec<Command>,
         out: &mut Vec<Output>,
     ) -> Result<(), Stop> {
         let Phase::Greeting { since } = self.phase else {
@@ -256,10 +259,29 @@ impl Core {
         self.phase = Phase::Listing(Connection { attach: envelope.attach, lineage, said: 0, accepted: 0 });
         // What waited was asked for by an earlier connection; the inventory says all of it anew.
         self.queue.clear_waiting();
-        for command in commands {
-            self.queue.add(Work::CarryOut(command));
-        }
         out.push(Output::List);
+        Ok(())
+    }
+
+    /// A part of what is wanted, and a word for the next.
+    fn wanted(
+        &mut self,
+        envelope: &Envelope,
+        commands: Vec<Command>,
+        rest: Option<IncarnationId>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Stop> {
+        if !self.believes(envelope)? {
+            return Ok(());
+        }
+        for command in commands {
+            if issued(command.incarnation, envelope, self.lineage()) {
+                self.queue.add(Work::CarryOut(command));
+            }
+        }
+        if let Some(after) = rest {
+            out.push(Output::Say(ToDecider::More { attach: envelope.attach, after }));
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::Hash;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, OperationId, Position};
@@ -184,7 +185,18 @@ impl Index {
 
     /// The incarnations that an executor of the cluster should know.
     pub fn inventory(&self, cluster: &ClusterName) -> impl Iterator<Item = IncarnationId> {
-        self.commanded.get(cluster).into_iter().flatten().copied()
+        self.inventory_after(cluster, None)
+    }
+
+    /// Those of them behind one, in the order of their issue.
+    pub fn inventory_after(
+        &self,
+        cluster: &ClusterName,
+        after: Option<IncarnationId>,
+    ) -> impl Iterator<Item = IncarnationId> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let all = self.commanded.get(cluster).into_iter();
+        all.flat_map(move |all| all.range((from, Bound::Unbounded))).copied()
     }
 
     pub(crate) fn cluster(&mut self, new: Option<&Cluster>) {

@@ -5,12 +5,16 @@ pub mod clock;
 pub mod core;
 pub mod driver;
 mod handle;
+mod mailbox;
 mod run;
 mod sessions;
 #[cfg(test)]
 mod tests;
+mod way;
 
 pub use chancery_machine::keys::Accepted;
 pub use driver::Ended;
 pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
+pub use mailbox::{Full, Letters, Mailbox, mailbox};
 pub use run::{Publish, Start, start};
+pub use way::{Share, Way};

@@ -22,12 +22,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{Clusters, Config};
-use crate::decider::{Connection, Decider, Input};
+use crate::decider::{Connection, Decider, mailbox};
 
-/// Messages that may wait for an executor; one that does not take them is cut off and starts from a level.
-pub(crate) const MAILBOX: usize = 65_536;
 /// How long to wait before an executor that could not begin is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
+/// Messages in each direction on their way between the decider's queue or mailbox and an executor.
+const WAITING: usize = 64;
 /// Work that an executor begins at once.
 const AT_ONCE: usize = 32;
 
@@ -141,20 +141,27 @@ impl Host {
     }
 
     async fn connect(&self) -> io::Result<Link> {
-        let connection = self.connections.next();
-        let (to_executor, from_decider) = mpsc::channel(MAILBOX);
-        let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(1024);
+        let way = self.decider.way(self.connections.next());
+        let (mailbox, mut letters) = mailbox();
+        let (to_executor, from_decider) = mpsc::channel(WAITING);
+        let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(WAITING);
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "the decider has stopped");
-        self.decider.tell(Input::Connected(connection, to_executor)).await.map_err(|_| gone())?;
-        let decider = self.decider.clone();
+        way.connected(mailbox).await.map_err(|_| gone())?;
+        tokio::spawn(async move {
+            while let Some(message) = letters.take().await {
+                if to_executor.send(message).await.is_err() {
+                    return;
+                }
+            }
+        });
         tokio::spawn(async move {
             while let Some(message) = said.recv().await {
-                if decider.tell(Input::Said(connection, message)).await.is_err() {
+                if way.said(message).await.is_err() {
                     return;
                 }
             }
             // The decider may have stopped: then there is nobody to tell.
-            let _ = decider.tell(Input::Disconnected(connection)).await;
+            let _ = way.disconnected().await;
         });
         Ok(Link { to_decider, from_decider })
     }
@@ -209,15 +216,13 @@ where
                 keeper_args: vec!["keeper".into()],
                 trampoline_args: vec!["exec-when-told".into()],
             };
-            std::fs::create_dir_all(root).map_err(Stop::Storage)?;
             let Means { output, cgroup } = means.clone();
             let processes = process::Config { root: root.to_owned(), program, output, cgroup };
-            let processes = Processes::open(processes).await.map_err(Stop::Storage)?;
-            chancery_executor::run(config, Arc::new(processes), connect, shutdown).await
+            chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
         }
         Runtime::Simulated => {
             let simulated = Simulated::new(World::shared(Faults::default()));
-            chancery_executor::run(config, Arc::new(simulated), connect, shutdown).await
+            chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown).await
         }
     }
 }

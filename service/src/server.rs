@@ -27,7 +27,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
-use crate::decider::core::Settings;
+use crate::decider::core::{PART, Settings};
 use crate::decider::{Decider, Ended, Start};
 use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
@@ -263,6 +263,7 @@ impl Parts {
             build: env!("CARGO_PKG_VERSION").into(),
             address: Some(address.to_owned()),
             lease: config.lease,
+            part: PART,
         };
         let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
         let start = Start {

@@ -25,6 +25,12 @@ impl Executor {
         Executor::start_in(dir, server, name, runtime)
     }
 
+    /// The same, with its folder in that of the server: what it runs is found with what the server runs.
+    pub fn start_within(server: &Server, name: &str, runtime: &str) -> Executor {
+        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a folder");
+        Executor::start_in(Rc::new(dir), server, name, runtime)
+    }
+
     /// Starts another over the same folder.
     #[must_use]
     pub fn start_beside(&self, server: &Server, name: &str, runtime: &str) -> Executor {

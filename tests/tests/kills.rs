@@ -20,6 +20,11 @@ fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process
 }
 
 #[test]
+fn a_killed_executor_leaks_no_process_starts_none_twice_and_loses_no_end() {
+    run(Lane::Executors, 20);
+}
+
+#[test]
 fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
     run(Lane::Pauses, 3);
 }

@@ -11,14 +11,16 @@
 //! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | the way there |
 //! | `<payload>-<index>/work` | the process | its working folder |
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PayloadName;
 use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus};
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::{RunPayload, RunSpec};
 use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
@@ -39,6 +41,32 @@ pub(super) struct Wanted {
     pub(super) output: OutputLimits,
     #[serde(default)]
     pub(super) cgroup: Option<PathBuf>,
+}
+
+impl Wanted {
+    /// The control group of a process of the payload, and the memory in it, if it is to have one.
+    pub(super) fn group(&self, payload: &RunPayload, index: u16) -> Option<(PathBuf, NonZeroU64)> {
+        let (parent, memory) = (self.cgroup.as_deref()?, payload.memory?);
+        Some((group::of(parent, self.incarnation, &format!("{}-{index}", payload.name)), memory))
+    }
+
+    fn groups(&self) -> impl Iterator<Item = PathBuf> {
+        let payloads = self.spec.iter().flat_map(|spec| &spec.payloads);
+        payloads
+            .flat_map(|payload| (0..payload.processes).filter_map(|index| self.group(payload, index)))
+            .map(|(path, _)| path)
+    }
+}
+
+/// Removes every control group that was made of an incarnation, recorded or not, once nothing of it lives. Gives what
+/// went wrong.
+pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) -> Vec<io::Error> {
+    let recorded = record.iter().flat_map(|record| &record.processes).filter_map(|one| one.group.clone());
+    let all: BTreeSet<PathBuf> = wanted.iter().flat_map(|wanted| wanted.groups()).chain(recorded).collect();
+    let named = |path: &Path, error: io::Error| {
+        io::Error::new(error.kind(), format!("remove the group {}: {error}", path.display()))
+    };
+    all.iter().filter_map(|path| group::remove(path).err().map(|error| named(path, error))).collect()
 }
 
 /// `tombstone.json`
@@ -131,15 +159,6 @@ impl Record {
             }
         }
         Exit::Clean
-    }
-
-    /// Removes the groups of processes, once all of them are gone; gives what went wrong.
-    pub(super) fn remove_groups(&self) -> Vec<io::Error> {
-        let groups = self.processes.iter().filter_map(|process| process.group.as_deref());
-        let named = |path: &Path, error: io::Error| {
-            io::Error::new(error.kind(), format!("remove the group {}: {error}", path.display()))
-        };
-        groups.filter_map(|path| group::remove(path).err().map(|error| named(path, error))).collect()
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -21,7 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 use super::capture::{self, Capture, Copied, OutputLimits};
-use super::folder::{Cause, End, Folder, Phase, Record};
+use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
 use super::identity::{Handle, Stat, boot};
 use super::start::FOLDER_VARIABLE;
 use super::wire::LONGEST_GRACE;
@@ -178,8 +178,8 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
 }
 
 /// Writes how it all ended. The caller holds the lock, by way of the foster.
-pub(super) fn finish(folder: &Folder, record: &mut Record) -> io::Result<()> {
-    for error in record.remove_groups() {
+pub(super) fn finish(folder: &Folder, wanted: Option<&Wanted>, record: &mut Record) -> io::Result<()> {
+    for error in remove_groups(wanted, Some(record)) {
         tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
     }
     record.phase = Phase::Ended { exit: record.exit() };

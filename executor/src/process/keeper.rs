@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::capture::{Capture, Copied};
 use super::client::Client;
-use super::folder::{Cause, End, Folder, Phase, Record, Wanted};
+use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
 use super::group;
 use super::identity::{self, Handle, Stat, descendants};
 use super::start::{Waiting, prepare, trampoline};
@@ -82,11 +82,10 @@ fn keep(dir: &Path) -> io::Result<()> {
     let listener = UnixListener::bind("keeper.sock")?;
     listener.set_nonblocking(true)?;
     let record = Record { boot: identity::boot()?, phase: Phase::Recorded, processes: Vec::new() };
-    let grace = wanted.order.grace;
     let mut keeper = Keeper {
         _lock: lock,
         folder,
-        grace,
+        wanted,
         record,
         executing: Vec::new(),
         captures: Vec::new(),
@@ -97,7 +96,7 @@ fn keep(dir: &Path) -> io::Result<()> {
         listener,
         clients: Vec::new(),
     };
-    keeper.start(&wanted)?;
+    keeper.start()?;
     keeper.run()
 }
 
@@ -119,8 +118,8 @@ struct Keeper {
     /// First, so that it is free before a client sees its connection end.
     _lock: std::fs::File,
     folder: Folder,
-    /// For siblings of a process that ends by itself.
-    grace: Duration,
+    /// Its grace is that for siblings of a process that ends by itself.
+    wanted: Wanted,
     record: Record,
     /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
     executing: Vec<Option<UnixStream>>,
@@ -148,7 +147,8 @@ enum Left {
 
 impl Keeper {
     /// Starts everything, or notes why it cannot be.
-    fn start(&mut self, wanted: &Wanted) -> io::Result<()> {
+    fn start(&mut self) -> io::Result<()> {
+        let wanted = &self.wanted;
         let waiting = prepare(&self.folder, wanted).and_then(|prepared| {
             prepared
                 .into_iter()
@@ -250,7 +250,7 @@ impl Keeper {
             // A program that was not executed is no end by itself.
             self.read_executing();
             if left == Left::Some {
-                self.end(self.grace);
+                self.end(self.wanted.order.grace);
                 self.save();
             }
         }
@@ -313,7 +313,8 @@ impl Keeper {
                 eprintln!("{error}");
             }
         }
-        for error in self.record.remove_groups() {
+        // Also those of processes that came to nothing before they were recorded.
+        for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
             eprintln!("{error}");
         }
         self.record.phase = match self.failure.take() {

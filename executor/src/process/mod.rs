@@ -237,9 +237,29 @@ impl Shared {
         self.root.join("forgotten")
     }
 
+    /// Keeps the output of a forgotten incarnation, and removes the rest. Whatever a crash leaves undone of it, the
+    /// next start does.
+    fn clear_forgotten(&self, incarnation: IncarnationId, moved: &Path) {
+        if let Err(error) = output::keep(&self.root, incarnation, moved) {
+            tracing::warn!(%error, folder = %moved.display(), "the output of a forgotten incarnation cannot be kept");
+        }
+        if let Err(error) = std::fs::remove_dir_all(moved)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, folder = %moved.display(), "remove a forgotten folder; the next start tries again");
+        }
+    }
+
     fn find(&self) -> io::Result<Vec<(IncarnationId, Folder)>> {
-        let _ = std::fs::remove_dir_all(self.forgotten());
         durable::make_folder(&self.root)?;
+        for path in entries(&self.forgotten())? {
+            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            if let Some(id) = id {
+                self.clear_forgotten(id, &path);
+            } else {
+                tracing::warn!(folder = %path.display(), "not ours: left as it is");
+            }
+        }
         let mut found = Vec::new();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);

@@ -60,12 +60,16 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
 }
 
 /// Keeps the end of each output file in the folder, and lets go of those of older incarnations.
+///
+/// May be called again after a crash: what is kept is whole from the moment at which it has its name, and the folder
+/// may then be half gone.
 pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io::Result<()> {
     let outputs = in_folder(folder)?;
-    if outputs.is_empty() {
+    let whole = ended(root).join(incarnation.to_string());
+    if outputs.is_empty() || whole.exists() {
         return Ok(());
     }
-    let kept = ended(root).join(incarnation.to_string());
+    let kept = whole.with_extension("new");
     fs::create_dir_all(&kept)?;
     for LogFile { base, .. } in outputs {
         let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
@@ -82,6 +86,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
             to.write_all(&bytes)?;
         }
     }
+    fs::rename(&kept, &whole)?;
     // Ids sort by their issue: the first are the oldest.
     let mut all = entries(&ended(root))?;
     all.sort();
@@ -136,5 +141,25 @@ mod tests {
         assert_eq!((files.len(), files[0].stream), (1, Stream::Err));
         let kept = fs::read_to_string(part(&files[0].base, 5)).unwrap();
         assert_eq!(kept, "the end of 6");
+    }
+
+    #[test]
+    fn what_was_kept_is_not_kept_again_from_a_folder_that_is_half_gone() {
+        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
+        let text = |files: &[LogFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();
+        // A crash in the middle of keeping left some of it.
+        let begun = ended(root.path()).join(format!("{id}.new"));
+        fs::create_dir_all(&begun).unwrap();
+        fs::write(begun.join("app-0.out.2"), "on").unwrap();
+        fs::write(folder.path().join("app-0.out.1"), "one ").unwrap();
+        fs::write(folder.path().join("app-0.out.2"), "two").unwrap();
+        keep(root.path(), id, folder.path()).unwrap();
+        assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
+        // Another in the middle of removing.
+        fs::remove_file(folder.path().join("app-0.out.1")).unwrap();
+        keep(root.path(), id, folder.path()).unwrap();
+        assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
+        assert!(!begun.exists());
     }
 }

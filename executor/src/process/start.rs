@@ -130,10 +130,7 @@ fn prepare_one(
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
     };
     let addresses = ports.iter().map(address).collect();
-    let group =
-        wanted.cgroup.as_deref().zip(payload.memory).map(|(parent, memory)| {
-            (group::of(parent, wanted.incarnation, &format!("{name}-{index}")), memory)
-        });
+    let group = wanted.group(payload, index);
     // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
     let memory = payload.memory.filter(|_| group.is_none());
     let execute = Execute { argv, env, memory };

@@ -11,7 +11,7 @@ use chancery_events::protocol::RunSpec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Shared;
-use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
+use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_groups};
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink, Start};
 use super::probe::Probes;
@@ -231,7 +231,7 @@ impl Tender {
             && foster.is_over()
         {
             foster.finish_output();
-            foster::finish(&self.folder, record)?;
+            foster::finish(&self.folder, self.wanted.as_ref(), record)?;
             self.look();
         }
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
@@ -367,6 +367,10 @@ impl Tender {
     }
 
     fn drop_folder(&self) -> io::Result<()> {
+        // A keeper that was killed, or a machine that went down, left those that it had made.
+        for error in remove_groups(self.wanted.as_ref(), self.record.as_ref()) {
+            tracing::warn!(%error, incarnation = %self.incarnation, "a group of a forgotten incarnation stays");
+        }
         let forgotten = self.shared.forgotten();
         durable::make_folder(&forgotten)?;
         let moved = forgotten.join(self.incarnation.to_string());
@@ -375,12 +379,7 @@ impl Tender {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        if let Err(error) = super::output::keep(&self.shared.root, self.incarnation, &moved) {
-            tracing::warn!(%error, folder = %moved.display(), "the output of a forgotten incarnation cannot be kept");
-        }
-        if let Err(error) = std::fs::remove_dir_all(&moved) {
-            tracing::warn!(%error, folder = %moved.display(), "remove a forgotten folder; the next start tries again");
-        }
+        self.shared.clear_forgotten(self.incarnation, &moved);
         Ok(())
     }
 }

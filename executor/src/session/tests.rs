@@ -73,7 +73,7 @@ fn core(seen: Option<Head>) -> Core {
 
 fn welcome(head: Head, commands: Vec<Command>) -> FromDecider {
     let (lineage, fleet) = (lineage(), "main".parse().unwrap());
-    FromDecider::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands }
+    FromDecider::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands, rest: None }
 }
 
 /// One that said hello at 0 s and got this answer.
@@ -110,6 +110,29 @@ fn the_head_is_on_disk_before_anything_is_begun() {
     assert_eq!(seen.head, head(100, 1, 3));
     let out = core.handle(secs(1), Input::Heard(given(8, 1)));
     assert!(matches!(out[..], [Output::Begin(_)]), "once is enough for the same head: {out:?}");
+}
+
+#[test]
+fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
+    let mut first = welcome(head(100, 1, 3), vec![command(7, 1)]);
+    if let FromDecider::Welcome { rest, .. } = &mut first {
+        *rest = Some(id(7));
+    }
+    let asks = |out: &[Output]| match out {
+        [.., Output::Say(ToDecider::More { after, .. })] => Some(*after),
+        _ => None,
+    };
+    let (mut core, out) = greeted(None, first);
+    assert_eq!(asks(&out), Some(id(7)));
+    let part = |commands, rest| {
+        Input::Heard(FromDecider::Inventory { envelope: envelope(head(100, 1, 3)), commands, rest })
+    };
+    // A part may come before the list and after it.
+    assert_eq!(asks(&core.handle(secs(0), part(vec![command(8, 1)], Some(id(8))))), Some(id(8)));
+    assert_eq!(begun(&core.handle(secs(0), Input::Listed(vec![]))), [7, 8]);
+    core.handle(secs(0), Input::Done(id(7)));
+    let out = core.handle(secs(0), part(vec![command(9, 1)], None));
+    assert_eq!((asks(&out), begun(&out)), (None, vec![9]));
 }
 
 #[test]

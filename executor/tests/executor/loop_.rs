@@ -59,7 +59,7 @@ impl Decider {
     async fn welcome(&mut self, lease: Duration, commands: Vec<Command>) {
         let envelope = self.envelope();
         let (lineage, fleet) = (Lineage::from_random(42), "main".parse().unwrap());
-        self.say(FromDecider::Welcome { envelope, lineage, fleet, lease, commands }).await;
+        self.say(FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest: None }).await;
     }
 }
 
@@ -70,17 +70,21 @@ struct Executor {
     running: JoinHandle<Result<(), Stop>>,
 }
 
-fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
-    let config = Config {
+fn config(root: &std::path::Path) -> Config {
+    Config {
         executor: "e1".parse().unwrap(),
         cluster: "c1".parse().unwrap(),
         runtime: Runtime::Simulated,
         root: root.to_owned(),
         at_once: 4,
-    };
+    }
+}
+
+fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
+    let config = config(root);
     let (offer, links) = mpsc::channel(1);
     let (stop, stopped) = oneshot::channel::<()>();
-    let simulated = Arc::new(Simulated::new(world.clone()));
+    let simulated = Simulated::new(world.clone());
     let mut attach = 0;
     let connect = move || {
         let offer = offer.clone();
@@ -96,7 +100,7 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<World>>) -> Executor {
     let shutdown = async move {
         let _ = stopped.await;
     };
-    let running = tokio::spawn(chancery_executor::run(config, simulated, connect, shutdown));
+    let running = tokio::spawn(chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown));
     Executor { links, stop: Some(stop), running }
 }
 
@@ -179,8 +183,16 @@ pub(crate) async fn one_executor_a_scope() {
     let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
     let mut first = start(root.path(), &world);
     first.link().await;
-    let second = start(root.path(), &world);
-    assert!(matches!(second.running.await.unwrap(), Err(Stop::ScopeTaken)));
+    // What is in the folder is not even looked at.
+    let mut looked = false;
+    let open = async {
+        looked = true;
+        Ok(Simulated::new(world.clone()))
+    };
+    let nobody = || std::future::ready(Err(std::io::Error::other("nobody is asked")));
+    let second = chancery_executor::run(config(root.path()), open, nobody, std::future::pending()).await;
+    assert!(!looked);
+    assert!(matches!(second, Err(Stop::ScopeTaken)));
     first.stop().await.unwrap();
     let mut third = start(root.path(), &world);
     third.link().await;

@@ -55,6 +55,8 @@ fn run_tests() -> ExitCode {
         memory::want_of_memory_is_told_of_the_death_that_it_was,
         outputs::a_flood_is_bounded_and_its_end_is_kept,
         outputs::a_follower_reads_every_line_across_files,
+        memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
+        outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
         outputs::a_process_outlives_whoever_keeps_its_output,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,

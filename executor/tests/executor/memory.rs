@@ -122,6 +122,22 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
     }
 }
 
+pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() {
+    let root = Root::new();
+    let parent = groups(&root);
+    let processes = open(&root, &parent).await;
+    // The keeper made it, and died before it recorded anything; then nobody wanted it any more.
+    for position in [1, 2] {
+        std::fs::create_dir(group(&parent, id(position))).unwrap();
+    }
+    let spec = limited(64 * MIB, &["sleep", "3600"]);
+    processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
+    until(&processes, id(1), "it is gone", |report| report.saw == Saw::Gone).await;
+    processes.forget(id(1)).await;
+    assert!(!group(&parent, id(1)).exists());
+    assert!(group(&parent, id(2)).exists(), "another's stays");
+}
+
 /// The folder of cgroup v2 that this machine lends to the test.
 pub(crate) fn lent() -> Option<PathBuf> {
     std::env::var_os("CHANCERY_TEST_CGROUP").map(PathBuf::from)

@@ -88,6 +88,25 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     assert!(text == wanted, "every line once");
 }
 
+pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
+    let root = Root::new();
+    let processes = open(&root, 64 << 10, 3).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &shell("echo last words"))).await;
+    until(&processes, id(1), "it has ended", is_ended).await;
+    drop(processes);
+    wait_until("its keeper has gone", || root.keepers().is_empty());
+    // The folder was moved, and then the executor was killed.
+    let forgotten = root.path().join("forgotten");
+    std::fs::create_dir(&forgotten).unwrap();
+    std::fs::rename(root.folder(id(1)), forgotten.join(id(1).to_string())).unwrap();
+    let processes = open(&root, 64 << 10, 3).await;
+    assert!(processes.list().await.is_empty());
+    let mut text = String::new();
+    rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+    assert_eq!(text, "last words\n");
+    assert!(!forgotten.join(id(1).to_string()).exists());
+}
+
 pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     let root = Root::new();
     let processes = open(&root, 4 << 10, 1000).await;

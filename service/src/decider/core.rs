@@ -66,7 +66,12 @@ pub struct Settings {
     pub address: Option<String>,
     /// How long a session lives without a heartbeat; also how long deadlines wait after a takeover.
     pub lease: Duration,
+    /// A part of an inventory ends with the command that exceeds so many bytes: [`PART`].
+    pub part: usize,
 }
+
+/// As servers have it: a message that no link must wait for long.
+pub const PART: usize = 256 << 10;
 
 /// Something held back until a position is durable. The decider's head is filled in when it is let go.
 #[derive(Debug)]
@@ -138,6 +143,11 @@ impl Core {
     /// How long a session lives.
     pub(super) fn lease(&self) -> Duration {
         self.settings.lease
+    }
+
+    /// How many bytes of commands go into one message.
+    pub(super) fn part(&self) -> usize {
+        self.settings.part
     }
 
     /// Whom the journal is of.

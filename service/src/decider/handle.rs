@@ -6,7 +6,10 @@ use chancery_events::id::Position;
 use chancery_events::intent::Request;
 use chancery_events::refusal::Refusal;
 use chancery_machine::keys::Accepted;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::mailbox::Mailbox;
+use super::way::Share;
 
 /// The answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,9 +42,9 @@ pub enum Input {
     /// An intent, and where its answer goes.
     Intent(Box<Request>, oneshot::Sender<Verdict>),
     /// An executor has connected: its messages come as [`Input::Said`].
-    Connected(Connection, mpsc::Sender<Vec<u8>>),
+    Connected(Connection, Mailbox),
     /// An executor said something: one serialised [`chancery_events::protocol::ToDecider`].
-    Said(Connection, Vec<u8>),
+    Said(Connection, Vec<u8>, Share),
     /// An executor's connection is gone.
     Disconnected(Connection),
     /// Stop: take nothing more in, let everything become durable.
@@ -55,14 +58,18 @@ pub struct Connection(pub u64);
 /// The decider, as everybody else knows it.
 #[derive(Clone, Debug)]
 pub struct Decider {
-    pub(super) queue: mpsc::Sender<Input>,
+    queue: mpsc::Sender<Input>,
+    /// What executors may have waiting, all together: half of the queue.
+    pub(super) executors: Arc<Semaphore>,
+    /// As many as that.
+    pub(super) half: usize,
 }
 
 impl Decider {
     /// Whoever takes from the other end of the queue is the decider.
-    #[cfg(test)]
     pub(crate) fn over(queue: mpsc::Sender<Input>) -> Decider {
-        Decider { queue }
+        let half = (queue.max_capacity() / 2).max(1);
+        Decider { queue, executors: Arc::new(Semaphore::new(half)), half }
     }
 
     /// Asks for a verdict.

@@ -17,6 +17,7 @@ use super::clock::Reading;
 use super::core::{Effect, Settings, Ticket};
 use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
+use super::mailbox::Mailbox;
 
 /// The shortest pause when nothing can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -57,7 +58,7 @@ pub fn start(start: Start) -> (Decider, oneshot::Receiver<Ended>) {
         let _ = end.send(why);
     };
     std::thread::Builder::new().name("decider".into()).spawn(run).expect("the system can start a thread");
-    (Decider { queue }, ended)
+    (Decider::over(queue), ended)
 }
 
 struct Loop {
@@ -69,7 +70,7 @@ struct Loop {
     began: Instant,
     tickets: u64,
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
-    executors: BTreeMap<Connection, mpsc::Sender<Vec<u8>>>,
+    executors: BTreeMap<Connection, Mailbox>,
     drains: bool,
 }
 
@@ -182,7 +183,8 @@ impl Loop {
                 self.executors.insert(connection, executor);
                 self.driver.connected(connection, Attach::from_random(random()));
             }
-            Input::Said(connection, message) => match serde_json::from_slice::<ToDecider>(&message) {
+            // What it held of the queue is free when it has been dealt with.
+            Input::Said(connection, message, _share) => match serde_json::from_slice::<ToDecider>(&message) {
                 Ok(message) => self.driver.said(connection, message, self.now()),
                 Err(error) => {
                     tracing::warn!(%error, "a message of an executor cannot be read; its connection is closed");
@@ -216,7 +218,7 @@ impl Loop {
 
     fn send(&mut self, connection: Connection, message: &chancery_events::protocol::FromDecider) {
         let Some(executor) = self.executors.get(&connection) else { return };
-        let sent = serde_json::to_vec(message).map(|message| executor.try_send(message));
+        let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {
             // It does not keep up, or is gone: it connects anew and starts from a level.
             tracing::warn!(?connection, "an executor does not take its messages; its connection is closed");

@@ -4,6 +4,7 @@
 //! again. Opening, losing and closing a session are events; everything else here is not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -29,6 +30,26 @@ use super::handle::Connection;
 
 /// An executor that could not look after what is said to run is asked again after so long.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Incarnations that are looked at for one part of an inventory.
+const LOOKED: usize = 4096;
+
+/// The bytes of a command as it is sent.
+fn size(command: &Command) -> usize {
+    struct Counter(usize);
+    impl io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    serde_json::to_writer(&mut counter, command).expect("a command is always JSON");
+    counter.0
+}
 
 /// A session as this decider sees it live.
 #[derive(Debug)]
@@ -108,9 +129,18 @@ pub(super) struct Saying {
     what: What,
 }
 
+/// A part of what is wanted of an executor.
+#[derive(Debug)]
+struct Inventory {
+    commands: Vec<Command>,
+    /// If there is more, behind which it goes on.
+    rest: Option<IncarnationId>,
+}
+
 #[derive(Debug)]
 enum What {
-    Welcome { lineage: Lineage, fleet: FleetName, lease: Duration, commands: Vec<Command> },
+    Welcome { lineage: Lineage, fleet: FleetName, lease: Duration, part: Inventory },
+    Inventory(Inventory),
     Command(Command),
     Accepted(u64),
     Forget(IncarnationId),
@@ -125,8 +155,11 @@ impl Saying {
     pub(super) fn at(self, head: Head) -> FromDecider {
         let envelope = Envelope { head, ..self.envelope };
         match self.what {
-            What::Welcome { lineage, fleet, lease, commands } => {
-                FromDecider::Welcome { envelope, lineage, fleet, lease, commands }
+            What::Welcome { lineage, fleet, lease, part: Inventory { commands, rest } } => {
+                FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest }
+            }
+            What::Inventory(Inventory { commands, rest }) => {
+                FromDecider::Inventory { envelope, commands, rest }
             }
             What::Command(command) => FromDecider::Command { envelope, command },
             What::Accepted(sequence) => FromDecider::Accepted { envelope, sequence },
@@ -186,6 +219,14 @@ impl Core {
                     self.report(id, report);
                 }
                 self.say(id, What::Accepted(sequence));
+            }
+            ToDecider::More { attach, after } => {
+                if let Some(id) = self.speaker(connection, attach, now)
+                    && let Some(cluster) = self.sessions.live.get(&id).map(|live| live.cluster.clone())
+                {
+                    let part = self.inventory(&cluster, Some(after));
+                    self.say(id, What::Inventory(part));
+                }
             }
             ToDecider::Heartbeat { attach, beat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
@@ -308,7 +349,6 @@ impl Core {
         seen: Position,
         now: Time,
     ) {
-        let time = self.time();
         let Some(attach) = self.sessions.drawn.get(&connection).copied() else { return };
         if !self.sessions.live.contains_key(&id) {
             self.sessions.open(id, hello.executor, hello.cluster.clone(), now);
@@ -322,15 +362,32 @@ impl Core {
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
         (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, now);
         self.sessions.by_connection.insert(connection, id);
-        let inventory: Vec<_> = self.fleet.index().inventory(&hello.cluster).collect();
-        // One that failed and is tried again later is sent when its time comes.
-        let due = |id: &IncarnationId| {
-            let command = self.fleet.incarnations().get(id).and_then(|incarnation| incarnation.command);
-            command.is_none_or(|command| command.not_before <= time)
-        };
-        let commands = inventory.into_iter().filter(due).filter_map(|id| self.command(id)).collect();
+        let part = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage(), self.fleet_name().clone(), self.lease());
-        self.say(id, What::Welcome { lineage, fleet, lease, commands });
+        self.say(id, What::Welcome { lineage, fleet, lease, part });
+    }
+
+    /// A part of what is wanted of the cluster's executor: a message has a bound, and a cluster has none. The executor
+    /// asks for the next, so that what waits for it has a bound too. What changes behind its back is told as it comes.
+    fn inventory(&self, cluster: &ClusterName, after: Option<IncarnationId>) -> Inventory {
+        let time = self.time();
+        let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
+        for (looked, id) in self.fleet.index().inventory_after(cluster, after).enumerate() {
+            if bytes >= self.part() || looked >= LOOKED {
+                return Inventory { commands, rest: last };
+            }
+            last = Some(id);
+            // One that failed and is tried again later is sent when its time comes.
+            let waits = self.fleet.incarnations().get(&id).and_then(|incarnation| incarnation.command);
+            if waits.is_some_and(|command| command.not_before > time) {
+                continue;
+            }
+            if let Some(command) = self.command(id) {
+                bytes += size(&command);
+                commands.push(command);
+            }
+        }
+        Inventory { commands, rest: None }
     }
 
     /// The last command of an incarnation, with all that it needs.

@@ -21,7 +21,7 @@ use chancery_machine::context::Context;
 use chancery_machine::fleet::{Fleet, Image};
 use serde_json::json;
 
-use super::core::{Core, Effect, Settings, Ticket};
+use super::core::{Core, Effect, PART, Settings, Ticket};
 use super::handle::Connection;
 
 const LEASE: Duration = Duration::from_secs(15);
@@ -40,7 +40,7 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
 
 fn settings(writer: u64) -> Settings {
     let writer = Writer::from_random(writer);
-    Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE }
+    Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE, part: PART }
 }
 
 /// The scope that executors look at where a test does not say otherwise.
@@ -378,6 +378,45 @@ fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_o
     assert_eq!(refusal(&rig.hello_over(4, 2, life(1, 2))), None);
     let (reason, _) = refusal(&rig.hello_over(5, 1, life(2, 3))).expect("refused");
     assert!(reason.contains("another folder"), "now it is the other one that looks elsewhere: {reason}");
+}
+
+#[test]
+fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_asked_for() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    // What each asks for is large: a hundred of them are 5 MB.
+    let text = "x".repeat(50_000);
+    let auto = json!({"create": "automatic"});
+    let run = json!({"argv": ["app"], "env": {"TEXT": text}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({
+        "namespace": "ns", "service": "web", "payloads": [payload], "approval": auto, "sharing": "allowed",
+    });
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 100}}));
+    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    rig.hello(1, "ex", None);
+    let mut effects = rig.settle();
+    let (mut all, mut parts) = (Vec::new(), 0);
+    loop {
+        let (commands, rest, attach) = match sent(&effects)[..] {
+            [FromDecider::Welcome { envelope, commands, rest, .. }] if parts == 0 => {
+                (commands, *rest, envelope.attach)
+            }
+            [FromDecider::Inventory { envelope, commands, rest }] => (commands, *rest, envelope.attach),
+            _ => panic!("{} parts, then {} messages", parts, effects.len()),
+        };
+        let bytes: usize = commands.iter().map(|one| serde_json::to_vec(one).expect("JSON").len()).sum();
+        assert!(bytes < PART + 60_000, "{bytes}");
+        all.extend(commands.iter().map(|command| command.incarnation));
+        parts += 1;
+        let Some(after) = rest else { break };
+        rig.say(1, ToDecider::More { attach, after });
+        effects = rig.settle();
+    }
+    let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id).collect();
+    assert_eq!(all, known, "each once, in order");
+    assert!(all.len() == 100 && parts > 10, "{} in {parts} parts", all.len());
 }
 
 #[test]

@@ -43,13 +43,11 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     let principal = Principal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
     let found = app.rates.take(asked, &principal).and(found);
-    // Whatever the answer is: a sender that is cut off while it writes does not read it.
-    let most = if matches!(&found, Ok(found) if found.route.does == Does::Say) {
-        app.limits.messages
-    } else {
-        app.limits.body
+    let body = match &found {
+        Ok(found) if found.route.does == Does::Say => Sent::Unread(body),
+        // Whatever the answer is: a sender that is cut off while it writes does not read it.
+        _ => Sent::Read(whole(body, app.limits.body, app.limits.body_read).await),
     };
-    let body = whole(body, most, app.limits.body_read).await;
     let (route, does, result) = match found {
         Err(problem) => ("none", None, Err(problem)),
         Ok(found) => {
@@ -107,11 +105,16 @@ fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn dispatch(
-    app: &Arc<App>,
-    call: Call,
-    body: Result<Bytes, Problem>,
-) -> Result<Response<Body>, Problem> {
+/// What came with a request.
+enum Sent {
+    /// Its body, or why it cannot be had.
+    Read(Result<Bytes, Problem>),
+    /// That of an executor, which may be large: nothing of it is read before it is known whose it is.
+    Unread(Body),
+}
+
+/// The parameters of a request for this fleet.
+fn addressed(app: &App, call: &Call) -> Result<Params, Problem> {
     let fleet = call.found.param("fleet");
     if let Some(other) = fleet.filter(|fleet| *fleet != app.fleet.as_str()) {
         let shown: String = other.chars().take(100).collect();
@@ -120,11 +123,25 @@ async fn dispatch(
             format!("there is no fleet {shown:?} here; there is {:?}", app.fleet),
         ));
     }
-    let params = Params::read(&call.parts.uri)?;
+    Params::read(&call.parts.uri)
+}
+
+async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
+    let params = addressed(app, &call);
+    let body = match sent {
+        Sent::Read(body) => body,
+        Sent::Unread(body) => {
+            return match params.and_then(|params| links::find(app, &call, params)) {
+                Ok(saying) => saying.take(app, body).await,
+                Err(problem) => {
+                    discard(body, app.limits.body, app.limits.body_read).await;
+                    Err(problem)
+                }
+            };
+        }
+    };
+    let params = params?;
     let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
-    if call.found.route.does == Does::Say {
-        return links::say(app, &call, params, body).await;
-    }
     if !is_read {
         params.end(&[])?;
         return match call.found.route.does {
@@ -183,7 +200,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 }
 
 /// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
-async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
+pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
     let read = async {
         let (mut body, mut kept, mut taken) = (body, Vec::new(), 0);
         while let Some(frame) = body.frame().await {
@@ -198,13 +215,31 @@ async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Probl
             }
         }
         if taken > most {
-            let detail = format!("read the body: it has more than {most} bytes");
-            return Err(Problem::new(TOO_LARGE, detail));
+            return Err(too_large(most));
         }
         Ok(kept.into())
     };
     let late = |_| Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
     tokio::time::timeout(within, read).await.map_err(late)?
+}
+
+/// Takes a body in that is not wanted, up to a bound: its sender reads the answer when it has written.
+pub(super) async fn discard(body: Body, most: usize, within: Duration) {
+    let taken = async {
+        let (mut body, mut taken) = (body, 0);
+        while let Some(Ok(frame)) = body.frame().await
+            && taken <= most * DISCARDED
+        {
+            taken += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    // Late or broken off: either way there is an answer already.
+    let _ = tokio::time::timeout(within, taken).await;
+}
+
+/// A body has more bytes than it may.
+pub(super) fn too_large(most: usize) -> Problem {
+    Problem::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
 }
 
 fn text(body: &'static str) -> Response<Body> {

@@ -12,14 +12,15 @@
 //! that is repeated says nothing twice, and one that was lost is missed. An empty line means: still here.
 //!
 //! What must stay true: messages of a link reach the decider in order and each once; whatever ends one half ends the
-//! other; the decider never waits for an executor, and an executor that floods waits for the decider alone.
+//! other; the decider never waits for an executor, and an executor that floods waits for itself alone; nothing is read
+//! of a body before the link is known on which it is said, and of one link one body at a time.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_events::protocol::ToDecider;
 use tokio::sync::{mpsc, watch};
@@ -27,19 +28,19 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
 use super::App;
-use super::edge::Call;
+use super::edge::{self, Call};
 use super::headers::one;
 use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED_MEDIA_TYPE, pointer_to};
 use super::query::Params;
-use crate::decider::{Connection, Input, Stopped};
-use crate::executors::{Connections, MAILBOX};
+use crate::decider::{Decider, Letters, Mailbox, Stopped, Way, mailbox};
+use crate::executors::Connections;
 
 /// The header that names a link.
 const LINK: &str = "chancery-link";
 /// The form of both directions.
 const LINES: &str = "application/x-ndjson";
-/// Messages that are written at one time.
-const TAKE: usize = 256;
+/// Bytes of messages that are written at one time; the last message may be over.
+const TAKE: usize = 64 << 10;
 /// Pieces of a body that wait for the connection.
 const PIECES: usize = 4;
 
@@ -53,7 +54,7 @@ pub struct Links {
 
 /// One that is open.
 struct Open {
-    connection: Connection,
+    way: Way,
     /// Messages that went to the decider. Held while some do.
     said: tokio::sync::Mutex<u64>,
     /// When something last came.
@@ -84,7 +85,7 @@ impl Links {
     }
 
     /// Draws one, if there is room.
-    fn draw(&self) -> Option<(Uuid, Arc<Open>)> {
+    fn draw(&self, decider: &Decider) -> Option<(Uuid, Arc<Open>)> {
         let mut all = self.lock();
         if all.len() >= self.most {
             return None;
@@ -92,7 +93,7 @@ impl Links {
         // Whoever knows the id may speak on the link: it must not be guessed.
         let id = Uuid::new_v4();
         let open = Arc::new(Open {
-            connection: self.connections.next(),
+            way: decider.way(self.connections.next()),
             said: tokio::sync::Mutex::default(),
             heard: watch::channel(Instant::now()).0,
             over: watch::channel(false).0,
@@ -112,14 +113,14 @@ pub(super) fn open(
     if !body?.is_empty() {
         return Err(Problem::new(INVALID, "open a link: send no body, what is to be said comes later"));
     }
-    let (id, open) = app.links.draw().ok_or_else(|| {
+    let (id, open) = app.links.draw(&app.decider).ok_or_else(|| {
         Problem::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
     })?;
-    let (to_executor, from_decider) = mpsc::channel(MAILBOX);
+    let (mailbox, letters) = mailbox();
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
-    let pump = Pump::new(app.clone(), id, open, from_decider, pieces);
+    let pump = Pump::new(app.clone(), id, open, letters, pieces);
     // The task also ends the link if this request is given up while the decider is told.
-    tokio::spawn(pump.run(to_executor));
+    tokio::spawn(pump.run(mailbox));
     let stream = async_stream::stream! {
         while let Some(piece) = body.recv().await {
             yield Ok::<_, std::convert::Infallible>(piece);
@@ -140,7 +141,7 @@ struct Pump {
     app: Arc<App>,
     id: Uuid,
     open: Arc<Open>,
-    from_decider: mpsc::Receiver<Vec<u8>>,
+    letters: Letters,
     pieces: mpsc::Sender<Bytes>,
     closing: watch::Receiver<bool>,
     over: watch::Receiver<bool>,
@@ -149,33 +150,25 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(
-        app: Arc<App>,
-        id: Uuid,
-        open: Arc<Open>,
-        from_decider: mpsc::Receiver<Vec<u8>>,
-        pieces: mpsc::Sender<Bytes>,
-    ) -> Pump {
+    fn new(app: Arc<App>, id: Uuid, open: Arc<Open>, letters: Letters, pieces: mpsc::Sender<Bytes>) -> Pump {
         let mut heartbeat = interval(app.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (closing, over, heard) = (app.hub.closing(), open.over.subscribe(), open.heard.subscribe());
-        Pump { app, id, open, from_decider, pieces, closing, over, heard, heartbeat }
+        Pump { app, id, open, letters, pieces, closing, over, heard, heartbeat }
     }
 
-    async fn run(mut self, to_executor: mpsc::Sender<Vec<u8>>) {
-        let connection = self.open.connection;
-        if self.app.decider.tell(Input::Connected(connection, to_executor)).await.is_ok() {
+    async fn run(mut self, mailbox: Mailbox) {
+        if self.open.way.connected(mailbox).await.is_ok() {
             let why = self.carry().await;
             tracing::info!(link = %self.id, why, "a link is closed");
         }
         self.app.links.lock().remove(&self.id);
         // A decider that has stopped need not be told.
-        let _ = self.app.decider.tell(Input::Disconnected(connection)).await;
+        let _ = self.open.way.disconnected().await;
     }
 
     /// Until something ends it; says what.
     async fn carry(&mut self) -> &'static str {
-        let mut batch = Vec::with_capacity(TAKE);
         loop {
             let until = *self.heard.borrow() + self.app.links.silence;
             let piece = tokio::select! {
@@ -183,9 +176,9 @@ impl Pump {
                 _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
                 _ = self.over.wait_for(|over| *over) => return "what came on it was not right",
                 () = self.pieces.closed() => return "the executor hung up",
-                taken = self.from_decider.recv_many(&mut batch, TAKE) => match taken {
-                    0 => return "the decider closed it",
-                    _ => lines(&mut batch),
+                taken = self.letters.take_many(TAKE) => match taken.as_slice() {
+                    [] => return "the decider closed it",
+                    taken => lines(taken),
                 },
                 () = sleep_until(until) => {
                     if self.heard.borrow().elapsed() >= self.app.links.silence {
@@ -205,22 +198,24 @@ impl Pump {
     }
 }
 
-fn lines(batch: &mut Vec<Vec<u8>>) -> Bytes {
+fn lines(batch: &[Vec<u8>]) -> Bytes {
     let mut all = Vec::with_capacity(batch.iter().map(|message| message.len() + 1).sum());
-    for message in batch.drain(..) {
-        all.extend_from_slice(&message);
+    for message in batch {
+        all.extend_from_slice(message);
         all.push(b'\n');
     }
     all.into()
 }
 
-/// Takes messages of an executor, in order.
-pub(super) async fn say(
-    app: &Arc<App>,
-    call: &Call,
-    mut params: Params,
-    body: Result<Bytes, Problem>,
-) -> Result<Response<Body>, Problem> {
+/// Messages that an executor wants to say, before anything of them is read.
+pub(super) struct Saying {
+    open: Arc<Open>,
+    /// How many were said before them.
+    after: u64,
+}
+
+/// Finds the link on which something is to be said.
+pub(super) fn find(app: &App, call: &Call, mut params: Params) -> Result<Saying, Problem> {
     let after = params.number("after")?;
     params.end(&["after"])?;
     speaks_lines(call)?;
@@ -233,15 +228,32 @@ pub(super) async fn say(
     let open = open.ok_or_else(|| {
         Problem::new(GONE, format!("say something on link {id}: it is closed; open another one"))
     })?;
-    let told = tell(app, &open, after, &body?).await;
-    if told.is_err() {
-        // What follows would miss something.
-        open.over.send_replace(true);
+    Ok(Saying { open, after })
+}
+
+impl Saying {
+    /// Takes them, in order.
+    pub(super) async fn take(self, app: &App, body: Body) -> Result<Response<Body>, Problem> {
+        let open = &*self.open;
+        open.heard.send_replace(Instant::now());
+        // Whoever says something while something else is being said waits here, with nothing read of it.
+        let mut said = open.said.lock().await;
+        let most = app.limits.messages;
+        if body.size_hint().lower() > most as u64 {
+            edge::discard(body, app.limits.body, app.limits.body_read).await;
+            return Err(edge::too_large(most));
+        }
+        let body = edge::whole(body, most, app.limits.body_read).await?;
+        let told = tell(open, &mut said, self.after, &body).await;
+        if told.is_err() {
+            // What follows would miss something.
+            open.over.send_replace(true);
+        }
+        told?;
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
     }
-    told?;
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    Ok(response)
 }
 
 /// Whatever asks is an executor: others send other forms.
@@ -253,10 +265,9 @@ fn speaks_lines(call: &Call) -> Result<(), Problem> {
     Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
 }
 
-async fn tell(app: &App, open: &Open, after: u64, body: &Bytes) -> Result<(), Problem> {
+async fn tell(open: &Open, said: &mut u64, after: u64, body: &Bytes) -> Result<(), Problem> {
     open.heard.send_replace(Instant::now());
     let messages = read(body)?;
-    let mut said = open.said.lock().await;
     let Some(known) = said.checked_sub(after) else {
         let detail = format!("take messages after {after}: only {said} have come; open another link");
         return Err(Problem::new(OUT_OF_ORDER, detail));
@@ -268,8 +279,8 @@ async fn tell(app: &App, open: &Open, after: u64, body: &Bytes) -> Result<(), Pr
                 "say something on a link: it was closed meanwhile; open another one",
             ));
         }
-        let message = Input::Said(open.connection, message.to_vec());
-        app.decider.tell(message).await.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
+        let told = open.way.said(message.to_vec()).await;
+        told.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
         *said += 1;
     }
     // The decider may have taken its time.

@@ -4,6 +4,7 @@
 //! | lane | fault | a round |
 //! |---|---|---|
 //! | `kills` | `kill -9` of the server | a deployment, a random moment, the kill, the next start |
+//! | `executors` | `kill -9` of an executor outside the server, which goes on | a deployment, a random moment, the kill, the next start |
 //! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
@@ -13,6 +14,7 @@
 mod damage;
 mod disk_full;
 pub mod evidence;
+mod executors;
 pub mod fleet;
 mod frames;
 mod kills;
@@ -33,6 +35,8 @@ use crate::ledger::Tally;
 pub enum Lane {
     /// `kill -9` of the server.
     Kills,
+    /// `kill -9` of an executor outside the server.
+    Executors,
     /// The server stands still, and goes on.
     Pauses,
     /// No space on the disk.
@@ -43,12 +47,13 @@ pub enum Lane {
 
 impl Lane {
     /// Every one.
-    pub const ALL: &[Lane] = &[Lane::Kills, Lane::Pauses, Lane::DiskFull, Lane::Damage];
+    pub const ALL: &[Lane] = &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::DiskFull, Lane::Damage];
 
     /// The word for it.
     pub const fn word(self) -> &'static str {
         match self {
             Lane::Kills => "kills",
+            Lane::Executors => "executors",
             Lane::Pauses => "pauses",
             Lane::DiskFull => "disk-full",
             Lane::Damage => "damage",
@@ -58,7 +63,7 @@ impl Lane {
     /// Rounds of one run, at most: then it begins anew, with an empty folder and another seed.
     const fn rounds(self) -> u64 {
         match self {
-            Lane::Kills => 50,
+            Lane::Kills | Lane::Executors => 50,
             Lane::Pauses | Lane::DiskFull => 5,
             Lane::Damage => 20,
         }
@@ -77,6 +82,7 @@ impl Lane {
             tally.seeds += 1;
             let run = match self {
                 Lane::Kills => kills::run,
+                Lane::Executors => executors::run,
                 Lane::Pauses => pauses::run,
                 Lane::DiskFull => disk_full::run,
                 Lane::Damage => damage::run,

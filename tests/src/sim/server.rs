@@ -83,6 +83,8 @@ impl Server {
             build: "sim".into(),
             address: None,
             lease,
+            // A command or two: inventories have many parts.
+            part: 600,
         };
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
         let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };

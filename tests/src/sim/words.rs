@@ -42,6 +42,7 @@ pub(super) fn to_decider(message: &ToDecider) -> String {
         }
         ToDecider::Level { reports: all, .. } => format!("level: {}", reports(all)),
         ToDecider::Report { sequence, report: one, .. } => format!("report {sequence}: {}", report(one)),
+        ToDecider::More { after, .. } => format!("more of the inventory, behind {}", short(*after)),
         ToDecider::Heartbeat { beat, .. } => format!("heartbeat {beat}"),
         ToDecider::Goodbye { .. } => "goodbye".into(),
     }
@@ -49,11 +50,14 @@ pub(super) fn to_decider(message: &ToDecider) -> String {
 
 /// What a decider says.
 pub(super) fn from_decider(message: &FromDecider) -> String {
+    let all = |commands: &[Command]| commands.iter().map(command).collect::<Vec<_>>().join(", ");
     let by = |envelope: &Envelope| format!("term {}, head {}", envelope.head.term, envelope.head.position);
     match message {
         FromDecider::Welcome { envelope, commands, .. } => {
-            let all: Vec<_> = commands.iter().map(command).collect();
-            format!("welcome ({}): {}", by(envelope), all.join(", "))
+            format!("welcome ({}): {}", by(envelope), all(commands))
+        }
+        FromDecider::Inventory { envelope, commands, .. } => {
+            format!("more of the inventory ({}): {}", by(envelope), all(commands))
         }
         FromDecider::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
         FromDecider::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
@@ -82,6 +86,7 @@ pub(super) fn work(work: &Work) -> String {
 pub(super) fn envelope(message: &FromDecider) -> Option<&Envelope> {
     match message {
         FromDecider::Welcome { envelope, .. }
+        | FromDecider::Inventory { envelope, .. }
         | FromDecider::Accepted { envelope, .. }
         | FromDecider::Beat { envelope, .. }
         | FromDecider::Command { envelope, .. }

@@ -77,7 +77,7 @@ fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
     for message in sent(effects) {
         let told = match message {
             FromDecider::Command { command, .. } => std::slice::from_ref(command),
-            FromDecider::Welcome { commands, .. } => commands,
+            FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => commands,
             _ => continue,
         };
         all.extend(told.iter().map(|c| (c.incarnation, c.revision, c.attempt, c.standing)));

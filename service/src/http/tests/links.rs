@@ -1,19 +1,22 @@
 //! Links of executors: what comes on them reaches the decider in order and once, and both halves end together.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::Method;
 use chancery_executor::remote::Remote;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use super::world::{World, request};
-use crate::decider::{Connection, Input};
+use crate::decider::{Connection, Input, Mailbox, mailbox};
 use crate::executors::Connections;
 use crate::http::{Links, serve};
 
@@ -25,7 +28,7 @@ struct Link {
     id: String,
     body: Body,
     connection: Connection,
-    to_executor: mpsc::Sender<Vec<u8>>,
+    to_executor: Mailbox,
 }
 
 async fn open(world: &mut World) -> Link {
@@ -48,7 +51,7 @@ async fn hear(world: &mut World) -> Input {
 /// The next heartbeat that came.
 async fn beat(world: &mut World, of: Connection) -> u64 {
     match hear(world).await {
-        Input::Said(connection, text) if connection == of => {
+        Input::Said(connection, text, _) if connection == of => {
             let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             message["heartbeat"]["beat"].as_u64().expect("a heartbeat")
         }
@@ -104,8 +107,8 @@ async fn messages_come_in_order_and_once_however_often_they_are_sent() {
     for wanted in 1..=3 {
         assert_eq!(beat(&mut world, on).await, wanted);
     }
-    link.to_executor.send(b"{\"a\":1}".to_vec()).await.expect("it is open");
-    link.to_executor.send(b"{\"a\":2}".to_vec()).await.expect("it is open");
+    link.to_executor.put(b"{\"a\":1}".to_vec()).expect("it is open");
+    link.to_executor.put(b"{\"a\":2}".to_vec()).expect("it is open");
     assert_eq!(link.read("2}\n").await, "{\"a\":1}\n{\"a\":2}\n");
     // The fourth is missing.
     assert_eq!(link.say(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
@@ -145,7 +148,7 @@ async fn whoever_hangs_up_the_other_half_ends_too() {
     let mut world = World::new();
     let mut closed = open(&mut world).await;
     // The decider's end goes.
-    closed.to_executor = mpsc::channel(1).0;
+    closed.to_executor = mailbox().0;
     closed.ends().await;
     gone(&mut world, closed.connection).await;
     let executor = open(&mut world).await;
@@ -190,9 +193,59 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
         assert_eq!(beat(&mut world, connection).await, n);
     }
     let long = vec![b'x'; 3 << 20];
-    to_executor.send(long.clone()).await.expect("it holds");
+    to_executor.put(long.clone()).expect("it holds");
     assert!(link.from_decider.recv().await.is_some_and(|message| message == long));
     drop(to_executor);
     assert!(link.from_decider.recv().await.is_none());
     gone(&mut world, connection).await;
+}
+
+/// A body that counts what is taken of it, and has so many pieces of a mebibyte.
+fn counted(pieces: usize) -> (Body, Arc<AtomicUsize>) {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&taken);
+    let stream = async_stream::stream! {
+        for _ in 0..pieces {
+            counter.fetch_add(1, Ordering::Relaxed);
+            yield Ok::<_, std::convert::Infallible>(Bytes::from(vec![b'\n'; 1 << 20]));
+        }
+    };
+    (Body::from_stream(stream), taken)
+}
+
+#[tokio::test]
+async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
+    let mut world = World::new();
+    let link = open(&mut world).await;
+    // The queue of this decider holds few, and nobody listens: the first request waits in the middle.
+    let many: String = (1..=100).map(heartbeat).collect();
+    let path = format!("/links/{}/messages?after=", link.id);
+    let router = world.router();
+    let first = tokio::spawn(router.oneshot(request(Method::POST, &format!("{path}0"), &[], many)));
+    assert_eq!(beat(&mut world, link.connection).await, 1);
+    let (body, taken) = counted(4);
+    let router = world.router();
+    let mut second = pin!(router.oneshot(request(Method::POST, &format!("{path}100"), &[], body)));
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        let waits = poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "the first is not through");
+    }
+    assert_eq!(taken.load(Ordering::Relaxed), 0, "something was read while the first is not through");
+    for wanted in 2..=100 {
+        assert_eq!(beat(&mut world, link.connection).await, wanted);
+    }
+    assert_eq!(first.await.expect("no panic").expect("an answer").status(), 204);
+    assert_eq!(second.await.expect("an answer").status(), 204);
+    assert_eq!(taken.load(Ordering::Relaxed), 4);
+}
+
+#[tokio::test]
+async fn of_what_is_said_on_no_link_not_more_is_taken_than_of_any_other_request() {
+    let world = World::new();
+    let (body, taken) = counted(1000);
+    let path = "/links/00000000-0008-8801-8000-000000000007/messages?after=0";
+    assert_eq!(world.send(request(Method::POST, path, &[], body)).await.problem().0, 410);
+    let most = world.app.limits.body * 8 / (1 << 20);
+    assert!(taken.load(Ordering::Relaxed) <= most + 2, "{taken:?} of {most} MiB");
 }

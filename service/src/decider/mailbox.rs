@@ -1,0 +1,91 @@
+//! What waits for an executor: bounded by count and by bytes. The decider waits for nobody, so one that does not take
+//! its messages is cut off, and begins again from a level.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// Messages that may wait.
+const MESSAGES: usize = 65_536;
+/// Bytes that may wait, of all of them: more than any message has, and room for a whole deployment.
+const BYTES: usize = 32 << 20;
+
+/// Where the decider puts messages.
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    messages: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
+    room: Arc<Semaphore>,
+}
+
+/// Where they are taken from. Ends when the mailbox is dropped.
+#[derive(Debug)]
+pub struct Letters {
+    messages: mpsc::Receiver<(Vec<u8>, OwnedSemaphorePermit)>,
+}
+
+/// The executor does not take its messages, or is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too much waits for the executor, or it is gone")]
+pub struct Full;
+
+/// A mailbox, and its other end.
+pub fn mailbox() -> (Mailbox, Letters) {
+    let (sender, messages) = mpsc::channel(MESSAGES);
+    (Mailbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, Letters { messages })
+}
+
+impl Mailbox {
+    /// Puts a message in, if there is room.
+    pub fn put(&self, message: Vec<u8>) -> Result<(), Full> {
+        let bytes = u32::try_from(message.len()).map_err(|_| Full)?;
+        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| Full)?;
+        self.messages.try_send((message, room)).map_err(|_| Full)
+    }
+}
+
+impl Letters {
+    /// The next message.
+    pub async fn take(&mut self) -> Option<Vec<u8>> {
+        self.messages.recv().await.map(|(message, _)| message)
+    }
+
+    /// The next messages, until they have so many bytes or no more wait; none if there will be no more. Safe to cancel.
+    pub async fn take_many(&mut self, bytes: usize) -> Vec<Vec<u8>> {
+        let Some(first) = self.take().await else { return Vec::new() };
+        let mut taken = first.len();
+        let mut all = vec![first];
+        while taken < bytes
+            && let Ok((message, _)) = self.messages.try_recv()
+        {
+            taken += message.len();
+            all.push(message);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_bounded_by_bytes_and_by_count_and_what_is_taken_makes_room() {
+        let (mailbox, mut letters) = mailbox();
+        let large = vec![b'x'; BYTES / 4];
+        for _ in 0..4 {
+            assert_eq!(mailbox.put(large.clone()), Ok(()));
+        }
+        assert_eq!(mailbox.put(b"y".to_vec()), Err(Full), "not a byte more");
+        assert_eq!(letters.take().await, Some(large));
+        assert_eq!(mailbox.put(b"y".to_vec()), Ok(()));
+        assert_eq!(letters.take_many(BYTES / 4 + 1).await.len(), 2, "not many more than were wanted");
+        assert_eq!(letters.take_many(BYTES).await.len(), 2);
+        for _ in 0..MESSAGES {
+            assert_eq!(mailbox.put(Vec::new()), Ok(()));
+        }
+        assert_eq!(mailbox.put(Vec::new()), Err(Full), "not a message more");
+        drop(mailbox);
+        assert_eq!(letters.take_many(1).await.len(), MESSAGES);
+        assert!(letters.take_many(1).await.is_empty());
+    }
+}

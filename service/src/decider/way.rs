@@ -1,0 +1,116 @@
+//! An executor's way in to the decider: each connection has a bounded share of what waits there, and all of them
+//! together have half. So one that floods waits for itself alone, and the other half is the producers'.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::handle::{Connection, Decider, Input, Stopped};
+use super::mailbox::Mailbox;
+
+/// What one connection may have waiting, in pieces.
+const SHARE: usize = 64;
+/// A message counts as one piece, and as one more for each so many bytes.
+const PIECE: usize = 16 << 10;
+
+/// See the module. Its messages come to the decider in the order in which they are said.
+#[derive(Debug)]
+pub struct Way {
+    decider: Decider,
+    connection: Connection,
+    own: Arc<Semaphore>,
+}
+
+/// A message's part of what may wait. It is free when this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    _own: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
+impl Decider {
+    /// A way in for a connection.
+    pub fn way(&self, connection: Connection) -> Way {
+        Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
+    }
+}
+
+impl Way {
+    /// The executor is there; what the decider says to it goes into the mailbox.
+    pub async fn connected(&self, mailbox: Mailbox) -> Result<(), Stopped> {
+        self.decider.tell(Input::Connected(self.connection, mailbox)).await
+    }
+
+    /// The executor said something: waits for its share, and then for room.
+    pub async fn said(&self, message: Vec<u8>) -> Result<(), Stopped> {
+        let pieces = (1 + message.len() / PIECE).min(SHARE).min(self.decider.half);
+        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        // Its own share first: only so much of one connection ever waits for the common one.
+        let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
+        let common = Arc::clone(&self.decider.executors);
+        let of_all = common.acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
+        let share = Share { _own: own, _of_all: of_all };
+        self.decider.tell(Input::Said(self.connection, message, share)).await
+    }
+
+    /// The executor is gone.
+    pub async fn disconnected(&self) -> Result<(), Stopped> {
+        self.decider.tell(Input::Disconnected(self.connection)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use tokio::sync::mpsc;
+    use tokio::task::unconstrained;
+
+    use super::*;
+
+    /// Whether it can be said without waiting.
+    async fn says(way: &Way, message: &[u8]) -> bool {
+        let mut said = pin!(unconstrained(way.said(message.to_vec())));
+        poll_fn(|context| Poll::Ready(said.as_mut().poll(context).is_ready())).await
+    }
+
+    /// Says messages until one waits. How many did not.
+    async fn flood(way: &Way, message: &[u8]) -> usize {
+        let mut said = 0;
+        while says(way, message).await {
+            said += 1;
+        }
+        said
+    }
+
+    #[tokio::test]
+    async fn one_that_floods_has_its_share_and_leaves_room_for_others_and_for_producers() {
+        let (queue, mut inputs) = mpsc::channel(4 * SHARE);
+        let decider = Decider::over(queue);
+        let (greedy, other) = (decider.way(Connection(1)), decider.way(Connection(2)));
+        assert_eq!(flood(&greedy, b"x").await, SHARE);
+        assert!(says(&other, b"y").await, "the other has a share of its own");
+        assert_eq!(flood(&other, b"y").await, SHARE - 1);
+        // All executors together leave half to producers.
+        let third = decider.way(Connection(3));
+        assert_eq!(flood(&third, b"z").await, 0);
+        assert_eq!(decider.backlog(), 2 * SHARE);
+        // What the decider has dealt with makes room, in the order of asking.
+        drop(inputs.recv().await.expect("an input"));
+        assert_eq!(flood(&greedy, b"x").await, 1);
+    }
+
+    #[tokio::test]
+    async fn a_large_message_counts_for_more() {
+        let (queue, mut inputs) = mpsc::channel(1024);
+        let decider = Decider::over(queue);
+        let way = decider.way(Connection(1));
+        assert_eq!(flood(&way, &vec![b'x'; 15 * PIECE]).await, SHARE / 16);
+        drop(inputs.recv().await);
+        assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 0, "it has to itself what there is");
+        while inputs.try_recv().is_ok() {}
+        assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 1);
+    }
+}

@@ -141,8 +141,11 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: u64) -> Input {
     if random.chance(200) {
         payloads.push(payload("side", 100, 1));
     }
+    // Some run out while a server is down, and somebody approves as it comes back.
+    let long = random.between(20, 2000);
+    let patience = if long.is_multiple_of(2) { long } else { long / 40 + 1 };
     let timeouts = json!({
-        "approval": random.between(20, 2000) * 1000, "start": random.between(2, 60) * 1000,
+        "approval": patience * 1000, "start": random.between(2, 60) * 1000,
         "stop": random.between(1, 10) * 1000,
     });
     let mut spec = json!({

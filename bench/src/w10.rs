@@ -76,6 +76,7 @@ fn open(dir: &Path) -> Result<Parts> {
         address: None,
         lease: Duration::from_secs(15),
         part: PART,
+        replicas: u32::MAX,
     };
     let (decider, ended) = chancery::decider::start(Start {
         settings,

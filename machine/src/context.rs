@@ -18,6 +18,8 @@ pub struct Context {
     pub lineage: Lineage,
     /// Who asks, if somebody does.
     pub actor: Option<Actor>,
+    /// Replicas that one deployment may ask for, at most: what follows from one intent stays bounded.
+    pub replicas: u32,
 }
 
 /// How failed commands are tried again: `initial`, then `factor` times as long each time, up to `max`, with up to a

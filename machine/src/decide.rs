@@ -85,7 +85,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::PlanApply(ask) => plan::apply(fleet, ask),
         Intent::PlanSetActivity(ask) => plan::set_activity(fleet, ask),
         Intent::PlanDelete(ask) => plan::delete(fleet, ask),
-        Intent::DeploymentCreate(ask) => deployment::create(fleet, ask),
+        Intent::DeploymentCreate(ask) => deployment::create(fleet, ask, ctx),
         Intent::DeploymentCancel(ask) => deployment::cancel(fleet, ask),
         Intent::ReplicaStart(ask) => replica::start(fleet, ask, ctx),
         Intent::ReplicaStop(ask) => replica::stop(fleet, ask, ctx),

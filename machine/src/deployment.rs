@@ -31,12 +31,10 @@ use crate::refuse::{Faults, bad_transition, not_found};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan};
 use crate::{operation, plan};
 
-/// Replicas of a plan, at most.
-const REPLICAS: u32 = 10_000_000;
 /// Deployments that are over and to which no replica refers are kept so many.
 const KEPT: usize = 20;
 
-pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.plans().get(&ask.plan).ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
     if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
         if *now.spec == ask.spec {
@@ -48,7 +46,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate) -> Result<Vec<Fact>,
     if owner.activity == Activity::Inactive {
         return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
     }
-    check(&owner.spec, &ask.spec)?;
+    check(&owner.spec, &ask.spec, ctx.replicas)?;
     if let Some(running) = other_version(fleet, owner, owner.generation, &ask.spec) {
         let detail = format!(
             "replicas of deployment {running} run another version, and replacing what runs is not possible yet: \
@@ -70,9 +68,10 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate) -> Result<Vec<Fact>,
     Ok(superseded.into_iter().chain([created.into()]).collect())
 }
 
-fn check(plan: &PlanSpec, spec: &DeploymentSpec) -> Result<(), Refusal> {
+fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusal> {
     let mut faults = Faults::default();
-    faults.check(spec.count <= REPLICAS, "/spec/count", format!("must be at most {REPLICAS}"));
+    let bound = format!("must be at most {most}, which is the server's setting limits.replicas");
+    faults.check(spec.count <= most, "/spec/count", bound);
     for payload in spec.coordinates.keys() {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");

@@ -59,6 +59,8 @@ pub(crate) struct World {
     pub(crate) folded: Vec<(At, Fact)>,
     /// Whether each fold is followed by a full count: it costs as much as the fleet is large.
     pub(crate) counted: Counted,
+    /// Replicas that one deployment may ask for.
+    pub(crate) replicas: u32,
     agenda: Agenda,
     lineage: Lineage,
     ids: u64,
@@ -82,6 +84,7 @@ impl World {
             log: Vec::new(),
             folded: Vec::new(),
             counted: Counted::Always,
+            replicas: 1_000_000,
             agenda,
             lineage,
             ids: 0,
@@ -154,7 +157,13 @@ impl World {
 
     fn context(&self, skip: u64) -> Context {
         let next = self.fleet.head().plus(1 + skip);
-        Context { now: self.now, next, lineage: self.lineage, actor: Some(name("ann")) }
+        Context {
+            now: self.now,
+            next,
+            lineage: self.lineage,
+            actor: Some(name("ann")),
+            replicas: self.replicas,
+        }
     }
 
     pub(crate) fn request(&mut self, intent: Intent) -> Request {

@@ -32,6 +32,18 @@ const DEPLOYMENTS: [&str; 3] = [
 const NOTHING: &str =
     "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: demo-end}\nspec: {plan: web, count: 0}\n";
 
+/// What the server says goes there, in its folder.
+const LOG: &str = "server.log";
+
+/// The plan of the example, with the program that runs this as its payload: whatever its name, and wherever it is.
+fn plan(program: &Path) -> Result<String> {
+    let program = program.to_str().context("the program's path is not text")?;
+    let argv = format!("argv: [{}, \"demo-payload\"", serde_json::to_string(&program.replace('$', "$$"))?);
+    let plan = PLAN.replacen("argv: [\"chancery\", \"demo-payload\"", &argv, 1);
+    ensure!(plan != PLAN, "the example plan does not run the program");
+    Ok(plan)
+}
+
 /// How to run it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -58,7 +70,7 @@ pub fn run(options: &Options) -> Result<()> {
             std::fs::create_dir_all(data).with_context(|| format!("make {}", data.display()))?;
             // Two at once see the folder empty; only one makes the file.
             let used = data.read_dir().is_ok_and(|mut entries| entries.next().is_some());
-            let first = std::fs::File::create_new(data.join("server.log")).is_ok();
+            let first = std::fs::File::create_new(data.join(LOG)).is_ok();
             ensure!(
                 !used && first,
                 "{} is not empty: the demonstration wants a folder of its own",
@@ -71,7 +83,8 @@ pub fn run(options: &Options) -> Result<()> {
     let mut demo =
         Demo { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
     let mut told = demo.play();
-    if demo.interrupted.load(Ordering::Relaxed) {
+    let interrupted = demo.interrupted.load(Ordering::Relaxed);
+    if interrupted {
         told = Err(anyhow::anyhow!("interrupted"));
     }
     if told.is_ok() && options.end == End::Keep {
@@ -81,11 +94,20 @@ pub fn run(options: &Options) -> Result<()> {
     if let Err(error) = demo.end() {
         eprintln!(
             "chancery demo: could not end everything: {error:#}\nTo end what is left: chancery serve --data-dir {}, and \
-             deploy a count of 0",
-            demo.data.display()
+             deploy a count of 0. What the server said is in {}",
+            demo.data.display(),
+            demo.log().display()
         );
         return told.and(Err(error));
     }
+    if told.is_err() && !interrupted {
+        eprintln!(
+            "Everything that the demonstration started has ended. What the server said is in {}",
+            demo.log().display()
+        );
+        return told;
+    }
+    std::fs::remove_file(demo.log()).with_context(|| format!("remove {}", demo.log().display()))?;
     if temporary {
         remove(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
         eprintln!("Everything that the demonstration started has ended, and its folder is gone.");
@@ -160,7 +182,7 @@ impl Demo {
 
         step("Four nodes in two update domains, and a plan that asks for approval.");
         self.apply(NODES)?;
-        self.apply(PLAN)?;
+        self.apply(&plan(&self.program)?)?;
 
         step("Deploy one instance: nothing runs yet, an operation waits for approval and shows its node.");
         self.apply(DEPLOYMENTS[0])?;
@@ -206,12 +228,17 @@ impl Demo {
         self.show(&["verify", &data])
     }
 
+    /// What the server says.
+    fn log(&self) -> PathBuf {
+        self.data.join(LOG)
+    }
+
     /// Starts the program as a server, and waits until it takes requests.
     fn start(&mut self) -> Result<()> {
         let address = self.data.join("address");
         let _ = std::fs::remove_file(&address);
         self.url.clear();
-        let log = std::fs::File::options().create(true).append(true).open(self.data.join("server.log"))?;
+        let log = std::fs::File::options().create(true).append(true).open(self.log())?;
         let server = self
             .program()
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
@@ -229,7 +256,7 @@ impl Demo {
         let address = self.data.join("address");
         let found = self.until("the server listens", |demo| {
             if let Some(status) = demo.server.as_mut().and_then(|server| server.try_wait().ok().flatten()) {
-                let log = std::fs::read_to_string(demo.data.join("server.log")).unwrap_or_default();
+                let log = std::fs::read_to_string(demo.log()).unwrap_or_default();
                 bail!("the server ended with {status}:\n{log}");
             }
             Ok(std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n')))

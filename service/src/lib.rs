@@ -5,6 +5,7 @@
 
 pub mod decider;
 pub mod executors;
+pub mod folder;
 pub mod http;
 pub mod remote;
 pub mod rows;

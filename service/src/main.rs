@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Executor, Local, Output};
 use chancery::config::{Config, LogFormat};
 use chancery::executors::Means;
+use chancery::folder::Folder;
 use chancery::remote::Ended;
 use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
@@ -63,7 +64,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
         Local::Executor(flags) => execute(flags, &config),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
-            demo::run(&demo::Options { data: flags.data.clone(), end })?;
+            demo::run(&demo::Options { data: flags.data_dir.clone(), end })?;
             Ok(ExitCode::SUCCESS)
         }
         Local::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
@@ -85,9 +86,8 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
 
 fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
     log(&config)?;
-    std::fs::create_dir_all(&config.data_dir)
-        .with_context(|| format!("make {}", config.data_dir.display()))?;
-    if let Err(error) = runtime()?.block_on(server::run(config, greeting)) {
+    let folder = Folder::take(&config.data_dir)?;
+    if let Err(error) = runtime()?.block_on(server::run(config, folder, greeting)) {
         eprintln!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
         std::process::exit(1);

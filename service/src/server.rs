@@ -7,15 +7,18 @@
 //! DATA/fleets/FLEET/rows/        the read models
 //! DATA/executors/CLUSTER/        what runs on this machine: outlives the server
 //! DATA/address                   where the server listens
+//! DATA/lock                      held by the server that has the folder
 //! ```
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Lineage, Position, Writer};
+use chancery_events::name::ClusterName;
 use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
@@ -26,10 +29,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::Config;
+use crate::config::{Clusters, Config};
 use crate::decider::core::{PART, Settings};
 use crate::decider::{Decider, Ended, Start};
 use crate::executors::{self, Connections, Host, Means};
+use crate::folder::Folder;
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
 use crate::rows::{Following, Rows, publisher};
 
@@ -44,10 +48,9 @@ pub enum Greeting {
     Silent,
 }
 
-/// Runs a server until it is asked to stop.
-pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
-    let listener =
-        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+/// Runs a server in its folder until it is asked to stop.
+pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<()> {
+    let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
     let parts = {
@@ -89,7 +92,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         source,
         hub,
         metrics,
-        logs: Arc::new(Files { root }),
+        logs: Arc::new(Files { root, clusters: config.executors.clone() }),
         links: Arc::new(links),
         rates: Arc::new(Rates::of(&limits)),
         limits,
@@ -99,7 +102,7 @@ pub async fn run(config: Config, greeting: Greeting) -> Result<()> {
         // A sender that is gone says the same.
         let _ = told.wait_for(|stop| *stop).await;
     }));
-    write_address(&config.data_dir, &address.to_string())?;
+    folder.write_address(&address.to_string())?;
     if greeting == Greeting::Spoken {
         greet(&config, &address.to_string());
     }
@@ -163,19 +166,31 @@ impl Stop {
     }
 }
 
-/// For programs that started the server on a free port. It appears whole or not at all.
-fn write_address(data: &Path, address: &str) -> Result<()> {
-    let (path, temporary) = (data.join("address"), data.join("address.tmp"));
-    std::fs::write(&temporary, format!("{address}\n"))
-        .with_context(|| format!("write {}", temporary.display()))?;
-    std::fs::rename(&temporary, &path).with_context(|| format!("write {}", path.display()))
+/// Why no requests can be taken there, and what to do about it.
+fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
+    let (ip, port) = (listen.ip(), listen.port());
+    let taken = error.kind() == std::io::ErrorKind::AddrInUse;
+    let error = anyhow::Error::new(error).context(format!("listen on {listen}"));
+    if !taken {
+        return error;
+    }
+    let other = SocketAddr::new(ip, port.checked_add(1).unwrap_or(port - 1));
+    anyhow::anyhow!(
+        "{error:#}: another program has port {port}, perhaps another server; stop it, or write --listen {other}, and \
+         --server http://{other} with commands"
+    )
 }
 
 struct Files {
     root: PathBuf,
+    clusters: Clusters,
 }
 
 impl Logs for Files {
+    fn keeps(&self, cluster: &ClusterName) -> bool {
+        self.clusters.has(cluster)
+    }
+
     fn files(&self, id: IncarnationId) -> std::io::Result<Vec<LogFile>> {
         let shown = |file: process::LogFile| LogFile {
             payload: file.payload,
@@ -264,6 +279,7 @@ impl Parts {
             address: Some(address.to_owned()),
             lease: config.lease,
             part: PART,
+            replicas: config.limits.replicas,
         };
         let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
         let start = Start {

@@ -50,7 +50,7 @@ impl Executor {
         let log = std::fs::File::options().create(true).append(true).open(self.dir().join("log"));
         let child = Command::new(program())
             .args(&self.args)
-            .args(["--log", "info", "--dir"])
+            .args(["--log", "info", "--data-dir"])
             .arg(self.dir().join("root"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

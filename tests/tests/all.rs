@@ -5,6 +5,7 @@ mod checks;
 mod executors;
 mod imports;
 mod kills;
+mod newcomers;
 mod races;
 mod simulation;
 mod walkthrough;

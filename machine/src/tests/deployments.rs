@@ -50,6 +50,22 @@ fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() 
 }
 
 #[test]
+fn a_deployment_asks_for_no_more_replicas_than_the_limit() {
+    let mut world = World::with_nodes(1);
+    world.replicas = 3;
+    world.plan("manual");
+    let body = |count: u32| json!({"plan": "web", "name": format!("d{count}"), "spec": {"count": count}});
+    let refusal = world.ask("deployment.create", &body(4)).expect_err("one too many");
+    assert_eq!(
+        (refusal.code, refusal.errors["/spec/count"].as_str()),
+        (Code::Invalid, "must be at most 3, which is the server's setting limits.replicas")
+    );
+    assert_eq!(world.must("deployment.create", &body(3)).len(), 1);
+    world.replicas = 2;
+    assert!(world.must("deployment.create", &body(3)).is_empty(), "what there is stays as it is");
+}
+
+#[test]
 fn coordinates_must_name_payloads_and_fill_every_placeholder() {
     let mut world = World::new();
     let run = json!({"argv": ["app", "${version}"], "env": {"P": "${replica}"}});

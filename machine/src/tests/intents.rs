@@ -48,6 +48,7 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
         next: world.fleet.head().plus(1),
         lineage: world.fleet.lineages().current,
         actor: None,
+        replicas: world.replicas,
     };
     let fact = verdict(&world.fleet, &request, &decided, &context);
     let position = world.fleet.head().plus(1);

@@ -126,7 +126,13 @@ impl Driver {
 
     fn context(&self, ahead: u64) -> Context {
         let actor = Some("tester".parse().expect("an actor"));
-        Context { now: self.now, next: self.next.plus(ahead), lineage: self.lineage, actor }
+        Context {
+            now: self.now,
+            next: self.next.plus(ahead),
+            lineage: self.lineage,
+            actor,
+            replicas: u32::MAX,
+        }
     }
 
     /// Asks for something, whether it makes sense or not. Says whether it was accepted.

@@ -91,8 +91,16 @@ pub(super) fn delete(
     ask(client, "delete", &intent, "deleted", out)
 }
 
-pub(super) fn cancel(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Deployment.name_in(name)?;
+pub(super) fn cancel(
+    kind: Kind,
+    name: &str,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    if kind != Kind::Deployment {
+        let advice = "deployments alone are cancelled; operations are rejected, replicas stopped or deleted";
+        return Err(CliError::usage(format!("cancel {}/{name}: {advice}", kind.word())));
+    }
     let (plan, deployment) = name
         .split_once('/')
         .ok_or_else(|| CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")))?;

@@ -64,6 +64,10 @@ pub(super) fn run(
     let mut items =
         if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
     if items.is_empty() {
+        // A slip in a name must not look like having nothing to do.
+        for (kind, of) in of(choose)? {
+            one(client, kind, of)?;
+        }
         eprintln!("no operation waits for approval");
         return Ok(());
     }
@@ -104,13 +108,15 @@ fn place(row: &OperationRow) -> String {
 /// All that wait, of a plan or a replica if one is named.
 fn waiting(choose: &Choose, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
     let mut filters = vec![("state", "pending_approval".to_owned())];
-    for (field, kind, of) in [("plan", Kind::Plan, &choose.plan), ("replica", Kind::Replica, &choose.replica)]
-    {
-        if let Some(of) = of {
-            filters.push((field, kind.name_in(of)?.to_owned()));
-        }
-    }
+    filters.extend(of(choose)?.into_iter().map(|(kind, of)| (kind.word(), of.to_owned())));
     Ok(list(client, Kind::Operation, &filters, u64::MAX)?.items)
+}
+
+/// Whose operations are meant, if that is said.
+fn of(choose: &Choose) -> Result<Vec<(Kind, &str)>, CliError> {
+    let of = [(Kind::Plan, &choose.plan), (Kind::Replica, &choose.replica)];
+    let named = of.into_iter().filter_map(|(kind, of)| Some((kind, of.as_deref()?)));
+    named.map(|(kind, of)| Ok((kind, kind.name_in(of)?))).collect()
 }
 
 /// Those named. One that does not wait is told by its state, before anything is sent.

@@ -100,9 +100,11 @@ pub enum Client {
     },
     /// Let a deployment go no further
     Cancel {
-        /// What
-        #[command(subcommand)]
-        what: Cancel,
+        /// deployment, or deployment/PLAN/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// PLAN/NAME, if that is not in KIND/NAME
+        name: Option<String>,
     },
     /// Stop a replica, and keep it stopped
     Stop {
@@ -238,16 +240,6 @@ pub struct Choose {
     pub all: bool,
 }
 
-/// What can be cancelled.
-#[derive(Subcommand, Debug)]
-pub enum Cancel {
-    /// A deployment
-    Deployment {
-        /// PLAN/NAME
-        name: String,
-    },
-}
-
 /// Which events.
 #[derive(Args, Debug)]
 pub struct Events {
@@ -268,7 +260,7 @@ pub struct Events {
 /// Whose output.
 #[derive(Args, Debug)]
 pub struct Logs {
-    /// A replica, or the id of an incarnation
+    /// A replica, the id of an incarnation, or KIND/NAME of one of them
     pub of: String,
     /// Which payload, if there are several
     #[arg(long)]
@@ -371,7 +363,7 @@ pub struct Server {
 pub struct Demo {
     /// Where to keep its data, instead of a temporary folder
     #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
+    pub data_dir: Option<PathBuf>,
     /// Leave everything running and in place
     #[arg(long)]
     pub keep: bool,

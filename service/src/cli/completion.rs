@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 use clap_complete::{Shell, generate};
 
 use super::args::Cli;
@@ -11,8 +11,19 @@ use super::args::Cli;
 pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
     // The generator ends the process if its writer fails: a reader that has seen enough is no reason to.
     let mut script = Vec::new();
-    generate(shell, &mut Cli::command(), "chancery", &mut script);
+    generate(shell, &mut offered(), "chancery", &mut script);
     out.write_all(&script)
+}
+
+/// The commands that people type. The generator would offer hidden ones as well.
+fn offered() -> Command {
+    let all = Cli::command();
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    Command::new("chancery")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true)
+        .args(all.get_arguments().cloned())
+        .subcommands(shown)
 }
 
 #[cfg(test)]
@@ -27,8 +38,11 @@ mod tests {
             let mut script = Vec::new();
             completion(*shell, &mut script).expect("a script");
             let script = String::from_utf8(script).expect("text");
-            for word in ["describe", "completion", "watch"] {
-                assert!(script.contains(word), "{shell}: {word}");
+            for word in ["describe", "completion", "watch", "--server", "--version"] {
+                assert!(script.contains(word.trim_start_matches('-')), "{shell}: {word}");
+            }
+            for word in ["keeper", "exec-when-told", "demo-payload"] {
+                assert!(!script.contains(word), "{shell} offers {word}, which nobody types");
             }
             // The others complete the values of flags alone.
             assert!(script.contains("deployments") || !matches!(shell, Shell::Bash | Shell::Zsh), "{shell}");

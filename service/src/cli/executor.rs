@@ -33,7 +33,7 @@ pub struct Executor {
     drives: Drives,
     /// Its folder, which says what runs: keep it [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    data_dir: Option<PathBuf>,
     /// Which log lines are written [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub(super) log: Option<String>,
@@ -63,7 +63,7 @@ impl Executor {
     /// Its folder.
     pub fn dir(&self) -> PathBuf {
         let usual = || PathBuf::from("chancery-executor").join(self.cluster.as_str());
-        self.dir.clone().unwrap_or_else(usual)
+        self.data_dir.clone().unwrap_or_else(usual)
     }
 
     /// The exit code for why it stopped.
@@ -100,7 +100,7 @@ mod tests {
             (Runtime::Process, "chancery-executor/edge".into())
         );
         let executor =
-            parsed("chancery executor --cluster edge --name e1 --simulated --dir d").expect("flags");
+            parsed("chancery executor --cluster edge --name e1 --simulated --data-dir d").expect("flags");
         assert_eq!((executor.who().runtime, executor.dir()), (Runtime::Simulated, "d".into()));
         for words in [
             "chancery executor --cluster edge --name e1",

@@ -104,6 +104,8 @@ impl Kind {
         };
         match Kind::from_str(kind, true) {
             Ok(kind) if kind == self => Ok(name),
+            // The names of these hold slashes, whatever is before them.
+            Ok(_) if self == Kind::Capability => Ok(text),
             Ok(other) => Err(CliError::usage(format!(
                 "write the name of a {}, not of a {}: {text:?}",
                 self.word(),
@@ -140,7 +142,8 @@ impl What {
                 Err(CliError::usage(format!("{of} names one already: leave out {after:?}")))
             }
             (Some(name), None) => Ok(Some(name.clone())),
-            (None, after) => Ok(after.cloned()),
+            (None, Some(after)) => Ok(Some(self.kind.name_in(after)?.to_owned())),
+            (None, None) => Ok(None),
         }
     }
 
@@ -216,6 +219,8 @@ mod tests {
             (Kind::Deployment, "deployment/d-1", Some("deployment/d-1")),
             (Kind::Deployment, "deployment/web/d-1", Some("web/d-1")),
             (Kind::Deployment, "node/web/d-1", None),
+            (Kind::Capability, "node/web", Some("node/web")),
+            (Kind::Capability, "cap/nvidia/v100", Some("nvidia/v100")),
         ] {
             assert_eq!(kind.name_in(text).ok(), name, "{kind:?} {text}");
         }

@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write};
 
 use chancery_events::id::IncarnationId;
+use clap::ValueEnum as _;
 use serde_json::Value;
 
 use super::args::Logs;
@@ -12,12 +13,15 @@ use super::error::{CliError, Exit};
 use super::get::{list, one};
 use super::kind::Kind;
 
+/// What to do when a stream ends before its time.
+const AGAIN: &str = "ask again when it is back, --tail 0 shows only what comes then";
+
 pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     client.context.output(&[Output::Table])?;
-    let name =
-        logs.of.strip_prefix("incarnation/").or_else(|| logs.of.strip_prefix("replica/")).unwrap_or(&logs.of);
-    let incarnation =
-        if name.parse::<IncarnationId>().is_ok() { name.to_owned() } else { latest(name, client)? };
+    let incarnation = match whose(&logs.of)? {
+        (Kind::Incarnation, id) => id.to_owned(),
+        (_, replica) => latest(replica, client)?,
+    };
     let mut query = vec![("stream", if logs.stderr { "err" } else { "out" }.to_owned())];
     query.extend(logs.payload.clone().map(|payload| ("payload", payload)));
     query.extend(logs.process.map(|process| ("process", process.to_string())));
@@ -29,13 +33,35 @@ pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Resu
     let mut buffer = vec![0; 64 << 10];
     loop {
         let count = stream.read(&mut buffer).map_err(|error| {
-            CliError::new(Exit::Unknown, format!("{doing}: the stream broke off: {error}"))
+            CliError::new(Exit::Unreachable, format!("{doing}: the stream broke off: {error}; {AGAIN}"))
         })?;
+        if count == 0 && logs.follow {
+            // Processes may end, but nobody ends what is followed except the server.
+            let ended = format!("{doing}: the server has ended the stream; {AGAIN}");
+            return Err(CliError::new(Exit::Unreachable, ended));
+        }
         if count == 0 {
             return Ok(());
         }
         out.write_all(&buffer[..count])?;
         out.flush()?;
+    }
+}
+
+/// What is meant by a name, with or without its kind.
+fn whose(of: &str) -> Result<(Kind, &str), CliError> {
+    let Some((kind, name)) = of.split_once('/') else {
+        let is_id = of.parse::<IncarnationId>().is_ok();
+        return Ok((if is_id { Kind::Incarnation } else { Kind::Replica }, of));
+    };
+    match Kind::from_str(kind, true) {
+        Ok(kind @ (Kind::Replica | Kind::Incarnation)) => Ok((kind, name)),
+        Ok(other) => {
+            let word = other.word();
+            Err(CliError::usage(format!("logs are of a replica or an incarnation, not of a {word}: {of:?}")))
+        }
+        // The server says what is wrong with the name.
+        Err(_) => Ok((Kind::Replica, of)),
     }
 }
 

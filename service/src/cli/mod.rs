@@ -41,8 +41,8 @@ use chancery_events::spec::{Activity, NodeState};
 use clap::Parser as _;
 
 pub use args::{
-    Cancel, Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs,
-    Passed, Server, Wait,
+    Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs, Passed,
+    Server, Wait,
 };
 pub use completion::completion;
 pub use context::{Context, Output};
@@ -117,7 +117,9 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Reject { choose, reason } => {
             approve::run(Decision::Reject { reason }, choose, &client, out)
         }
-        ClientCommand::Cancel { what: Cancel::Deployment { name } } => act::cancel(name, &client, out),
+        ClientCommand::Cancel { what, name } => {
+            act::cancel(what.kind, &what.one(name.as_ref())?, &client, out)
+        }
         ClientCommand::Stop { replica } => act::stop(replica, &client, out),
         ClientCommand::Start { replica } => act::start(replica, &client, out),
         ClientCommand::Allocate { node, cluster } => {

@@ -1,6 +1,6 @@
 //! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
 
-use chancery_events::id::{Lineage, OperationId, Position};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use chancery_events::intent::NodeDelete;
 use clap::{CommandFactory as _, Parser as _};
 use serde_json::{Value, json};
@@ -100,8 +100,13 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         assert!(result.is_ok(), "{line}: {result:?}");
         assert_eq!(asked[0].line, wanted, "{line}");
     }
+    let (result, asked) = told("chancery get node node/node-1", vec![ok(&node("node-1", ""))]);
+    assert!(result.is_ok() && asked[0].line == wanted, "{result:?} {asked:?}");
     for (line, wanted) in [
         ("chancery delete node/node-1", r#""name":"node-1""#),
+        ("chancery delete node node/node-1", r#""name":"node-1""#),
+        ("chancery cancel deployment/web/d-1", r#""plan":"web""#),
+        ("chancery cancel deployment web/d-1", r#""plan":"web""#),
         ("chancery evict node/node-1", r#""name":"node-1""#),
         ("chancery activate cluster/local", r#""name":"local""#),
         ("chancery cancel deployment deployment/web/d-1", r#""plan":"web""#),
@@ -112,6 +117,13 @@ fn a_kind_and_a_name_are_two_words_or_one() {
     }
     for (line, wanted) in [
         ("chancery get node/node-1 node-2", "node/node-1 names one already: leave out \"node-2\""),
+        ("chancery get node replica/x", "write the name of a node, not of a replica: \"replica/x\""),
+        ("chancery cancel deployment", "say which deployment: deployment NAME, or deployment/NAME"),
+        (
+            "chancery cancel node/x",
+            "cancel node/x: deployments alone are cancelled; operations are rejected, replicas stopped or deleted",
+        ),
+        ("chancery logs node/x", "logs are of a replica or an incarnation, not of a node: \"node/x\""),
         ("chancery describe node", "say which node: node NAME, or node/NAME"),
         ("chancery evict replica/x", "write the name of a node, not of a replica: \"replica/x\""),
         ("chancery approve --plan node/x --all", "write the name of a plan, not of a node: \"node/x\""),
@@ -297,11 +309,41 @@ fn approving_sends_the_hash_that_was_shown() {
         (Some("chancery.operation.approve.v1"), &shown)
     );
 
+    let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
+    let script = vec![ok(&nothing), problem(404, "not_found", false)];
+    let (result, asked) = told("chancery approve --plan wbe --all", script);
+    assert_eq!((result.expect_err("a slip").exit, asked.len()), (Exit::NotFound, 2));
+    let (result, _) = told("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
+    assert_eq!(result.expect("nothing to do"), "");
+
     let (result, asked) = told("chancery approve --plan web", vec![]);
     assert_eq!((result.expect_err("which?").exit, asked.len()), (Exit::Usage, 0));
     let line = format!("chancery reject {id} --reason no");
     let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
     assert_eq!((result.expect_err("it runs").exit, asked.len()), (Exit::Conflict, 1));
+}
+
+#[test]
+fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
+    let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
+    let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?stream=out&follow=false");
+    let text = || Act::Say(200, "hello\n".into());
+    for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
+        let (result, asked) = told(&format!("chancery logs {name}"), vec![text()]);
+        assert_eq!((result.expect("text").as_str(), &asked[0].line), ("hello\n", &wanted), "{name}");
+    }
+    for name in ["web-7f3k", "replica/web-7f3k", "rep/web-7f3k"] {
+        let replica = ok(&json!({ "incarnation": id }));
+        let (result, asked) = told(&format!("chancery logs {name}"), vec![replica, text()]);
+        assert_eq!((result.expect("text").as_str(), &asked[1].line), ("hello\n", &wanted), "{name}");
+        assert_eq!(asked[0].line, "GET /v1/fleets/default/replicas/web-7f3k");
+    }
+    let error = told(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server went away");
+    let wanted = format!(
+        "read the logs of incarnation/{id}: the server has ended the stream; ask again when it is back, --tail 0 shows \
+         only what comes then"
+    );
+    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
 }
 
 #[test]

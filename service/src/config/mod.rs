@@ -4,6 +4,8 @@
 //! tells. Whatever is not known or cannot be read is refused with its place.
 
 mod file;
+#[cfg(test)]
+mod reference;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -95,6 +97,8 @@ pub struct Limits {
     pub reads_per_second: u64,
     /// Streams that one principal may open in a second.
     pub streams_per_second: u64,
+    /// Replicas that one deployment may ask for.
+    pub replicas: u32,
     /// Inputs that may wait for the decider.
     pub queue: u64,
     /// How long a request may take.
@@ -219,6 +223,8 @@ impl Config {
             writes_per_second: count("limits.writes_per_second")?,
             reads_per_second: count("limits.reads_per_second")?,
             streams_per_second: count("limits.streams_per_second")?,
+            // A deployment cannot name more than fit: a larger bound is none.
+            replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
             queue: count("limits.queue")?,
             request_time: settings::span(text("limits.request_time"))?,
         };

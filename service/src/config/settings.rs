@@ -84,6 +84,7 @@ settings! {
     "limits.writes_per_second" Count "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
     "limits.reads_per_second" Count "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "reads that one principal may ask for in a second";
     "limits.streams_per_second" Count "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "streams that one principal may open in a second";
+    "limits.replicas" Count "10000" "CHANCERY_LIMITS_REPLICAS" "replicas that one deployment may ask for";
     "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider";
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";

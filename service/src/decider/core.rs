@@ -68,6 +68,8 @@ pub struct Settings {
     pub lease: Duration,
     /// A part of an inventory ends with the command that exceeds so many bytes: [`PART`].
     pub part: usize,
+    /// Replicas that one deployment may ask for, at most.
+    pub replicas: u32,
 }
 
 /// As servers have it: a message that no link must wait for long.
@@ -180,7 +182,7 @@ impl Core {
     }
 
     fn context(&self, next: Position) -> Context {
-        Context { now: self.time, next, lineage: self.lineage, actor: None }
+        Context { now: self.time, next, lineage: self.lineage, actor: None, replicas: self.settings.replicas }
     }
 
     /// Moves time on, between commits only: all of a commit happens at one time.

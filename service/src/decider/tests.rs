@@ -25,6 +25,7 @@ use super::core::{Core, Effect, PART, Settings, Ticket};
 use super::handle::Connection;
 
 const LEASE: Duration = Duration::from_secs(15);
+const REPLICAS: u32 = 10_000;
 
 struct Rig {
     core: Core,
@@ -40,7 +41,16 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
 
 fn settings(writer: u64) -> Settings {
     let writer = Writer::from_random(writer);
-    Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE, part: PART }
+    let fleet = name("default");
+    Settings {
+        fleet,
+        writer,
+        build: "test".into(),
+        address: None,
+        lease: LEASE,
+        part: PART,
+        replicas: REPLICAS,
+    }
 }
 
 /// The scope that executors look at where a test does not say otherwise.
@@ -565,6 +575,39 @@ fn commits_stay_within_their_bounds() {
         assert_eq!(record.first(), next);
         next = record.last().plus(1);
     }
+}
+
+#[test]
+fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_next() {
+    let mut rig = Rig::new();
+    let auto =
+        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto, "sharing": "allowed"});
+    rig.cluster();
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    let count = json!({"plan": "web", "name": "d1", "spec": {"count": REPLICAS}});
+    rig.must("deployment.create", &count);
+    rig.sync();
+    let (mut turns, before) = (0, rig.journal.len());
+    loop {
+        turns += 1;
+        let request = rig.request("plan.delete", &json!({"name": format!("none-{turns}")}));
+        let ticket = rig.ask(&request);
+        let (left, at) = (rig.core.work(rig.now), rig.journal.len());
+        rig.journal.extend(rig.core.early().into_iter().map(Arc::new));
+        rig.journal.extend(rig.core.seal().map(Arc::new));
+        assert!(rig.journal.len() - at <= 2, "one turn made {} commits", rig.journal.len() - at);
+        let effects = rig.sync();
+        let told = answers(&effects);
+        assert!(told.iter().any(|(asked, ..)| *asked == ticket), "it waits for nothing else");
+        if !left {
+            break;
+        }
+    }
+    assert_eq!(rig.core.fleet().replicas().sorted().len(), REPLICAS as usize);
+    assert!(turns > 50 && rig.journal.len() - before > 50, "{turns} turns");
+    assert!(rig.journal.iter().all(|record| record.header().count <= 1000));
 }
 
 #[test]

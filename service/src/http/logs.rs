@@ -11,13 +11,17 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use chancery_events::id::IncarnationId;
-use chancery_events::name::PayloadName;
+use chancery_events::name::{ClusterName, PayloadName};
+use chancery_events::spec::Runtime;
 use chancery_executor::process::Reader;
+use chancery_projector::RowKey;
+use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
 
 use super::App;
 use super::edge::Call;
-use super::problem::{BUSY, In, NOT_FOUND, Problem};
+use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
 use super::query::Params;
+use super::read::missing;
 
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
@@ -63,6 +67,8 @@ impl fmt::Display for LogFile {
 
 /// Finds what the processes of an incarnation have written.
 pub trait Logs: Send + Sync + 'static {
+    /// Whether what the cluster's processes write comes here.
+    fn keeps(&self, cluster: &ClusterName) -> bool;
     /// Its outputs; none if nothing is kept of it. May block.
     fn files(&self, id: IncarnationId) -> io::Result<Vec<LogFile>>;
 }
@@ -72,6 +78,10 @@ pub trait Logs: Send + Sync + 'static {
 pub struct NoLogs;
 
 impl Logs for NoLogs {
+    fn keeps(&self, _cluster: &ClusterName) -> bool {
+        false
+    }
+
     fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
         Ok(Vec::new())
     }
@@ -106,6 +116,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     let files = tokio::task::spawn_blocking(move || logs.files(id)).await;
     let files = files.map_err(|error| Problem::internal("find logs", &error))?;
     let mut files = files.map_err(|error| Problem::internal("find logs", &error))?;
+    let kept = files.clone();
     files.retain(|file| {
         payload.as_ref().is_none_or(|payload| file.payload == *payload)
             && process.is_none_or(|process| u64::from(file.index) == process)
@@ -113,10 +124,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     });
     files.sort_by(|a, b| (&a.payload, a.index, a.stream).cmp(&(&b.payload, b.index, b.stream)));
     if files.is_empty() {
-        return Err(Problem::new(
-            NOT_FOUND,
-            format!("read the logs of incarnation {id}: there are none like that here"),
-        ));
+        return Err(silence(app, call, id, &kept).await);
     }
     let begun = tokio::task::spawn_blocking(move || {
         files.into_iter().map(|file| Open::begin(file, tail)).collect::<io::Result<Vec<_>>>()
@@ -166,6 +174,83 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     Ok(response)
 }
 
+/// Why there is nothing to show. `kept`: what there is of the incarnation, and was not asked for.
+async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[LogFile]) -> Problem {
+    if !kept.is_empty() {
+        let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
+        return Problem::new(NOT_FOUND, format!("nothing like that is kept of it, but {}", names.join(", ")));
+    }
+    let row = match app.reader.get::<IncarnationRow>(&id) {
+        Ok(Some(row)) => row,
+        Ok(None) => return missing(app, &RowKey::Incarnation(id), call.parts.uri.path()).await,
+        Err(error) => return Problem::internal("read rows", &error),
+    };
+    let cluster = match app.reader.get::<ClusterRow>(&row.cluster) {
+        Ok(cluster) => cluster,
+        Err(error) => return Problem::internal("read rows", &error),
+    };
+    let (kind, why) = why_silent(&row, cluster.as_ref(), app.logs.keeps(&row.cluster));
+    Problem::new(kind, why)
+}
+
+/// | incarnation | nothing is kept because |
+/// |---|---|
+/// | reserved | it was never begun |
+/// | on simulated nodes | nothing runs there |
+/// | in a cluster that is driven elsewhere | its output is there; whether anybody hears of it is told too |
+/// | over | it is gone, or there never was any |
+/// | any other, and nobody hears of its cluster | that must be mended first |
+/// | any other | its processes have not been started yet |
+fn why_silent(
+    row: &IncarnationRow,
+    cluster: Option<&ClusterRow>,
+    keeps: bool,
+) -> (&'static super::problem::Kind, String) {
+    let IncarnationRow { cluster: name, node, state, .. } = row;
+    let unheard = row.reachability == Reachability::Unknown;
+    let runtime = cluster.map(|cluster| cluster.runtime);
+    match state {
+        IncarnationWord::Reserved => {
+            (NOT_FOUND, format!("it has not been started yet: it holds a place on node {node} and waits"))
+        }
+        _ if runtime == Some(Runtime::Simulated) => {
+            (NOT_FOUND, format!("cluster {name} is simulated: nothing runs on node {node} that could write"))
+        }
+        _ if !keeps && unheard => (
+            NOT_FOUND,
+            format!(
+                "cluster {name} is driven by an executor elsewhere, which keeps the output there, and that executor is \
+                 not connected"
+            ),
+        ),
+        _ if !keeps => {
+            let executor = cluster.and_then(|cluster| cluster.executor.as_ref());
+            let executor =
+                executor.map_or_else(|| "an executor".to_owned(), |name| format!("executor {name}"));
+            (
+                NOT_FOUND,
+                format!(
+                    "cluster {name} is driven by {executor} elsewhere: the output stays in that one's folder, on its \
+                     machine"
+                ),
+            )
+        }
+        IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound => (
+            GONE,
+            format!(
+                "it is {state}, and its output is gone: that of the newest that ended is kept, and no other"
+            ),
+        ),
+        _ if unheard => (
+            NOT_FOUND,
+            format!(
+                "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log says why"
+            ),
+        ),
+        _ => (NOT_FOUND, format!("its processes on node {node} have not been started yet: it is {state}")),
+    }
+}
+
 /// An output, and how far it was read.
 struct Open {
     file: LogFile,
@@ -183,6 +268,72 @@ impl Open {
         match self.reader.read(CHUNK) {
             Ok(bytes) if bytes.is_empty() => None,
             read => Some(read.map(Bytes::from)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(state: &str, reachability: &str) -> IncarnationRow {
+        let id = "00000000-0008-8801-8000-000000000007";
+        serde_json::from_value(json!({
+            "id": id, "replica": "web-0001", "plan": "web", "deployment": "d1", "node": "n1", "cluster": "edge",
+            "state": state, "ready": false, "reachability": reachability,
+            "amounts": {"cpu": 1, "memory": 1, "disk": 0}, "volumes": {}, "processes": [], "revision": 1, "message": "",
+            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+        }))
+        .expect("a row")
+    }
+
+    fn cluster(runtime: &str) -> ClusterRow {
+        serde_json::from_value(json!({
+            "name": "edge", "runtime": runtime, "activity": "active", "executor": "e1", "session": null, "nodes": 1,
+            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+        }))
+        .expect("a row")
+    }
+
+    #[test]
+    fn silence_has_its_reason() {
+        for (state, heard, runtime, keeps, code, wanted) in [
+            (
+                "reserved",
+                "known",
+                "process",
+                true,
+                404,
+                "it has not been started yet: it holds a place on node n1",
+            ),
+            (
+                "running",
+                "known",
+                "simulated",
+                true,
+                404,
+                "cluster edge is simulated: nothing runs on node n1",
+            ),
+            ("running", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
+            ("failed", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
+            ("running", "unknown", "process", false, 404, "and that executor is not connected"),
+            ("failed", "known", "process", true, 410, "it is failed, and its output is gone"),
+            ("destroyed", "unknown", "process", true, 410, "it is destroyed, and its output is gone"),
+            (
+                "running",
+                "unknown",
+                "process",
+                true,
+                404,
+                "node n1 cannot be reached: no executor of cluster edge",
+            ),
+            ("starting", "known", "process", true, 404, "its processes on node n1 have not been started yet"),
+        ] {
+            let (kind, why) = why_silent(&row(state, heard), Some(&cluster(runtime)), keeps);
+            assert_eq!(kind.status, code, "{state} {heard} {runtime} {keeps}");
+            assert!(why.contains(wanted), "{state} {heard} {runtime} {keeps}: {why}");
         }
     }
 }

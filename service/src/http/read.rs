@@ -123,7 +123,7 @@ pub(super) async fn get(
 }
 
 /// It is not there: it never was, or it is no more.
-async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
+pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
     let subject = key.subject();
     let never =
         || Problem::new(NOT_FOUND, format!("there is no {} {key:?}", subject.kind(), key = key.to_string()));

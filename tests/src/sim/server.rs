@@ -85,6 +85,7 @@ impl Server {
             lease,
             // A command or two: inventories have many parts.
             part: 600,
+            replicas: 1000,
         };
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
         let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };

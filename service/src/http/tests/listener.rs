@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use chancery_events::id::{IncarnationId, Position};
+use chancery_events::name::ClusterName;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -149,6 +150,10 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
 struct Folder(tempfile::TempDir);
 
 impl Logs for Folder {
+    fn keeps(&self, _cluster: &ClusterName) -> bool {
+        true
+    }
+
     fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
         let file = |index, stream, name| LogFile {
             payload: "server".parse().expect("a name"),
@@ -179,7 +184,9 @@ async fn logs_are_shown_and_followed() {
     assert_eq!(one, "two\nthree\n");
     let all = text(world.get(&format!("{path}?tail=1")).await);
     assert_eq!(all, "==> server-0.out <==\nthree\n\n==> server-0.err <==\noh\n");
-    assert_eq!(world.get(&format!("{path}?payload=other")).await.problem().0, 404);
+    let other = world.get(&format!("{path}?payload=other")).await;
+    assert_eq!(other.problem().0, 404);
+    assert!(text(other).contains("but server-0.out, server-0.err, server-1.out"));
 
     let follow = request(Method::GET, &format!("{path}?stream=out&process=0&tail=0&follow=true"), &[], "");
     let mut body = world.router().oneshot(follow).await.expect("an answer").into_body();

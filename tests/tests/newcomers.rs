@@ -1,0 +1,109 @@
+//! What people stumble over who begin with the program: each slip is told, with what to do about it.
+
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+
+use chancery_tests::lanes::fleet::{set_up, sleeper};
+use chancery_tests::{Server, program};
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.args(args).stdin(Stdio::null()).output().expect("the program runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_folder_has_one_server_whatever_its_fleet() {
+    let server = Server::start();
+    let data = server.data().to_str().expect("a path");
+    for fleet in ["default", "other"] {
+        let second = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--fleet", fleet]);
+        assert_eq!(second.status.code(), Some(1), "{fleet}");
+        let listens = server.url().replace("http://", "and listens on ");
+        let wanted = format!("chancery: another server has the folder {data}, {listens}: stop that one");
+        assert!(said(&second).starts_with(&wanted), "{}", said(&second));
+    }
+    let address = std::fs::read_to_string(server.data().join("address")).expect("an address");
+    assert_eq!(format!("http://{}", address.trim()), server.url());
+    assert!(!server.data().join("fleets/other").exists(), "nothing of the folder was touched");
+}
+
+#[test]
+fn a_port_that_is_taken_is_told_with_another() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port();
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().to_str().expect("a path");
+    let output = run(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data-dir", data]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = said(&output);
+    assert!(text.starts_with(&format!("chancery: listen on 127.0.0.1:{port}: ")), "{text}");
+    assert!(
+        text.contains(&format!("another program has port {port}")) && text.contains("--listen"),
+        "{text}"
+    );
+    assert!(!folder.path().join("fleets").exists(), "no journal is begun for nothing");
+}
+
+#[test]
+fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (data, other) = (folder.path().join("demo"), folder.path().join("a $name of its own"));
+    std::fs::copy(program(), &other).expect("a copy of the program");
+    let output = Command::new(&other).args(["demo", "--data-dir"]).arg(&data).output().expect("it runs");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(data.join("fleets").exists() && !data.join("server.log").exists());
+}
+
+#[test]
+fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied() {
+    let server = Server::start_with(&[("CHANCERY_LIMITS_REPLICAS", "3")]);
+    set_up(&server.client(), &sleeper());
+    let file = server.home().join("deployments.yaml");
+    let deployment = |name: &str, count: u32| {
+        format!(
+            "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {{name: {name}}}\nspec:\n  plan: web\n  count: {count}\n"
+        )
+    };
+    let path = file.to_str().expect("a path");
+    std::fs::write(&file, deployment("many", 4)).expect("a file");
+    let output = server.run(&["apply", "-f", path]);
+    let refused = format!(
+        "{path}:6:10: apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
+         limits.replicas: \"4\"\n"
+    );
+    assert_eq!(said(&output), format!("{refused}chancery: nothing was applied\n"));
+    assert_eq!(output.status.code(), Some(1));
+    std::fs::write(&file, format!("{}---\n{}", deployment("many", 4), deployment("few", 0))).expect("a file");
+    let output = server.run(&["apply", "-f", path]);
+    assert_eq!(
+        said(&output),
+        format!("{refused}chancery: 1 of 2 documents were applied: apply again when the others are right\n")
+    );
+}
+
+#[test]
+fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
+    let server = Server::start();
+    set_up(&server.client(), &sleeper());
+    assert!(server.run(&["approve", "--plan", "web", "--all"]).status.success());
+    for (args, wanted) in [
+        (["approve", "--plan", "wbe", "--all"], "chancery: read plan/wbe: there is no plan \"wbe\"\n"),
+        (
+            ["reject", "--replica", "web-x", "-y"],
+            "chancery: read replica/web-x: there is no replica \"web-x\"\n",
+        ),
+    ] {
+        let output = server.run(&args);
+        assert_eq!((output.status.code(), said(&output).as_str()), (Some(3), wanted));
+    }
+    let output = server.run(&["logs", "replica/web-x"]);
+    assert_eq!(said(&output), "chancery: read replica/web-x: there is no replica \"web-x\"\n");
+    let id = "00000000-0008-8801-8000-000000000007";
+    let output = server.run(&["logs", id]);
+    let wanted = format!("there is no incarnation \"{id}\"\n");
+    assert!(output.status.code() == Some(3) && said(&output).ends_with(&wanted), "{}", said(&output));
+}

@@ -1,12 +1,14 @@
 //! A fleet's journal: the one place where what has happened is kept.
 //!
 //! In reading order: the chain and the rule that says which records count, what every journal does, then the
-//! journals (in memory, in segment files), the files of snapshots, the check that works offline, and the suite that
-//! every journal passes.
+//! journals (in memory, in segment files, on Kafka), the files of snapshots, the check that works offline, and the
+//! suite that every journal passes.
 
 pub mod chain;
 mod journal;
 
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod memory;
 pub mod segments;
 pub mod snapshots;

@@ -1,0 +1,378 @@
+//! Opening: the mirror, what the topic holds beyond it, and whether the two tell the same history.
+//!
+//! | the mirror | the topic | |
+//! |---|---|---|
+//! | empty | from offset 0 on | the topic is read from its beginning |
+//! | empty | its beginning is gone | refused: a mirror must be put back first |
+//! | with a place | the record of that place stands there | read from there on |
+//! | with a place | another record, or none, stands there | refused |
+//! | without a place | from offset 0 on | read from its beginning, and compared |
+//! | without a place | its beginning is gone | refused: nothing to compare with |
+//! | ends behind the topic | | refused: the mirror may be the last good copy |
+//!
+//! Whatever is refused leaves the mirror as it is.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use chancery_events::id::Position;
+use chancery_events::record::{Hash, Record};
+use rdkafka::consumer::Consumer as _;
+use rdkafka::error::KafkaError;
+
+use super::place::Place;
+use super::reader::{ASKING, Next, Reader};
+use super::recent::Recent;
+use super::writing::Writing;
+use super::{Options, Shared, lock};
+use crate::chain::{Broken, Chain, Cursor, Link};
+use crate::journal::{AppendError, Delivery, Journal as _, ReadError, Records, Sink, Source};
+use crate::segments::{self, Cut, SegmentJournal};
+
+/// What was found.
+#[derive(Debug)]
+pub struct Opened {
+    /// The last valid record, as of the end of the topic.
+    pub head: Option<Cursor>,
+    /// What was cut off the mirror; the topic had it, or nobody was told of it.
+    pub cut: Option<Cut>,
+    /// Records that were read from the topic.
+    pub read: u64,
+    /// Those of them that do not count.
+    pub skipped: u64,
+}
+
+/// A journal on Kafka could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The mirror could not be.
+    #[error("open the mirror")]
+    Mirror(#[from] segments::OpenError),
+    /// The mirror could not be read.
+    #[error("read the mirror")]
+    Read(#[from] ReadError),
+    /// The mirror could not be written.
+    #[error("write the mirror: {0}")]
+    Write(String),
+    /// The cluster could not be asked, or refused.
+    #[error("{doing} {place}")]
+    Cluster {
+        /// What was being done.
+        doing: &'static str,
+        /// Where.
+        place: Box<Partition>,
+        /// Why not.
+        source: Box<KafkaError>,
+    },
+    /// There is no such partition.
+    #[error("there is no {0}: `chancery init-topics` makes topics")]
+    NoPartition(Box<Partition>),
+    /// What is needed to go on has been deleted from the topic.
+    #[error(
+        "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
+         Put back a mirror that reaches further, or copy this one into another topic"
+    )]
+    Deleted {
+        /// Where.
+        place: Box<Partition>,
+        /// Where it begins.
+        begins: i64,
+        /// What is needed.
+        wanted: i64,
+    },
+    /// Mirror and topic tell other histories.
+    #[error(
+        "{place} does not hold what the mirror holds at position {position}: {reason}. The mirror is kept as it is, and may \
+         be the last good copy. If the topic is right, move the mirror away"
+    )]
+    Differs {
+        /// Where.
+        place: Box<Partition>,
+        /// The first position that differs.
+        position: Position,
+        /// What differs.
+        reason: String,
+    },
+    /// A record continues the chain and cannot be taken.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// The system does not start a thread.
+    #[error("start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Which partition, and its mirror.
+#[derive(Debug)]
+pub struct Partition {
+    topic: String,
+    number: i32,
+    brokers: String,
+    mirror: PathBuf,
+}
+
+impl Partition {
+    fn of(options: &Options) -> Partition {
+        Partition {
+            topic: options.topic.clone(),
+            number: options.partition,
+            brokers: options.client.brokers().to_owned(),
+            mirror: options.mirror.dir.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Partition { topic, number, brokers, mirror } = self;
+        write!(
+            f,
+            "partition {number} of topic {topic} at {brokers}, with its mirror in {}",
+            mirror.display()
+        )
+    }
+}
+
+/// Everything that a journal consists of, not yet delivering.
+pub(super) struct Ready {
+    pub(super) shared: Arc<Shared>,
+    pub(super) reader: Reader,
+    pub(super) chain: Chain,
+    pub(super) place: Option<Place>,
+    pub(super) opened: Opened,
+}
+
+/// How long nothing comes, although the topic's end was not reached, before it is said.
+const SILENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
+    let recent = Arc::new(Recent::default());
+    let broken = Arc::new(Mutex::new(None));
+    let (mirror, found) = SegmentJournal::open(&options.mirror, follow(&recent, &broken))?;
+    let (begins, ends) = watermarks(options)?;
+    let start = Start::find(options, &*mirror.source(), begins)?;
+    let reader = Reader::open(&options.client, &options.topic, options.partition, start.offset);
+    let reader = reader.map_err(cluster(options, "read"))?;
+    let mut filling = Filling {
+        options,
+        same: mirror.source().records(start.chain.next())?,
+        mirror: &mirror,
+        held: found.head.map_or(Position::ZERO, |head| head.position),
+        chain: start.chain,
+        place: start.place,
+        read: 0,
+        skipped: 0,
+    };
+    filling.fill(&reader, start.offset, ends)?;
+    let Filling { chain, place, read, skipped, .. } = filling;
+    let head = chain.at().copied();
+    wait_for(&mirror, head.as_ref(), &broken)?;
+    recent.begin(head);
+    let writing = Writing::new(options, Arc::clone(chain.fleet()), head);
+    let writing = writing.map_err(cluster(options, "make a producer for"))?;
+    let shared = Shared { writing, recent, mirror, broken, closes: AtomicBool::new(false) };
+    let opened = Opened { head, cut: found.cut, read, skipped };
+    Ok(Ready { shared: Arc::new(shared), reader, chain, place, opened })
+}
+
+/// What the mirror tells: what it holds need not be kept in memory any more.
+fn follow(recent: &Arc<Recent>, broken: &Arc<Mutex<Option<String>>>) -> Sink {
+    let (recent, broken) = (Arc::clone(recent), Arc::clone(broken));
+    Box::new(move |delivery| match delivery {
+        Delivery::Records(records) => {
+            if let Some(last) = records.last() {
+                recent.forget(last.last());
+            }
+        }
+        Delivery::Stopped(error) | Delivery::Indefinite(error) => *lock(&broken) = Some(error.to_string()),
+        // It judges before it takes, so that nothing in it is ever skipped.
+        Delivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
+    })
+}
+
+fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> OpenError {
+    let place = Box::new(Partition::of(options));
+    move |source| OpenError::Cluster { doing, place, source: Box::new(source) }
+}
+
+/// Where the partition begins and ends.
+fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
+    let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
+    let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
+    let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
+    let has_partition = metadata.topics().iter().any(|topic| {
+        topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
+    });
+    if !has_partition {
+        return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
+    }
+    watcher
+        .fetch_watermarks(&options.topic, options.partition, ASKING)
+        .map_err(cluster(options, "ask for the first and last offset of"))
+}
+
+/// Where reading begins.
+struct Start {
+    offset: i64,
+    chain: Chain,
+    /// The record that must stand at the offset, if one is known.
+    place: Option<Place>,
+}
+
+impl Start {
+    fn find(options: &Options, mirror: &dyn Source, begins: i64) -> Result<Start, OpenError> {
+        let fleet = Arc::clone(&options.mirror.fleet);
+        let place = Place::load(&options.mirror.dir, &options.topic, options.partition);
+        let known = match place {
+            Some(place) => cursor_at(mirror, &place)?.map(|cursor| (place, cursor)),
+            None => None,
+        };
+        let wanted = known.as_ref().map_or(0, |(place, _)| place.offset);
+        if begins > wanted {
+            return Err(OpenError::Deleted { place: Box::new(Partition::of(options)), begins, wanted });
+        }
+        Ok(match known {
+            Some((place, cursor)) => {
+                Start { offset: place.offset, chain: Chain::new(fleet, Some(cursor)), place: Some(place) }
+            }
+            None => Start { offset: 0, chain: Chain::new(fleet, None), place: None },
+        })
+    }
+}
+
+/// Behind the record of the place, if the mirror holds it.
+fn cursor_at(mirror: &dyn Source, place: &Place) -> Result<Option<Cursor>, OpenError> {
+    let record = mirror.records(place.position)?.next().transpose()?;
+    let record = record.filter(|record| record.last() == place.position && record.hash() == place.hash);
+    Ok(record.map(|record| Cursor::after(&record)))
+}
+
+/// Brings the mirror to the topic's end.
+struct Filling<'a> {
+    options: &'a Options,
+    mirror: &'a SegmentJournal,
+    /// What the mirror held before.
+    held: Position,
+    /// The records of the mirror that the topic must repeat.
+    same: Records,
+    chain: Chain,
+    /// Of the last valid record.
+    place: Option<Place>,
+    read: u64,
+    skipped: u64,
+}
+
+impl Filling<'_> {
+    fn fill(&mut self, reader: &Reader, from: i64, ends: i64) -> Result<(), OpenError> {
+        let mut is_placed = self.place.is_none();
+        let mut heard = Instant::now();
+        // An empty partition ends where it begins.
+        while from < ends || !is_placed {
+            match reader
+                .next(Duration::from_millis(100))
+                .map_err(|gone| self.differs(self.at(), &gone.to_string()))?
+            {
+                Next::Value(offset, value) => {
+                    heard = Instant::now();
+                    if is_placed {
+                        self.take(offset, value)?;
+                    } else if self
+                        .place
+                        .as_ref()
+                        .is_some_and(|p| p.offset == offset && p.hash == Hash::of(&value))
+                    {
+                        is_placed = true;
+                    } else {
+                        return Err(self.differs(self.at(), "another record stands in its place"));
+                    }
+                    if offset + 1 >= ends {
+                        break;
+                    }
+                }
+                Next::End => break,
+                Next::Nothing if heard.elapsed() > SILENCE => {
+                    heard = Instant::now();
+                    tracing::warn!(
+                        topic = self.options.topic,
+                        "the brokers do not say what the journal holds"
+                    );
+                }
+                Next::Nothing => {}
+            }
+        }
+        if !is_placed || self.chain.next() <= self.held {
+            return Err(self.differs(self.at(), "the topic ends before it"));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), OpenError> {
+        self.read += 1;
+        let record = match self.chain.take(value)? {
+            Link::Record(record) => record,
+            Link::Skip(_) => {
+                self.skipped += 1;
+                return Ok(());
+            }
+        };
+        self.place = Some(Place {
+            topic: self.options.topic.clone(),
+            partition: self.options.partition,
+            offset,
+            position: record.last(),
+            hash: record.hash(),
+        });
+        if record.first() > self.held {
+            return self.add(record);
+        }
+        match self.same.next().transpose()? {
+            Some(held) if held.hash() == record.hash() => Ok(()),
+            _ => Err(self.differs(record.first(), "another record stands there")),
+        }
+    }
+
+    /// The place that must be found, or the next position.
+    fn at(&self) -> Position {
+        let place = self.place.as_ref().map(|place| place.position);
+        place.filter(|_| self.read == 0).unwrap_or_else(|| self.chain.next())
+    }
+
+    fn differs(&self, position: Position, reason: &str) -> OpenError {
+        OpenError::Differs {
+            place: Box::new(Partition::of(self.options)),
+            position,
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// Leaves a record to the mirror, waiting for room.
+    fn add(&self, mut record: Record) -> Result<(), OpenError> {
+        loop {
+            match self.mirror.append(record) {
+                Ok(()) => return Ok(()),
+                Err(AppendError::Busy(back)) => {
+                    record = *back;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(OpenError::Write(error.to_string())),
+            }
+        }
+    }
+}
+
+/// Waits until the mirror holds everything up to the head.
+fn wait_for(
+    mirror: &SegmentJournal,
+    head: Option<&Cursor>,
+    broken: &Mutex<Option<String>>,
+) -> Result<(), OpenError> {
+    while mirror.head().as_ref() != head {
+        if let Some(why) = lock(broken).take() {
+            return Err(OpenError::Write(why));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! One partition, read in order from an offset on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::consumer::BaseConsumer;
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message as _;
+use rdkafka::types::RDKafkaErrorCode as Code;
+
+use super::client::Client;
+
+/// How long a question to the brokers may take.
+pub(super) const ASKING: Duration = Duration::from_secs(10);
+
+/// What comes next.
+pub(super) enum Next {
+    /// A record's value, and its offset. One without a value is empty.
+    Value(i64, Arc<[u8]>),
+    /// Nothing stands behind what was read, as of now.
+    End,
+    /// Nothing came in the time given.
+    Nothing,
+}
+
+/// What stood there is not there any more.
+#[derive(Debug, thiserror::Error)]
+#[error("read {topic} partition {partition}: {reason}")]
+pub(super) struct Gone {
+    topic: String,
+    partition: i32,
+    reason: KafkaError,
+}
+
+/// See the module.
+pub(super) struct Reader {
+    consumer: BaseConsumer,
+    topic: String,
+    partition: i32,
+}
+
+impl Reader {
+    pub(super) fn open(
+        client: &Client,
+        topic: &str,
+        partition: i32,
+        from: i64,
+    ) -> Result<Reader, KafkaError> {
+        let consumer = client.reader(topic, partition, from)?;
+        Ok(Reader { consumer, topic: topic.to_owned(), partition })
+    }
+
+    /// Waits for the next record. What passes by itself (a broker that is away, a leader that is elected) is waited for.
+    pub(super) fn next(&self, wait: Duration) -> Result<Next, Gone> {
+        match self.consumer.poll(wait) {
+            None => Ok(Next::Nothing),
+            Some(Ok(message)) => {
+                Ok(Next::Value(message.offset(), message.payload().unwrap_or_default().into()))
+            }
+            Some(Err(KafkaError::PartitionEOF(_))) => Ok(Next::End),
+            Some(Err(error)) if is_gone(&error) => {
+                Err(Gone { topic: self.topic.clone(), partition: self.partition, reason: error })
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, topic = self.topic, partition = self.partition, "reading waits");
+                Ok(Next::Nothing)
+            }
+        }
+    }
+}
+
+fn is_gone(error: &KafkaError) -> bool {
+    match error {
+        KafkaError::MessageConsumptionFatal(_) => true,
+        KafkaError::MessageConsumption(code) => {
+            matches!(
+                code,
+                Code::OffsetOutOfRange | Code::AutoOffsetReset | Code::InvalidMessage | Code::BadMessage
+            )
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,202 @@
+//! Records that were delivered and are not durable in the mirror yet, and a reader over both.
+//!
+//! Kafka made them durable, so that nobody waits for the mirror's disk. What must stay true: every record up to the
+//! head is here or in the mirror; it leaves here only after it can be read there.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_events::subject::Subject;
+
+use super::lock;
+use crate::chain::Cursor;
+use crate::journal::{ReadError, Records, Source};
+
+/// See the module. What waits for the mirror is bounded by the mirror's queue.
+#[derive(Default)]
+pub(super) struct Recent(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    records: VecDeque<Arc<Record>>,
+    head: Option<Cursor>,
+}
+
+impl Recent {
+    /// Stands behind what the mirror holds.
+    pub(super) fn begin(&self, head: Option<Cursor>) {
+        lock(&self.0).head = head;
+    }
+
+    pub(super) fn head(&self) -> Option<Cursor> {
+        lock(&self.0).head
+    }
+
+    /// The next valid record.
+    pub(super) fn push(&self, record: &Arc<Record>) {
+        let mut state = lock(&self.0);
+        state.records.push_back(Arc::clone(record));
+        state.head = Some(Cursor::after(record));
+    }
+
+    /// The mirror holds everything up to there.
+    pub(super) fn forget(&self, through: Position) {
+        let mut state = lock(&self.0);
+        while state.records.front().is_some_and(|record| record.last() <= through) {
+            state.records.pop_front();
+        }
+    }
+
+    /// The record that holds the position, if it is here.
+    fn find(&self, position: Position) -> Option<Arc<Record>> {
+        let state = lock(&self.0);
+        let at = state.records.partition_point(|record| record.last() < position);
+        state.records.get(at).filter(|record| record.first() <= position).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Record>> {
+        lock(&self.0).records.iter().cloned().collect()
+    }
+}
+
+/// Reads the mirror, and what is not in it yet.
+pub(super) struct Both {
+    pub(super) mirror: Arc<dyn Source>,
+    pub(super) recent: Arc<Recent>,
+}
+
+impl Source for Both {
+    fn head(&self) -> Option<Cursor> {
+        self.recent.head()
+    }
+
+    fn records(&self, from: Position) -> Result<Records, ReadError> {
+        let (mirror, recent) = (Arc::clone(&self.mirror), Arc::clone(&self.recent));
+        Ok(Box::new(Tail { mirror, recent, older: None, next: from.max(Position::FIRST), has_failed: false }))
+    }
+
+    fn records_about(&self, subject: &Subject, from: Position) -> Result<Records, ReadError> {
+        // Taken first: what leaves for the mirror meanwhile is seen twice and given once.
+        let recent = self.recent.all();
+        let older = self.mirror.records_about(subject, from)?;
+        let newer = recent.into_iter().map(Ok);
+        let mut given = from.get().saturating_sub(1);
+        let once = older.chain(newer).filter(move |record| match record {
+            Ok(record) if record.last().get() <= given => false,
+            Ok(record) => {
+                given = record.last().get();
+                true
+            }
+            Err(_) => true,
+        });
+        Ok(Box::new(once))
+    }
+}
+
+struct Tail {
+    mirror: Arc<dyn Source>,
+    recent: Arc<Recent>,
+    /// Reads the mirror; opened when something is there.
+    older: Option<Records>,
+    next: Position,
+    has_failed: bool,
+}
+
+impl Tail {
+    fn step(&mut self) -> Option<Result<Arc<Record>, ReadError>> {
+        loop {
+            if let Some(record) = self.recent.find(self.next) {
+                return Some(Ok(record));
+            }
+            // Not there: it is in the mirror by now, or is still to come.
+            if self.mirror.head().is_none_or(|head| head.position < self.next) {
+                // It may have come after it was looked for.
+                if self.recent.head().is_some_and(|head| head.position >= self.next) {
+                    continue;
+                }
+                return None;
+            }
+            let older = match self.older.take() {
+                Some(older) => older,
+                None => match self.mirror.records(self.next) {
+                    Ok(older) => older,
+                    Err(error) => return Some(Err(error)),
+                },
+            };
+            match self.older.insert(older).find(|record| match record {
+                Ok(record) => record.last() >= self.next,
+                Err(_) => true,
+            }) {
+                Some(record) => return Some(record),
+                None => self.older = None,
+            }
+        }
+    }
+}
+
+impl Iterator for Tail {
+    type Item = Result<Arc<Record>, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let step = self.step();
+        match &step {
+            Some(Ok(record)) => self.next = record.last().plus(1),
+            Some(Err(_)) => self.has_failed = true,
+            None => {}
+        }
+        step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{Author, FLEET};
+    use crate::journal::Journal as _;
+    use crate::memory::MemoryLog;
+
+    /// A mirror that holds the first `durable` of `count` records; the rest, from `kept` on, is recent.
+    fn both(count: usize, durable: usize, kept: usize) -> (Both, Vec<Arc<Record>>) {
+        let log = MemoryLog::new(FLEET);
+        let journal = log.open(Box::new(|_| {})).expect("open");
+        let mut author = Author::new(1, None);
+        let mut records = vec![Arc::new(author.genesis())];
+        records.extend((1..count).map(|at| Arc::new(author.record(1 + at % 3, 10))));
+        let recent = Recent::default();
+        for record in &records {
+            recent.push(record);
+        }
+        for record in &records[..durable] {
+            journal.append((**record).clone()).expect("appended");
+        }
+        if let Some(last) = records[..kept].last() {
+            recent.forget(last.last());
+        }
+        (Both { mirror: journal.source(), recent: Arc::new(recent) }, records)
+    }
+
+    #[test]
+    fn every_record_is_given_once_from_wherever_it_is() {
+        // What the mirror holds may still be recent; never the other way round.
+        for (count, durable, kept) in [(1, 0, 0), (9, 0, 0), (9, 4, 4), (9, 6, 2), (9, 9, 9), (9, 9, 0)] {
+            let (both, records) = both(count, durable, kept);
+            let last = records.last().map_or(0, |record| record.last().get());
+            assert_eq!(both.head().map(|head| head.position.get()), Some(last));
+            for from in 0..=last + 1 {
+                let at = records.partition_point(|record| record.last().get() < from);
+                let found = both.records(Position::new(from)).expect("readable");
+                let found: Vec<_> = found.map(|record| record.expect("a record")).collect();
+                assert_eq!(found, records[at..], "{count} {durable} {kept} from {from}");
+                let subject: Subject = "node/n".parse().expect("a subject");
+                let about = both.records_about(&subject, Position::new(from)).expect("readable");
+                let about: Vec<_> = about.map(|record| record.expect("a record")).collect();
+                assert_eq!(about, records[at..], "about, {count} {durable} {kept} from {from}");
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The loop that delivers: what the topic holds, to the mirror, to whoever reads, to the sink.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use chancery_events::record::Record;
+
+use super::place::Place;
+use super::reader::{Next, Reader};
+use super::{Options, Shared, lock};
+use crate::chain::{Chain, Link};
+use crate::journal::{AppendError, Delivery, Journal as _, Sink};
+
+/// How long to wait for a record before looking at everything else.
+const WAIT: Duration = Duration::from_millis(20);
+/// Records, or bytes of them, that are delivered together, at most.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+/// So often is the place in the topic kept.
+const KEEP: Duration = Duration::from_secs(1);
+/// What a mirror that has no room gets to make some.
+const ROOM: Duration = Duration::from_millis(1);
+
+/// See the module.
+pub(super) struct Loop {
+    shared: Arc<Shared>,
+    reader: Reader,
+    chain: Chain,
+    sink: Sink,
+    dir: PathBuf,
+    topic: String,
+    partition: i32,
+    outcome: Duration,
+    batch: Vec<Arc<Record>>,
+    bytes: usize,
+    /// Of records that may not be durable in the mirror yet.
+    places: VecDeque<Place>,
+    kept: Instant,
+    /// The offset that was kept last.
+    stored: Option<i64>,
+    closes: Option<Instant>,
+}
+
+/// The loop has ended, having told the sink why.
+struct Stopped;
+
+impl Loop {
+    pub(super) fn new(
+        options: &Options,
+        shared: Arc<Shared>,
+        reader: Reader,
+        chain: Chain,
+        place: Option<Place>,
+        sink: Sink,
+    ) -> Loop {
+        Loop {
+            shared,
+            reader,
+            chain,
+            sink,
+            dir: options.mirror.dir.clone(),
+            topic: options.topic.clone(),
+            partition: options.partition,
+            outcome: options.outcome,
+            batch: Vec::new(),
+            bytes: 0,
+            places: place.into_iter().collect(),
+            kept: Instant::now(),
+            stored: None,
+            closes: None,
+        }
+    }
+
+    /// Delivers until it is asked to stop, or must. Whether all is well.
+    pub(super) fn run(mut self) -> bool {
+        let mut is_well = loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => break true,
+                Err(Stopped) => break false,
+            }
+        };
+        self.shared.writing.close();
+        self.shared.writing.end();
+        is_well &= self.shared.mirror.close().is_ok();
+        if is_well {
+            self.keep_place();
+        }
+        is_well
+    }
+
+    /// One look at everything; whether there is to be another one.
+    fn turn(&mut self) -> Result<bool, Stopped> {
+        let broken = lock(&self.shared.broken).take();
+        if let Some(why) = broken {
+            return Err(self.stop(format!("the mirror stopped: {why}")));
+        }
+        if let Some(why) = self.shared.writing.take_unknown() {
+            (self.sink)(Delivery::Indefinite(why.into()));
+            if let Err(error) = self.shared.writing.renew() {
+                return Err(self.stop(format!("make a producer: {error}")));
+            }
+        }
+        if self.shared.closes.load(Ordering::Acquire) {
+            let since = *self.closes.get_or_insert_with(Instant::now);
+            if self.shared.writing.is_quiet() || since.elapsed() > self.outcome {
+                return Ok(false);
+            }
+        }
+        if self.kept.elapsed() > KEEP {
+            self.keep_place();
+        }
+        let mut wait = WAIT;
+        loop {
+            match self.reader.next(wait) {
+                Ok(Next::Value(offset, value)) => self.take(offset, value)?,
+                Ok(Next::End | Next::Nothing) => break,
+                Err(gone) => return Err(self.stop(gone)),
+            }
+            if self.batch.len() >= BATCH || self.bytes >= BATCH_BYTES {
+                break;
+            }
+            // Whatever has come already goes along.
+            wait = Duration::ZERO;
+        }
+        self.deliver();
+        Ok(true)
+    }
+
+    fn take(&mut self, offset: i64, value: Arc<[u8]>) -> Result<(), Stopped> {
+        match self.chain.take(value) {
+            Ok(Link::Record(record)) => {
+                self.bytes += record.bytes().len();
+                let place = Place {
+                    topic: self.topic.clone(),
+                    partition: self.partition,
+                    offset,
+                    position: record.last(),
+                    hash: record.hash(),
+                };
+                // Between two that are kept, the last alone is of use.
+                if self.places.len() > 1 && self.kept.elapsed() < KEEP {
+                    self.places.pop_back();
+                }
+                self.places.push_back(place);
+                let record = Arc::new(record);
+                self.shared.recent.push(&record);
+                self.shared.writing.read_back(&record);
+                self.mirror(&record)?;
+                self.batch.push(record);
+            }
+            Ok(Link::Skip(skipped)) => {
+                self.deliver();
+                self.shared.writing.skipped(skipped.hash, skipped.reason);
+                (self.sink)(Delivery::Skipped(skipped));
+            }
+            Err(broken) => return Err(self.stop(broken)),
+        }
+        Ok(())
+    }
+
+    /// Leaves the record to the mirror, waiting for room.
+    fn mirror(&mut self, record: &Arc<Record>) -> Result<(), Stopped> {
+        let mut record = (**record).clone();
+        loop {
+            match self.shared.mirror.append(record) {
+                Ok(()) => return Ok(()),
+                Err(AppendError::Busy(back)) => {
+                    record = *back;
+                    std::thread::sleep(ROOM);
+                }
+                Err(error) => {
+                    let why = lock(&self.shared.broken).take();
+                    let why = why.unwrap_or_else(|| error.to_string());
+                    return Err(self.stop(format!("the mirror takes nothing more: {why}")));
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        self.bytes = 0;
+        if !self.batch.is_empty() {
+            (self.sink)(Delivery::Records(std::mem::take(&mut self.batch)));
+        }
+    }
+
+    fn stop(&mut self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Stopped {
+        self.deliver();
+        (self.sink)(Delivery::Stopped(why.into()));
+        Stopped
+    }
+
+    /// Keeps the place of the last record that is durable in the mirror.
+    fn keep_place(&mut self) {
+        self.kept = Instant::now();
+        let Some(durable) = self.shared.mirror.head() else { return };
+        let mut found = None;
+        while self.places.front().is_some_and(|place| place.position <= durable.position) {
+            found = self.places.pop_front();
+        }
+        let Some(place) = found else { return };
+        let is_new = self.stored != Some(place.offset);
+        self.stored = Some(place.offset);
+        if is_new && let Err(error) = place.store(&self.dir) {
+            tracing::warn!(%error, "the place in the topic could not be kept; a start will read more of it");
+        }
+        // The newest stays, for when nothing else comes.
+        if self.places.is_empty() {
+            self.places.push_front(place);
+        }
+    }
+}

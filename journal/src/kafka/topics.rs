@@ -1,0 +1,266 @@
+//! Topics: what makes one unsafe, how to mend it, and how new ones are made.
+//!
+//! | topic | holds | kept |
+//! |---|---|---|
+//! | `PREFIX.journal` | commits: the only thing that cannot be made again | for ever, on three brokers |
+//! | `PREFIX.inbox` | what producers ask for | until it is answered, and as long as its owner likes |
+//! | `PREFIX.events` | events for consumers, made from the journal | as long as its owner likes |
+
+use std::fmt;
+use std::time::Duration;
+
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication,
+};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode as Code;
+
+use super::client::{Client, LARGEST};
+use super::reader::ASKING;
+
+/// The topics of a prefix.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// Commits.
+    pub journal: String,
+    /// What producers ask for.
+    pub inbox: String,
+    /// Events for consumers.
+    pub events: String,
+}
+
+impl Names {
+    /// Those of a prefix.
+    pub fn of(prefix: &str) -> Names {
+        let name = |what| format!("{prefix}.{what}");
+        Names { journal: name("journal"), inbox: name("inbox"), events: name("events") }
+    }
+}
+
+/// What a topic is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Commits.
+    Journal,
+    /// What producers ask for.
+    Inbox,
+    /// Events for consumers.
+    Events,
+}
+
+/// A setting of a topic that may lose what was acknowledged, or stop a fleet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Which topic.
+    pub topic: String,
+    /// Which setting.
+    pub setting: String,
+    /// As it is.
+    pub found: String,
+    /// As it must be.
+    pub wanted: String,
+    /// What may happen.
+    pub danger: &'static str,
+    /// The command that mends it.
+    pub mend: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { topic, setting, found, wanted, danger, mend } = self;
+        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. To mend it: {mend}")
+    }
+}
+
+/// The cluster could not be asked, or refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}: {reason}")]
+pub struct Failed {
+    doing: String,
+    reason: String,
+}
+
+fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> Failed {
+    let doing = doing.into();
+    move |error| Failed { doing, reason: error.to_string() }
+}
+
+/// A rule about a setting: the value, and what may happen otherwise.
+struct Rule {
+    setting: &'static str,
+    wanted: &'static str,
+    is_met: fn(&str) -> bool,
+    danger: &'static str,
+}
+
+const COPIES: usize = 3;
+
+fn rules(role: Role) -> &'static [Rule] {
+    const DURABLE: [Rule; 3] = [
+        Rule {
+            setting: "min.insync.replicas",
+            wanted: "2",
+            is_met: |value| value.parse::<u32>().is_ok_and(|value| value >= 2),
+            danger: "what one broker alone has is acknowledged, and lost with that one",
+        },
+        Rule {
+            setting: "unclean.leader.election.enable",
+            wanted: "false",
+            is_met: |value| value == "false",
+            danger: "a broker that lags may lead, and what it lacks is lost",
+        },
+        Rule {
+            setting: "max.message.bytes",
+            wanted: "2097152",
+            is_met: |value| value.parse::<usize>().is_ok_and(|value| value >= LARGEST),
+            danger: "a large commit is refused, and the fleet cannot go on",
+        },
+    ];
+    const KEPT: [Rule; 6] = {
+        let [copies, clean, large] = DURABLE;
+        [
+            copies,
+            clean,
+            large,
+            Rule {
+                setting: "cleanup.policy",
+                wanted: "delete",
+                is_met: |value| value == "delete",
+                danger: "commits are removed by key, and the chain is broken",
+            },
+            Rule {
+                setting: "retention.ms",
+                wanted: "-1",
+                is_met: |value| value == "-1",
+                danger: "commits are deleted when they are old",
+            },
+            Rule {
+                setting: "retention.bytes",
+                wanted: "-1",
+                is_met: |value| value == "-1",
+                danger: "commits are deleted when there are many",
+            },
+        ]
+    };
+    const NOT_COMPACTED: [Rule; 4] = {
+        let [copies, clean, large] = DURABLE;
+        let [_, _, _, policy, _, _] = KEPT;
+        [copies, clean, large, policy]
+    };
+    match role {
+        Role::Journal => &KEPT,
+        Role::Inbox => &NOT_COMPACTED,
+        // Made from the journal: what is lost can be made again.
+        Role::Events => &[],
+    }
+}
+
+/// Reads and makes topics.
+pub struct Topics {
+    admin: AdminClient<DefaultClientContext>,
+    brokers: String,
+}
+
+impl Topics {
+    /// Those of a cluster.
+    pub fn of(client: &Client) -> Result<Topics, Failed> {
+        let admin = client.config().create().map_err(failed("reach the brokers"))?;
+        Ok(Topics { admin, brokers: client.brokers().to_owned() })
+    }
+
+    /// What is unsafe about a topic. Blocks for moments while it asks for the topic's partitions.
+    pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
+        let mut findings = Vec::new();
+        if let Some(copies) = self.copies(topic)?
+            && copies < COPIES
+            && role != Role::Events
+        {
+            findings.push(Finding {
+                topic: topic.to_owned(),
+                setting: "replication factor".into(),
+                found: copies.to_string(),
+                wanted: COPIES.to_string(),
+                danger: "when one broker is away nothing can be written, or what is written is on one alone",
+                mend: format!(
+                    "kafka-reassign-partitions --bootstrap-server {} --reassignment-json-file FILE --execute, with three \
+                     replicas for each partition in FILE",
+                    self.brokers
+                ),
+            });
+        }
+        let config = self.config(topic).await?;
+        for rule in rules(role) {
+            let found = config.get(rule.setting).and_then(|entry| entry.value.clone()).unwrap_or_default();
+            if !(rule.is_met)(&found) {
+                findings.push(self.finding(topic, rule, found));
+            }
+        }
+        Ok(findings)
+    }
+
+    fn finding(&self, topic: &str, rule: &Rule, found: String) -> Finding {
+        let Rule { setting, wanted, danger, .. } = rule;
+        Finding {
+            topic: topic.to_owned(),
+            setting: (*setting).to_owned(),
+            found,
+            wanted: (*wanted).to_owned(),
+            danger,
+            mend: format!(
+                "kafka-configs --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \
+                 {setting}={wanted}",
+                self.brokers
+            ),
+        }
+    }
+
+    /// The fewest copies that a partition of the topic has; `None` if there is no such topic.
+    fn copies(&self, topic: &str) -> Result<Option<usize>, Failed> {
+        let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
+        let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
+        let found = metadata.topics().iter().find(|one| one.name() == topic && one.error().is_none());
+        Ok(found.and_then(|topic| topic.partitions().iter().map(|one| one.replicas().len()).min()))
+    }
+
+    async fn config(&self, topic: &str) -> Result<ConfigResource, Failed> {
+        let doing = || format!("ask for the settings of topic {topic}");
+        let asked = self.admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &options()).await;
+        let answer = asked.map_err(failed(doing()))?.into_iter().next();
+        match answer {
+            Some(Ok(config)) => Ok(config),
+            Some(Err(code)) => Err(Failed { doing: doing(), reason: code.to_string() }),
+            None => Err(Failed { doing: doing(), reason: "there was no answer".into() }),
+        }
+    }
+
+    /// How many brokers there are.
+    pub fn brokers(&self) -> Result<usize, Failed> {
+        let metadata = self.admin.inner().fetch_metadata(None, ASKING);
+        Ok(metadata.map_err(failed("ask for the brokers"))?.brokers().len())
+    }
+
+    /// Makes a topic as its role wants it. Whether it was made; one that is there stays as it is.
+    pub async fn make(&self, topic: &str, role: Role, partitions: i32, copies: i32) -> Result<bool, Failed> {
+        let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(copies));
+        let in_sync = (copies - 1).max(1).to_string();
+        new = new.set("min.insync.replicas", &in_sync);
+        for rule in rules(role).iter().filter(|rule| rule.setting != "min.insync.replicas") {
+            new = new.set(rule.setting, rule.wanted);
+        }
+        let doing = || format!("make topic {topic}");
+        let made = self.admin.create_topics([&new], &options()).await.map_err(failed(doing()))?;
+        match made.into_iter().next() {
+            Some(Ok(_)) => Ok(true),
+            Some(Err((_, Code::TopicAlreadyExists))) => Ok(false),
+            Some(Err((_, code))) => Err(Failed { doing: doing(), reason: code.to_string() }),
+            None => Err(Failed { doing: doing(), reason: "there was no answer".into() }),
+        }
+    }
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new()
+        .request_timeout(Some(Duration::from_secs(15)))
+        .operation_timeout(Some(Duration::from_secs(10)))
+}

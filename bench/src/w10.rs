@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::Clusters;
 use chancery::decider::core::{PART, Settings};
-use chancery::decider::{Decider, Ended, Input, NoVerdict, Start};
+use chancery::decider::{Decider, Ended, Following, Input, NoVerdict, Over, Start};
 use chancery::executors::{Connections, Host, Means};
 use chancery::http::Hub;
-use chancery::rows::{Following, Rows, publisher};
+use chancery::rows::{Queue, Rows, publisher};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -48,7 +48,7 @@ const BAR: f64 = 22.0 * 60.0;
 struct Parts {
     journal: Arc<SegmentJournal>,
     decider: Decider,
-    ended: oneshot::Receiver<Ended>,
+    ended: oneshot::Receiver<Over>,
     projector: JoinHandle<Result<()>>,
     reader: Reader,
     clusters: watch::Receiver<Position>,
@@ -66,9 +66,9 @@ fn open(dir: &Path) -> Result<Parts> {
     let tuning = Tuning { cache: CACHE, ..Tuning::default() };
     let projector = Projector::open(&dir.join("rows"), "bench", Arc::clone(&source), None, tuning)?;
     let reader = projector.reader();
-    let (records, following) = Following::open();
+    let (records, _, queue) = Queue::open();
     let (changed, clusters) = watch::channel(Position::ZERO);
-    let publish = publisher(Arc::new(Hub::new()), changed, records);
+    let publisher = publisher(Arc::new(Hub::new()), changed, watch::channel(None).0, records);
     let settings = Settings {
         fleet: "bench".parse()?,
         writer: Writer::from_random(1),
@@ -81,16 +81,20 @@ fn open(dir: &Path) -> Result<Parts> {
     let (decider, ended) = chancery::decider::start(Start {
         settings,
         fleet: Fleet::new(Lineage::from_random(1)),
+        head: None,
         journal: Arc::clone(&journal) as Arc<dyn Journal>,
-        deliveries,
-        publish,
-        skipped: Box::new(|| ()),
+        following: Following {
+            deliveries,
+            publisher,
+            skipped: Box::new(|| ()),
+            published: Position::ZERO,
+        },
         queue: 4096,
-    });
+    })?;
     let snapshots = Snapshots::open(dir.join("snapshots"))?;
     let mut rows = Rows { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };
     let projector =
-        std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&following))?;
+        std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&queue))?;
     Ok(Parts { journal, decider, ended, projector, reader, clusters })
 }
 

@@ -166,12 +166,14 @@ pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
 pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradiction> {
     fleet.head = at.position;
     match fact {
-        Fact::TermStarted(_) => {
+        Fact::TermStarted(fact) => {
             fleet.term = at.term;
+            fleet.decider = fact.address.as_deref().map(Arc::from);
             fleet.lineages.current = at.lineage;
         }
         Fact::LineageStarted(fact) => {
             fleet.term = at.term;
+            fleet.decider = None;
             fleet.lineages.ancestors.push((fact.previous, fact.at));
             fleet.lineages.current = at.lineage;
         }

@@ -60,6 +60,8 @@ pub struct Fleet {
     pub(crate) head: Position,
     pub(crate) term: Term,
     pub(crate) lineages: Lineages,
+    /// Where the decider of the term is reached, if it said so.
+    pub(crate) decider: Option<Arc<str>>,
     pub(crate) keys: Keys,
     pub(crate) clusters: Table<ClusterName, Cluster>,
     pub(crate) capabilities: Table<CapabilityName, Capability>,
@@ -97,6 +99,7 @@ pub(crate) struct Globals {
     head: Position,
     term: Term,
     lineages: Lineages,
+    decider: Option<Arc<str>>,
     keys: KeysBefore,
     /// Of the index: the one thing in it that does not follow from what stands in the tables. One that stayed ahead
     /// of the head would hide what really grows up to there.
@@ -189,6 +192,7 @@ impl Fleet {
             head: Position::ZERO,
             term: Term::default(),
             lineages: Lineages { current: lineage, ancestors: Vec::new() },
+            decider: None,
             keys: Keys::default(),
             clusters: Table::default(),
             capabilities: Table::default(),
@@ -220,6 +224,11 @@ impl Fleet {
         &self.lineages
     }
 
+    /// Where the decider of the term is reached, if it said so.
+    pub fn decider(&self) -> Option<&Arc<str>> {
+        self.decider.as_ref()
+    }
+
     /// About how many entities there are: those of which there are many.
     pub fn size(&self) -> usize {
         self.nodes.len() + self.replicas.len() + self.incarnations.len() + self.operations.len()
@@ -241,6 +250,7 @@ impl Fleet {
             head: self.head,
             term: self.term,
             lineages: self.lineages.clone(),
+            decider: self.decider.clone(),
             keys: self.keys.begin(),
             grown: self.index.grown,
         };
@@ -296,10 +306,11 @@ impl Fleet {
                 Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
                 Before::Globals(globals) => {
                     // The first of the notes: after it, nothing is put back that could move them.
-                    let Globals { head, term, lineages, keys, grown } = *globals;
+                    let Globals { head, term, lineages, decider, keys, grown } = *globals;
                     self.head = head;
                     self.term = term;
                     self.lineages = lineages;
+                    self.decider = decider;
                     self.keys.roll_back(keys);
                     self.index.grown = grown;
                 }
@@ -412,6 +423,7 @@ pub struct Image {
     head: Position,
     term: Term,
     lineages: Lineages,
+    decider: Option<Arc<str>>,
     keys: Keys,
     clusters: Vec<Arc<Cluster>>,
     capabilities: Vec<Arc<Capability>>,
@@ -425,7 +437,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-3";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-4";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.
@@ -437,6 +449,7 @@ impl Image {
             head: fleet.head,
             term: fleet.term,
             lineages: fleet.lineages.clone(),
+            decider: fleet.decider.clone(),
             keys: fleet.keys.clone(),
             clusters: all(fleet),
             capabilities: all(fleet),
@@ -463,6 +476,7 @@ impl Image {
         fleet.head = self.head;
         fleet.term = self.term;
         fleet.lineages = self.lineages;
+        fleet.decider = self.decider;
         fleet.keys = self.keys;
         // Nodes need capabilities and clusters, incarnations their nodes, plans' indexes everything.
         self.capabilities.into_iter().for_each(|e| fleet.put_shared(e));

@@ -99,6 +99,11 @@ impl Fold {
         self.0.as_ref()
     }
 
+    /// The same, for whoever goes on with it.
+    pub fn into_state(self) -> Option<Folding> {
+        self.0
+    }
+
     /// The last position folded.
     pub fn position(&self) -> Position {
         self.0.as_ref().map_or(Position::ZERO, |state| state.at.position)

@@ -16,5 +16,5 @@ pub use chancery_machine::keys::Accepted;
 pub use driver::Ended;
 pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
 pub use mailbox::{Full, Letters, Mailbox, mailbox};
-pub use run::{Publish, Start, start};
+pub use run::{Following, Over, Publish, Start, start};
 pub use way::{Share, Way};

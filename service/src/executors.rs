@@ -22,7 +22,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{Clusters, Config};
-use crate::decider::{Connection, Decider, mailbox};
+use crate::decider::{Connection, mailbox};
+use crate::duty::Desk;
 
 /// How long to wait before an executor that could not begin is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -47,8 +48,8 @@ impl Connections {
 pub struct Host {
     /// Holds a folder for each cluster.
     pub root: PathBuf,
-    /// The decider that they speak to.
-    pub decider: Decider,
+    /// Knows the decider that they speak to.
+    pub desk: Desk,
     /// Where clusters are read.
     pub reader: Reader,
     /// What processes get on this machine.

@@ -9,6 +9,7 @@
 //! a 4xx with its place and never ends the process or holds others up; nothing is kept for a caller without a limit.
 
 mod edge;
+mod forward;
 mod headers;
 pub mod hub;
 mod intents;
@@ -47,15 +48,15 @@ pub use openapi::openapi;
 pub use rate::Rates;
 pub use serve::serve;
 
-use crate::decider::Decider;
+use crate::duty::Desk;
 
 /// What the API shows of one fleet.
 #[derive(Clone)]
 pub struct App {
     /// Whose API it is.
     pub fleet: FleetName,
-    /// Decides intents.
-    pub decider: Decider,
+    /// Knows who decides intents.
+    pub desk: Desk,
     /// Reads rows.
     pub reader: Reader,
     /// Reads the journal.

@@ -4,9 +4,12 @@
 //! together; then what people type and write: configuration, manifests, the command line, and the demonstration.
 
 pub mod decider;
+pub mod duty;
 pub mod executors;
 pub mod folder;
 pub mod http;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod remote;
 pub mod rows;
 pub mod server;

@@ -6,17 +6,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::Source;
 use chancery_journal::snapshots::Snapshots;
+use chancery_projector::fold::Folding;
 use chancery_projector::{FoldError, ProjectError, Projector};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::decider::Publish;
 use crate::http::Hub;
@@ -33,20 +36,42 @@ pub struct Records {
     missed: Arc<AtomicBool>,
 }
 
+/// Asks the projector for a copy of its state.
+#[derive(Clone, Debug)]
+pub struct States {
+    asked: Sender<oneshot::Sender<Option<Folding>>>,
+    waiting: SyncSender<Vec<Arc<Record>>>,
+}
+
 /// The other end.
 #[derive(Debug)]
-pub struct Following {
+pub struct Queue {
     waiting: Receiver<Vec<Arc<Record>>>,
+    asked: Receiver<oneshot::Sender<Option<Folding>>>,
     /// Set after something did not find room.
     missed: Arc<AtomicBool>,
 }
 
-impl Following {
-    /// Both ends.
-    pub fn open() -> (Records, Following) {
+impl States {
+    /// The state as it is now, which may be behind the journal; the inner one is none before the first record. None
+    /// if the projector has stopped.
+    pub async fn ask(&self) -> Option<Option<Folding>> {
+        let (answer, state) = oneshot::channel();
+        self.asked.send(answer).ok()?;
+        // If there is no room, it has something to wake up for.
+        let _ = self.waiting.try_send(Vec::new());
+        state.await.ok()
+    }
+}
+
+impl Queue {
+    /// All ends.
+    pub fn open() -> (Records, States, Queue) {
         let (sender, waiting) = sync_channel(WAITING);
+        let (ask, asked) = channel();
         let missed = Arc::new(AtomicBool::new(false));
-        (Records { waiting: sender, missed: Arc::clone(&missed) }, Following { waiting, missed })
+        let states = States { asked: ask, waiting: sender.clone() };
+        (Records { waiting: sender, missed: Arc::clone(&missed) }, states, Queue { waiting, asked, missed })
     }
 
     /// Waits for records, and takes all there are; `None` if there will be no more.
@@ -57,8 +82,14 @@ impl Following {
     }
 }
 
-/// Gives durable records to everybody. It never waits for any of them.
-pub fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: Records) -> Publish {
+/// Gives durable records to everybody, and tells of clusters that changed and of who decides. It never waits for any of
+/// them.
+pub fn publisher(
+    hub: Arc<Hub>,
+    clusters: watch::Sender<Position>,
+    deciders: watch::Sender<Option<Arc<str>>>,
+    rows: Records,
+) -> Publish {
     Box::new(move |records| {
         for record in records {
             hub.publish(Arc::clone(record));
@@ -75,10 +106,22 @@ pub fn publisher(hub: Arc<Hub>, clusters: watch::Sender<Position>, rows: Records
         let about_clusters = |record: &Arc<Record>| {
             record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
         };
+        if let Some(address) = records.iter().rev().find_map(|record| term_of(record)) {
+            deciders.send_replace(address);
+        }
         if let Some(last) = records.iter().rev().find(|record| about_clusters(record)) {
             clusters.send_replace(last.last());
         }
     })
+}
+
+/// Where the decider is reached whose term the record begins, if it begins one.
+fn term_of(record: &Record) -> Option<Option<Arc<str>>> {
+    record.header().begins?;
+    match Event::read(record.events().next()?.1) {
+        Ok(Event::Fact { fact: Fact::TermStarted(fact), .. }) => Some(fact.address.map(Arc::from)),
+        _ => Some(None),
+    }
 }
 
 /// The projector, and the snapshots that it takes.
@@ -98,12 +141,16 @@ pub struct Rows {
 
 impl Rows {
     /// Follows until nobody publishes any more; then takes a last snapshot.
-    pub fn follow(&mut self, following: &Following) -> Result<()> {
+    pub fn follow(&mut self, queue: &Queue) -> Result<()> {
         let mut last = self.projector.position();
         let mut writing: Option<JoinHandle<()>> = None;
-        while let Some(records) = following.next() {
+        while let Some(records) = queue.next() {
             let began = Instant::now();
-            self.take(&records, following.missed.swap(false, Ordering::Acquire))?;
+            self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
+            for answer in queue.asked.try_iter() {
+                // Whoever asked may be gone.
+                let _ = answer.send(self.projector.state().cloned());
+            }
             let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
             let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
             if is_due && writing.as_ref().is_none_or(JoinHandle::is_finished) {

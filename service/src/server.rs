@@ -17,25 +17,25 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_events::id::{IncarnationId, Lineage, Position, Writer};
+use chancery_events::id::{IncarnationId, Position, Writer};
 use chancery_events::name::ClusterName;
 use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Delivery, Journal, Source};
-use chancery_machine::fleet::Fleet;
+use chancery_journal::{Delivery, Journal, Sink, Source};
 use chancery_projector::{Projector, Reader, Tuning};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::{Clusters, Config};
+use crate::config::{Clusters, Config, Place};
 use crate::decider::core::{PART, Settings};
-use crate::decider::{Decider, Ended, Start};
+use crate::decider::Following;
+use crate::duty::{Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::folder::Folder;
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
-use crate::rows::{Following, Rows, publisher};
+use crate::rows::{Queue, Rows, publisher};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
@@ -53,15 +53,17 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
+    let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let parts = {
-        let config = config.clone();
-        tokio::task::spawn_blocking(move || Parts::open(&config, &address.to_string())).await??
+        let (config, own) = (config.clone(), Arc::clone(&own));
+        tokio::task::spawn_blocking(move || Parts::open(&config, &own)).await??
     };
     let Parts {
         journal,
+        election,
         source,
-        decider,
-        mut ended,
+        office,
+        desk,
         hub,
         metrics,
         clusters,
@@ -71,6 +73,8 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
         root,
     } = parts;
     let (stopping, stopped) = watch::channel(false);
+    let (drain, drained) = watch::channel(false);
+    let mut office = tokio::spawn(office.run(drained));
 
     let limits = Limits::of(&config.limits);
     let connections = Connections::default();
@@ -78,7 +82,7 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let links = Links::new(connections.clone(), config.lease * 2, limits.executors);
     let host = Host {
         root: root.clone(),
-        decider: decider.clone(),
+        desk: desk.clone(),
         reader: reader.clone(),
         means: Means::of(&config),
         clusters: config.executors.clone(),
@@ -87,7 +91,7 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let executors = tokio::spawn(host.run(clusters, stopped.clone()));
     let app = App {
         fleet: config.fleet.clone(),
-        decider: decider.clone(),
+        desk,
         reader,
         source,
         hub,
@@ -110,15 +114,14 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
 
     let early = tokio::select! {
         () = stop.comes() => None,
-        ended = &mut ended => Some(ended),
+        over = &mut office => Some(over),
         // Reads would only grow older: the server ends, and says why below.
         _ = &mut unfolded => None,
     };
     match early {
-        Some(Ok(Ended::Drained)) | None => {}
+        None => {}
         // Nothing can be made durable any more: what could be saved is saved, and waiting would hide it.
-        Some(Ok(ended)) => return Err(ended.into()),
-        Some(Err(_)) => bail!("the decider panicked"),
+        Some(over) => return over.context("join the decider")?,
     }
     tokio::spawn(async move {
         // Whoever asks twice does not want to wait.
@@ -129,20 +132,17 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let _ = stopping.send(true);
     http.await.context("join the API")?.context("serve the API")?;
     executors.await.context("join the executors")?;
-    // The decider may have ended by itself meanwhile, and says why.
-    let _ = decider.tell(crate::decider::Input::Drain).await;
-    let why = ended.await;
-    drop(decider);
+    let _ = drain.send(true);
+    // It may have ended by itself meanwhile, and says why.
+    let why = office.await;
+    // With everything durable, another one may decide.
+    drop(election);
     tokio::task::spawn_blocking(move || -> Result<()> {
         projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
         journal.close().context("close the journal")
     })
     .await??;
-    match why {
-        Ok(Ended::Drained) => Ok(()),
-        Ok(ended) => Err(ended.into()),
-        Err(_) => anyhow::bail!("the decider panicked"),
-    }
+    why.context("join the decider")?
 }
 
 /// SIGTERM or SIGINT.
@@ -207,10 +207,12 @@ impl Logs for Files {
 
 /// A server's parts, running.
 struct Parts {
-    journal: Arc<SegmentJournal>,
+    journal: Arc<dyn Journal>,
+    /// Stands for election, if there are others.
+    election: Option<Election>,
     source: Arc<dyn Source>,
-    decider: Decider,
-    ended: oneshot::Receiver<Ended>,
+    office: Office,
+    desk: Desk,
     hub: Arc<Hub>,
     metrics: Arc<Metrics>,
     clusters: watch::Receiver<Position>,
@@ -222,8 +224,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Opens the journal, folds it, and starts the decider and the projector.
-    fn open(config: &Config, address: &str) -> Result<Parts> {
+    /// Opens the journal, folds it, and starts the projector.
+    fn open(config: &Config, own: &Arc<str>) -> Result<Parts> {
         let fleet = config.fleet.as_str();
         let home = config.data_dir.join("fleets").join(fleet);
         let (told, deliveries) = mpsc::unbounded_channel();
@@ -234,27 +236,18 @@ impl Parts {
         let mut options = Options::new(home.join("journal"), fleet);
         options.largest_segment = config.segment_bytes;
         options.first_segment = options.first_segment.min(config.segment_bytes);
-        let (journal, opened) = SegmentJournal::open(&options, sink)?;
-        if let Some(cut) = &opened.cut {
-            eprintln!(
-                "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
-                 or the last group before a power cut; it is kept in {}",
-                cut.from,
-                cut.bytes,
-                cut.reason,
-                cut.kept.display()
-            );
-        }
-        let journal = Arc::new(journal);
+        let dir = options.dir.clone();
+        let Opened { journal, turns, election } = Opened::open(config, options, sink)?;
         let source = journal.source();
+        let head = journal.head();
         let snapshots = Snapshots::open(home.join("snapshots"))?;
-        if opened.head.is_none()
+        if head.is_none()
             && let Some((position, file)) = snapshots.list()?.last()
         {
             bail!(
                 "the journal in {} is empty, and {} is a snapshot at position {position}: the journal has been lost. \
                  Put it back from a copy; to begin a new fleet, take another folder",
-                options.dir.display(),
+                dir.display(),
                 file.display()
             );
         }
@@ -264,34 +257,39 @@ impl Parts {
                 .context("open the read models")?;
         projector.catch_up().context("fold the journal")?;
         let reader = projector.reader();
-        let state = projector.state().map(|state| state.fleet.clone());
-        let state = state.unwrap_or_else(|| Fleet::new(Lineage::from_random(random())));
+        let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let hub = Arc::new(Hub::new());
         let (changed, clusters) = watch::channel(Position::ZERO);
-        let (records, following) = Following::open();
+        let (terms, decider) = watch::channel(last);
+        let (records, states, queue) = Queue::open();
         let metrics = Arc::new(Metrics::new());
         let counts = Arc::clone(&metrics);
-        let publish = publisher(Arc::clone(&hub), changed, records);
+        let publisher = publisher(Arc::clone(&hub), changed, terms, records);
         let settings = Settings {
             fleet: config.fleet.clone(),
             writer: Writer::from_random(random()),
             build: env!("CARGO_PKG_VERSION").into(),
-            address: Some(address.to_owned()),
+            address: Some(own.to_string()),
             lease: config.lease,
             part: PART,
             replicas: config.limits.replicas,
         };
-        let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
-        let start = Start {
+        let (duty, told) = watch::channel(Duty::StandsBy);
+        let office = Office {
             settings,
-            fleet: state,
-            journal: Arc::clone(&journal) as Arc<dyn Journal>,
-            deliveries,
-            publish,
-            skipped: Box::new(move || counts.skipped()),
-            queue,
+            journal: Arc::clone(&journal),
+            following: Following {
+                deliveries,
+                publisher,
+                skipped: Box::new(move || counts.skipped()),
+                published: head.map_or(Position::ZERO, |head| head.position),
+            },
+            states,
+            queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
+            turns,
+            duty,
         };
-        let (decider, ended) = crate::decider::start(start);
+        let desk = Desk { duty: told, decider, own: Arc::clone(own) };
         let mut rows = Rows {
             projector,
             source: Arc::clone(&source),
@@ -301,7 +299,7 @@ impl Parts {
         };
         let (alive, unfolded) = oneshot::channel::<()>();
         let run = move || {
-            let done = rows.follow(&following);
+            let done = rows.follow(&queue);
             drop(alive);
             if done.is_err() {
                 // Closing the store may wait for a disk that gives no answer; rows can be made again.
@@ -314,9 +312,10 @@ impl Parts {
         let root = config.data_dir.join("executors");
         Ok(Parts {
             journal,
+            election,
             source,
-            decider,
-            ended,
+            office,
+            desk,
             hub,
             metrics,
             clusters,
@@ -325,6 +324,50 @@ impl Parts {
             reader,
             root,
         })
+    }
+}
+
+/// The journal, and who else may write it.
+struct Opened {
+    journal: Arc<dyn Journal>,
+    turns: Turns,
+    election: Option<Election>,
+}
+
+#[cfg(feature = "kafka")]
+use crate::kafka::election::Election;
+/// There is none without Kafka.
+#[cfg(not(feature = "kafka"))]
+type Election = std::convert::Infallible;
+
+impl Opened {
+    fn open(config: &Config, options: Options, sink: Sink) -> Result<Opened> {
+        match &config.journal {
+            Place::Embedded => Opened::embedded(&options, sink),
+            #[cfg(feature = "kafka")]
+            Place::Kafka { brokers, prefix } => {
+                let (journal, election, turns) =
+                    crate::kafka::open(&config.kafka, brokers, prefix, options, sink)?;
+                Ok(Opened { journal, turns: Turns::Told(turns), election: Some(election) })
+            }
+            #[cfg(not(feature = "kafka"))]
+            Place::Kafka { .. } => bail!("this build has no Kafka in it: build it with --features kafka"),
+        }
+    }
+
+    fn embedded(options: &Options, sink: Sink) -> Result<Opened> {
+        let (journal, opened) = SegmentJournal::open(options, sink)?;
+        if let Some(cut) = &opened.cut {
+            eprintln!(
+                "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
+                 or the last group before a power cut; it is kept in {}",
+                cut.from,
+                cut.bytes,
+                cut.reason,
+                cut.kept.display()
+            );
+        }
+        Ok(Opened { journal: Arc::new(journal), turns: Turns::Ours, election: None })
     }
 }
 

@@ -347,6 +347,12 @@ pub struct Server {
     /// Where requests are taken [env: CHANCERY_LISTEN]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
+    /// Where the journal is: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+    #[arg(long, value_name = "WHERE")]
+    pub journal: Option<String>,
+    /// Where the other servers reach this one [env: CHANCERY_ADVERTISE]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
     /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
     #[arg(long, value_name = "NAMES")]
     pub executors: Option<String>,

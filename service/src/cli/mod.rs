@@ -73,6 +73,8 @@ impl Cli {
             flags.extend([
                 ("data_dir", "--data-dir", server.data_dir.clone()),
                 ("listen", "--listen", server.listen.clone()),
+                ("journal", "--journal", server.journal.clone()),
+                ("advertise", "--advertise", server.advertise.clone()),
                 ("executors", "--executors", server.executors.clone()),
                 ("log", "--log", server.log.clone()),
                 ("log_format", "--log-format", server.log_format.clone()),

@@ -10,7 +10,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -78,6 +78,33 @@ impl Clusters {
     }
 }
 
+/// Where the journal is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the server's folder: one server a fleet.
+    Embedded,
+    /// On Kafka: several servers, of which one decides.
+    Kafka {
+        /// Some brokers, `host:port` between commas.
+        brokers: String,
+        /// What the topics' names begin with.
+        prefix: String,
+    },
+}
+
+/// How Kafka is used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kafka {
+    /// The fleet's partition of the topics.
+    pub partition: i32,
+    /// How long a server may be silent before another one decides.
+    pub session: Duration,
+    /// Whether unsafe topics are taken.
+    pub unsafe_topics: bool,
+    /// Settings of librdkafka.
+    pub client: BTreeMap<String, String>,
+}
+
 /// What a request may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -119,6 +146,12 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Where the server takes requests.
     pub listen: SocketAddr,
+    /// Where the journal is.
+    pub journal: Place,
+    /// How Kafka is used, if it is.
+    pub kafka: Kafka,
+    /// Where other servers reach this one, if that is not where it listens.
+    pub advertise: Option<String>,
     /// The server that commands talk to, without a slash at its end.
     pub server: String,
     /// The fleet that commands are about.
@@ -231,6 +264,15 @@ impl Config {
         Ok(Config {
             data_dir: text("data_dir").into(),
             listen: settings::listen(text("listen"))?,
+            journal: settings::journal(text("journal"))?,
+            kafka: Kafka {
+                partition: i32::try_from(settings::number(text("kafka.partition"))?)
+                    .map_err(|_| "kafka.partition: there are not so many")?,
+                session: settings::span(text("kafka.session"))?,
+                unsafe_topics: settings::switch(text("kafka.unsafe_topics"))?,
+                client: settings::pairs(text("kafka.client"))?,
+            },
+            advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
             server: text("server").trim_end_matches('/').to_owned(),
             fleet: text("fleet").parse().map_err(|error| format!("fleet: {error}"))?,
             actor: text("actor").parse().map_err(|error| format!("actor: {error}"))?,

@@ -1,6 +1,6 @@
 //! The table of settings: every one, its type, default, environment variable and meaning.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use chancery_events::name::{Actor, BadName, FleetName};
 
 use chancery_executor::process::OutputLimits;
 
-use super::Clusters;
+use super::{Clusters, Place};
 use crate::manifest::parse_span;
 
 /// What a setting's text must be.
@@ -40,6 +40,16 @@ pub enum Type {
     Bytes,
     /// A whole number, at least 1.
     Count,
+    /// A whole number.
+    Number,
+    /// `yes` or `no`.
+    Switch,
+    /// `embedded`, or `kafka://HOST:PORT,HOST:PORT/PREFIX`.
+    Journal,
+    /// An address with its port, or nothing.
+    MaybeAddress,
+    /// `key=value` between commas, or nothing.
+    Pairs,
 }
 
 /// One setting.
@@ -70,6 +80,8 @@ settings! {
     "data_dir" Folder "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
     "listen" Listen "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
     "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to";
+    "journal" Journal "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
+    "advertise" MaybeAddress "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
     "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
     "actor" Actor "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
     "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
@@ -89,6 +101,10 @@ settings! {
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
     "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
+    "kafka.partition" Number "0" "CHANCERY_KAFKA_PARTITION" "the fleet's partition of the topics";
+    "kafka.session" Span "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
+    "kafka.unsafe_topics" Switch "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
+    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka for TLS, SASL and the like: security.protocol=ssl,ssl.ca.location=/etc/ca.pem";
     "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
@@ -120,6 +136,15 @@ impl Setting {
             Type::Span => span(text).err(),
             Type::Bytes => bytes(text).err(),
             Type::Count => count(text).err(),
+            Type::Number => number(text).err(),
+            Type::Switch => switch(text).err(),
+            Type::Journal => journal(text).err(),
+            Type::MaybeAddress => {
+                let is_fine = text.is_empty()
+                    || text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+                (!is_fine).then(|| format!("write a host with its port as in server-1:7440, not {text:?}"))
+            }
+            Type::Pairs => pairs(text).err(),
         }
     }
 }
@@ -172,6 +197,50 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
 pub(super) fn count(text: &str) -> Result<u64, String> {
     let found = text.parse::<u64>().ok().filter(|count| *count >= 1);
     found.ok_or_else(|| format!("write a whole number, at least 1, not {text:?}"))
+}
+
+pub(super) fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("write a whole number, not {text:?}"))
+}
+
+pub(super) fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("write yes or no, not {text:?}")),
+    }
+}
+
+pub(super) fn journal(text: &str) -> Result<Place, String> {
+    if text == "embedded" {
+        return Ok(Place::Embedded);
+    }
+    let kafka = text.strip_prefix("kafka://").and_then(|rest| rest.split_once('/'));
+    match kafka {
+        Some((brokers, prefix)) if !brokers.is_empty() && is_topic(prefix) => {
+            Ok(Place::Kafka { brokers: brokers.to_owned(), prefix: prefix.to_owned() })
+        }
+        _ => Err(format!(
+            "write embedded, or brokers and the beginning of the topics' names as in kafka://host-1:9092,host-2:9092/chancery, \
+             not {text:?}"
+        )),
+    }
+}
+
+/// Whether topics may be called so, with a word behind it.
+fn is_topic(prefix: &str) -> bool {
+    let letters = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(letters)
+}
+
+pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| match pair.split_once('=') {
+            Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.trim().to_owned())),
+            _ => Err(format!("write key=value between commas, not {pair:?}")),
+        })
+        .collect()
 }
 
 pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {

@@ -60,11 +60,16 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Takes over: the fleet is that at the journal's head.
-    pub fn begin(settings: Settings, fleet: Fleet, journal: Arc<dyn Journal>, at: Reading) -> Driver {
-        let head: Option<Cursor> = journal.head();
-        let clock = Clock::begin(head.as_ref().map_or(Time::EPOCH, |head| head.time), at);
-        let core = Core::take_over(settings, fleet, head.as_ref(), at.wall);
+    /// Takes over: the fleet is that at `head`, the end of the journal as far as its deliveries went.
+    pub fn begin(
+        settings: Settings,
+        fleet: Fleet,
+        head: Option<&Cursor>,
+        journal: Arc<dyn Journal>,
+        at: Reading,
+    ) -> Driver {
+        let clock = Clock::begin(head.map_or(Time::EPOCH, |head| head.time), at);
+        let core = Core::take_over(settings, fleet, head, at.wall);
         Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new() }
     }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use chancery_events::id::Attach;
+use chancery_events::id::{Attach, Position};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
-use chancery_journal::{Delivery, Journal};
+use chancery_journal::{Cursor, Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
@@ -31,42 +31,73 @@ pub type Publish = Box<dyn FnMut(&[Arc<Record>]) + Send>;
 pub struct Start {
     /// Who decides, for whom, and how.
     pub settings: Settings,
-    /// The state at the journal's head.
+    /// The state at `head`.
     pub fleet: Fleet,
-    /// The journal. Its sink must be the sender of `deliveries`.
+    /// The end of the journal: the next delivery continues it, or was another writer's.
+    pub head: Option<Cursor>,
+    /// The journal. Its sink must be the sender of `following.deliveries`.
     pub journal: Arc<dyn Journal>,
-    /// What the journal tells.
-    pub deliveries: mpsc::UnboundedReceiver<Delivery>,
-    /// Called with all records that are durable, in order, before anyone is told of their effects.
-    pub publish: Publish,
-    /// Called for each record in the journal that does not count.
-    pub skipped: Box<dyn FnMut() + Send>,
+    /// What follows the journal, whoever decides.
+    pub following: Following,
     /// Inputs that wait, at most.
     pub queue: usize,
 }
 
-/// Starts the decider on a thread of its own. The receiver tells why it ended.
-pub fn start(start: Start) -> (Decider, oneshot::Receiver<Ended>) {
+/// What follows the journal: lent to the decider while there is one here.
+pub struct Following {
+    /// What the journal tells.
+    pub deliveries: mpsc::UnboundedReceiver<Delivery>,
+    /// Called with all records that are durable, in order, before anyone is told of their effects.
+    pub publisher: Publish,
+    /// Called for each record in the journal that does not count.
+    pub skipped: Box<dyn FnMut() + Send>,
+    /// The last position that was published.
+    pub published: Position,
+}
+
+impl Following {
+    /// Follows nothing.
+    pub fn nothing() -> Following {
+        let (_, deliveries) = mpsc::unbounded_channel();
+        Following {
+            deliveries,
+            publisher: Box::new(|_| ()),
+            skipped: Box::new(|| ()),
+            published: Position::ZERO,
+        }
+    }
+
+    /// Gives records to everybody.
+    pub fn publish(&mut self, records: &[Arc<Record>]) {
+        if let Some(last) = records.last() {
+            self.published = last.last();
+        }
+        (self.publisher)(records);
+    }
+}
+
+/// Why a decider ended, and what it was lent.
+pub type Over = (Ended, Following);
+
+/// Starts the decider on a thread of its own. The receiver tells why it ended; it is closed if the thread panicked.
+pub fn start(start: Start) -> std::io::Result<(Decider, oneshot::Receiver<Over>)> {
     let (queue, inputs) = mpsc::channel(start.queue);
     let (end, ended) = oneshot::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let run = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let why = match runtime {
-            Ok(runtime) => runtime.block_on(Loop::new(start, inputs).run()),
-            Err(error) => Ended::Stopped(format!("start the decider's runtime: {error}")),
-        };
-        let _ = end.send(why);
+        let mut decider = Loop::new(start, inputs);
+        let why = runtime.block_on(decider.run());
+        // Whoever waited for it may be gone.
+        let _ = end.send((why, decider.following));
     };
-    std::thread::Builder::new().name("decider".into()).spawn(run).expect("the system can start a thread");
-    (Decider::over(queue), ended)
+    std::thread::Builder::new().name("decider".into()).spawn(run)?;
+    Ok((Decider::over(queue), ended))
 }
 
 struct Loop {
     driver: Driver,
     inputs: mpsc::Receiver<Input>,
-    deliveries: mpsc::UnboundedReceiver<Delivery>,
-    publish: Publish,
-    skipped: Box<dyn FnMut() + Send>,
+    following: Following,
     began: Instant,
     tickets: u64,
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
@@ -84,11 +115,15 @@ impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
         let began = Instant::now();
         Loop {
-            driver: Driver::begin(start.settings, start.fleet, start.journal, reading(began)),
+            driver: Driver::begin(
+                start.settings,
+                start.fleet,
+                start.head.as_ref(),
+                start.journal,
+                reading(began),
+            ),
             inputs,
-            deliveries: start.deliveries,
-            publish: start.publish,
-            skipped: start.skipped,
+            following: start.following,
             began,
             tickets: 0,
             askers: BTreeMap::new(),
@@ -101,7 +136,7 @@ impl Loop {
         reading(self.began)
     }
 
-    async fn run(mut self) -> Ended {
+    async fn run(&mut self) -> Ended {
         loop {
             if let Err(ended) = self.take_what_waits() {
                 return ended;
@@ -122,7 +157,7 @@ impl Loop {
             let pause = due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE));
             tokio::select! {
                 biased;
-                delivery = self.deliveries.recv() => {
+                delivery = self.following.deliveries.recv() => {
                     if let Err(ended) = self.take(delivery) {
                         return ended;
                     }
@@ -142,7 +177,7 @@ impl Loop {
     /// long as the disk.
     fn take_what_waits(&mut self) -> Result<(), Ended> {
         loop {
-            match self.deliveries.try_recv() {
+            match self.following.deliveries.try_recv() {
                 Ok(delivery) => self.take(Some(delivery))?,
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => self.take(None)?,
@@ -164,9 +199,10 @@ impl Loop {
     fn take(&mut self, delivery: Option<Delivery>) -> Result<(), Ended> {
         let Some(delivery) = delivery else { return Err(Ended::Stopped("the journal is gone".into())) };
         if let Delivery::Skipped(_) = &delivery {
-            (self.skipped)();
+            (self.following.skipped)();
         }
-        let taken = self.driver.take(delivery, &mut self.publish);
+        let following = &mut self.following;
+        let taken = self.driver.take(delivery, &mut |records| following.publish(records));
         self.effects();
         taken
     }

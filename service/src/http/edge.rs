@@ -16,13 +16,14 @@ use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
 use super::problem::{
-    HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE,
+    GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE,
     URI_TOO_LONG,
 };
 use super::query::Params;
 use super::rate::Principal;
 use super::routes::{self, Does, Match};
-use super::{App, Limits, intents, links, logs, metrics, openapi, read, schemas, stream, write};
+use super::{App, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write};
+use crate::duty::Where;
 
 /// A request that has found its route.
 pub(super) struct Call {
@@ -133,6 +134,14 @@ async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Bod
         Sent::Unread(body) => {
             return match params.and_then(|params| links::find(app, &call, params)) {
                 Ok(saying) => saying.take(app, body).await,
+                // It may have been opened through this server, on the one that decides.
+                Err(problem) if problem.is(GONE) => match app.desk.find() {
+                    Where::There(there) => forward::send(&there, &call.parts, body).await,
+                    Where::Here(_) | Where::Nobody => {
+                        discard(body, app.limits.body, app.limits.body_read).await;
+                        Err(problem)
+                    }
+                },
                 Err(problem) => {
                     discard(body, app.limits.body, app.limits.body_read).await;
                     Err(problem)
@@ -144,10 +153,17 @@ async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Bod
     let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
     if !is_read {
         params.end(&[])?;
+        let decider = match app.desk.find() {
+            Where::Here(decider) => decider,
+            Where::There(there) => return forward::send(&there, &call.parts, body?.into()).await,
+            Where::Nobody => return Err(forward::nobody()),
+        };
         return match call.found.route.does {
-            Does::Intents => intents::take(app, call, body).await,
-            Does::Intent(type_name, shape) => write::typed(app, call, body, type_name, shape).await,
-            Does::Link => links::open(app, &call, body),
+            Does::Intents => intents::take(app, &decider, call, body).await,
+            Does::Intent(type_name, shape) => {
+                write::typed(app, &decider, call, body, type_name, shape).await
+            }
+            Does::Link => links::open(app, &decider, &call, body),
             other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
         };
     }

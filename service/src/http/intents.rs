@@ -26,13 +26,14 @@ use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to}
 use super::rate::Principal;
 use super::typed::{self, Part};
 use super::write::{Asked, ask, response};
+use crate::decider::Decider;
 use crate::decider::{NoVerdict, Verdict};
 
 const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
 
 /// Takes one or many.
 pub(super) async fn take(
-    app: &Arc<App>,
+    app: &Arc<App>, decider: &Decider,
     call: Call,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
@@ -43,7 +44,7 @@ pub(super) async fn take(
     let bytes = body?;
     let text = check(&bytes, app.limits.depth)?;
     if media == Media::Batch {
-        return batch(app, &meta, text, &id, &principal).await;
+        return batch(app, decider, &meta, text, &id, &principal).await;
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {
@@ -55,8 +56,8 @@ pub(super) async fn take(
         (_, false) => structured(&meta, Part { whole: text, part: text })?,
     };
     let asked = Asked::of(&request, was_if_match);
-    let verdict = ask(app, request).await;
-    asked.answer(app, verdict).map(|(status, accepted)| response(status, &accepted))
+    let verdict = ask(app, decider, request).await;
+    asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
 }
 
 /// Where an attribute stands.
@@ -161,7 +162,7 @@ fn unquoted(text: &str) -> String {
 
 /// Many, in their order. Each is answered for itself.
 async fn batch(
-    app: &Arc<App>,
+    app: &Arc<App>, decider: &Decider,
     meta: &Meta,
     text: &str,
     request_id: &str,
@@ -191,9 +192,9 @@ async fn batch(
     }
     let (places, requests): (Vec<_>, Vec<_>) =
         asked.into_iter().map(|(index, asked, request)| ((index, asked), request)).unzip();
-    let verdicts = in_order(requests.into_iter().map(|request| ask(app, request))).await;
+    let verdicts = in_order(requests.into_iter().map(|request| ask(app, decider, request))).await;
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
-        answers[index] = Some(match asked.answer(app, verdict) {
+        answers[index] = Some(match asked.answer(decider, verdict) {
             Ok((status, accepted)) => {
                 let mut value = serde_json::to_value(&accepted).unwrap_or_default();
                 value["status"] = status.as_u16().into();

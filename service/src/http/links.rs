@@ -106,6 +106,7 @@ impl Links {
 /// Opens a link: its answer lasts as long as it does.
 pub(super) fn open(
     app: &Arc<App>,
+    decider: &Decider,
     call: &Call,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
@@ -113,7 +114,7 @@ pub(super) fn open(
     if !body?.is_empty() {
         return Err(Problem::new(INVALID, "open a link: send no body, what is to be said comes later"));
     }
-    let (id, open) = app.links.draw(&app.decider).ok_or_else(|| {
+    let (id, open) = app.links.draw(decider).ok_or_else(|| {
         Problem::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
     })?;
     let (mailbox, letters) = mailbox();

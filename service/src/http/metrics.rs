@@ -47,6 +47,7 @@ pub struct Metrics {
     applied: Gauge,
     lag: Gauge,
     backlog: Gauge,
+    decides: Gauge,
     followers: Gauge,
     links: Gauge,
 }
@@ -84,6 +85,7 @@ impl Metrics {
             applied: Gauge::default(),
             lag: Gauge::default(),
             backlog: Gauge::default(),
+            decides: Gauge::default(),
             followers: Gauge::default(),
             links: Gauge::default(),
         };
@@ -105,6 +107,7 @@ impl Metrics {
             to.register("journal_position", "The last durable position", metrics.journal.clone());
             to.register("applied_position", "The last position in the rows", metrics.applied.clone());
             to.register("applied_lag", "Durable positions that are not in the rows", metrics.lag.clone());
+            to.register("decides", "Whether this server decides: 1, or 0 where another one does", metrics.decides.clone());
             to.register("decider_backlog", "Inputs that wait for the decider", metrics.backlog.clone());
             to.register("stream_followers", "Open streams", metrics.followers.clone());
             to.register("executor_links", "Executors connected over HTTP", metrics.links.clone());
@@ -156,7 +159,8 @@ pub(super) fn show(app: &App) -> Result<Response<Body>, Problem> {
     metrics.journal.set(tail as i64);
     metrics.applied.set(applied as i64);
     metrics.lag.set(tail.saturating_sub(applied) as i64);
-    metrics.backlog.set(app.decider.backlog() as i64);
+    metrics.backlog.set(app.desk.here().map_or(0, |decider| decider.backlog()) as i64);
+    metrics.decides.set(i64::from(app.desk.here().is_some()));
     metrics.followers.set(app.hub.followers() as i64);
     metrics.links.set(app.links.count() as i64);
     let mut text = String::new();

@@ -119,6 +119,8 @@ kinds! {
     HEADERS_TOO_LARGE = 431 "headers_too_large" final "The headers are too large";
     /// There is no room now.
     BUSY = 503 "busy" retry "Busy";
+    /// No server decides for the fleet, or it cannot be reached.
+    NO_DECIDER = 503 "no_decider" retry "Nobody decides now";
     /// The position asked for is not applied yet.
     BEHIND = 503 "behind" retry "Not there yet";
     /// The answer did not come in time; nothing was asked of the decider.
@@ -211,6 +213,11 @@ impl Problem {
     pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
         let retry_after = kind.retryable.then_some(Duration::from_secs(1));
         Problem { kind, detail: detail.into(), more: Box::new(More { retry_after, ..More::default() }) }
+    }
+
+    /// Whether it is of a kind.
+    pub fn is(&self, kind: &Kind) -> bool {
+        self.kind.code == kind.code
     }
 
     /// A parameter that is not right.

@@ -19,7 +19,7 @@ use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
 use super::routes::Shape;
 use super::typed;
-use crate::decider::{NoVerdict, Verdict};
+use crate::decider::{Decider, NoVerdict, Verdict};
 
 /// Where intents over typed routes come from, if nothing else is said.
 const SOURCE: &str = "http";
@@ -57,6 +57,7 @@ pub(super) struct RejectOne {
 /// A typed route.
 pub(super) async fn typed(
     app: &Arc<App>,
+    decider: &Decider,
     call: Call,
     body: Result<Bytes, Problem>,
     type_name: &'static str,
@@ -99,8 +100,8 @@ pub(super) async fn typed(
         intent,
     };
     let asked = Asked::of(&request, was_if_match);
-    let verdict = ask(app, request).await;
-    asked.answer(app, verdict).map(|(status, accepted)| response(status, &accepted))
+    let verdict = ask(app, decider, request).await;
+    asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
 }
 
 fn needs_no_body(type_name: &str, shape: Shape) -> bool {
@@ -129,11 +130,11 @@ fn in_path(mut problem: Problem, params: &[(&'static str, &str)]) -> Problem {
 }
 
 /// Asks the decider, and counts the answer.
-pub(super) async fn ask(app: &App, request: Request) -> Result<Verdict, NoVerdict> {
+pub(super) async fn ask(app: &App, decider: &Decider, request: Request) -> Result<Verdict, NoVerdict> {
     // Less than the whole request may take, so that the answer can say what is not known.
     let timeout = app.limits.request.mul_f32(0.9);
     let verdict =
-        tokio::time::timeout(timeout, app.decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
+        tokio::time::timeout(timeout, decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
     app.metrics.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
             Ok(accepted) => accepted.outcome.word(),
@@ -162,10 +163,10 @@ impl Asked {
     /// The status and what it says, or the problem.
     pub(super) fn answer(
         &self,
-        app: &App,
+        decider: &Decider,
         verdict: Result<Verdict, NoVerdict>,
     ) -> Result<(StatusCode, Accepted), Problem> {
-        let verdict = verdict.map_err(|why| self.no_verdict(app, why))?;
+        let verdict = verdict.map_err(|why| self.no_verdict(decider, why))?;
         let position = verdict.position.get();
         let accepted = verdict.result.as_ref().as_ref();
         let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
@@ -191,11 +192,11 @@ impl Asked {
         }
     }
 
-    fn no_verdict(&self, app: &App, why: NoVerdict) -> Problem {
+    fn no_verdict(&self, decider: &Decider, why: NoVerdict) -> Problem {
         match why {
             NoVerdict::Busy => Problem::new(
                 BUSY,
-                format!("ask the decider: {} inputs wait, or it stops; nothing was recorded", app.decider.backlog()),
+                format!("ask the decider: {} inputs wait, or it stops; nothing was recorded", decider.backlog()),
             ),
             NoVerdict::Unknown => Problem::new(
                 UNKNOWN_OUTCOME,

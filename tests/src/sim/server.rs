@@ -89,7 +89,9 @@ impl Server {
         };
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
         let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };
-        let driver = Driver::begin(settings, fleet, Arc::clone(&journal) as Arc<dyn Journal>, reading);
+        let head = journal.head();
+        let writes = Arc::clone(&journal) as Arc<dyn Journal>;
+        let driver = Driver::begin(settings, fleet, head.as_ref(), writes, reading);
         Ok(Server {
             driver,
             journal,

@@ -1,0 +1,253 @@
+//! Who decides: this server, another one, or nobody for the moment.
+//!
+//! Every server follows its fleet's journal and answers reads. The one whose turn it is takes over: it folds to the end
+//! of what the journal has delivered and starts a decider, whose first commit begins a term. Whose turn it is, is a
+//! hint; whether that commit counts is for the journal to say. A server whose decider was overtaken, or whose turn is
+//! over, follows again.
+//!
+//! | | its turn begins | its turn is over | the decider is overtaken | the journal stops | the server stops |
+//! |---|---|---|---|---|---|
+//! | follows | takes over | – | – | the server ends | the server ends |
+//! | decides | – | drains, then follows | follows; where nobody else can be, the server ends | the server ends | drains, ends |
+//!
+//! What must stay true: each record is published once, in order, by whoever holds what follows the journal; a decider
+//! begins with the state at exactly the record that was published last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use chancery_events::id::{Lineage, Writer};
+use chancery_journal::{Delivery, Journal};
+use chancery_machine::fleet::Fleet;
+use chancery_projector::fold::Fold;
+use tokio::sync::{oneshot, watch};
+
+use crate::decider::core::Settings;
+use crate::decider::{Decider, Ended, Following, Input, Over, Start, start};
+use crate::rows::States;
+
+/// Before a server whose decider was overtaken takes over again, if it is still its turn.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What this server does.
+#[derive(Clone, Debug)]
+pub enum Duty {
+    /// It decides.
+    Decides(Decider),
+    /// It follows.
+    StandsBy,
+}
+
+/// Where intents go.
+#[derive(Debug)]
+pub enum Where {
+    /// This server decides.
+    Here(Decider),
+    /// Another one does, and is reached there.
+    There(Arc<str>),
+    /// Nobody, as far as is known.
+    Nobody,
+}
+
+/// Knows where intents go.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    /// What this server does.
+    pub duty: watch::Receiver<Duty>,
+    /// Where the decider of the last term is reached.
+    pub decider: watch::Receiver<Option<Arc<str>>>,
+    /// Where this server is.
+    pub own: Arc<str>,
+}
+
+impl Desk {
+    /// Where they go now.
+    pub fn find(&self) -> Where {
+        if let Duty::Decides(decider) = &*self.duty.borrow() {
+            return Where::Here(decider.clone());
+        }
+        let there = self.decider.borrow().clone();
+        // The last decider of this address has stepped down, or died.
+        there.filter(|there| *there != self.own).map_or(Where::Nobody, Where::There)
+    }
+
+    /// The decider, if it is here.
+    pub fn here(&self) -> Option<Decider> {
+        match &*self.duty.borrow() {
+            Duty::Decides(decider) => Some(decider.clone()),
+            Duty::StandsBy => None,
+        }
+    }
+}
+
+/// Whose turn it can be.
+#[derive(Clone, Debug)]
+pub enum Turns {
+    /// It is always this server's: nobody else can write.
+    Ours,
+    /// It is this server's while that says so.
+    Told(watch::Receiver<bool>),
+}
+
+/// A server's share in deciding.
+pub struct Office {
+    /// How it decides; each decider is a writer of its own.
+    pub settings: Settings,
+    /// The journal.
+    pub journal: Arc<dyn Journal>,
+    /// What follows it.
+    pub following: Following,
+    /// The state.
+    pub states: States,
+    /// Inputs that wait for a decider, at most.
+    pub queue: usize,
+    /// Whose turn it is.
+    pub turns: Turns,
+    /// Where it tells who decides.
+    pub duty: watch::Sender<Duty>,
+}
+
+impl Office {
+    /// Follows and decides by turns, until `drain` says true or nothing can go on.
+    pub async fn run(mut self, mut drain: watch::Receiver<bool>) -> Result<()> {
+        loop {
+            if !self.follow(&mut drain).await? {
+                return Ok(());
+            }
+            let (decider, ended) = self.take_over().await?;
+            tracing::info!(position = %self.following.published, "this server decides");
+            self.duty.send_replace(Duty::Decides(decider.clone()));
+            let (why, following) = self.decide(&decider, ended, &mut drain).await?;
+            self.following = following;
+            self.duty.send_replace(Duty::StandsBy);
+            match (why, &self.turns) {
+                (Ended::Drained, _) if *drain.borrow() => return Ok(()),
+                (Ended::Drained, _) => tracing::info!("this server stands by"),
+                (why @ Ended::Overtaken(_), Turns::Told(_)) => {
+                    tracing::warn!(%why, "this server stands by");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                (why, _) => return Err(why.into()),
+            }
+        }
+    }
+
+    /// Publishes what the journal tells until it is this server's turn; false if it is to stop.
+    async fn follow(&mut self, drain: &mut watch::Receiver<bool>) -> Result<bool> {
+        let mut turns = self.turns.clone();
+        loop {
+            tokio::select! {
+                biased;
+                _ = drain.wait_for(|drain| *drain) => return Ok(false),
+                () = turns.come() => return Ok(true),
+                delivery = self.following.deliveries.recv() => self.take(delivery)?,
+            }
+        }
+    }
+
+    fn take(&mut self, delivery: Option<Delivery>) -> Result<()> {
+        match delivery {
+            Some(Delivery::Records(records)) => self.following.publish(&records),
+            Some(Delivery::Skipped(skipped)) => {
+                tracing::warn!(?skipped, "a record in the journal does not count");
+                (self.following.skipped)();
+            }
+            // Of a decider that has stepped down since: what became of it is read.
+            Some(Delivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
+            Some(Delivery::Stopped(error)) => return Err(Ended::Stopped(error.to_string()).into()),
+            None => bail!("the journal is gone"),
+        }
+        Ok(())
+    }
+
+    /// Starts a decider with the state at what was published last, after all that there is.
+    async fn take_over(&mut self) -> Result<(Decider, oneshot::Receiver<Over>)> {
+        let state = self.states.ask().await.context("the projector has stopped")?;
+        let mut fold = Fold::from(state);
+        loop {
+            let source = self.journal.source();
+            fold = tokio::task::spawn_blocking(move || -> Result<Fold> {
+                for record in source.records(fold.position().plus(1))? {
+                    fold.take(&*record?)?;
+                }
+                Ok(fold)
+            })
+            .await?
+            .context("fold the journal")?;
+            // What can be read was delivered, or is about to be.
+            while self.following.published < fold.position() {
+                let delivery = self.following.deliveries.recv().await;
+                self.take(delivery)?;
+            }
+            if self.following.published == fold.position() {
+                break;
+            }
+        }
+        let (fleet, head) = match fold.into_state() {
+            Some(state) => (state.fleet, Some(state.at)),
+            None => (Fleet::new(Lineage::from_random(random())), None),
+        };
+        let settings = Settings { writer: Writer::from_random(random()), ..self.settings.clone() };
+        let following = self.lend();
+        let begin =
+            Start { settings, fleet, head, journal: Arc::clone(&self.journal), following, queue: self.queue };
+        start(begin).context("start the decider")
+    }
+
+    /// What follows the journal, until it is given back.
+    fn lend(&mut self) -> Following {
+        std::mem::replace(&mut self.following, Following::nothing())
+    }
+
+    /// Until the decider has ended; it is asked to when its turn is over or the server stops.
+    async fn decide(
+        &self,
+        decider: &Decider,
+        mut ended: oneshot::Receiver<Over>,
+        drain: &mut watch::Receiver<bool>,
+    ) -> Result<Over> {
+        let mut turns = self.turns.clone();
+        let early = tokio::select! {
+            over = &mut ended => Some(over),
+            _ = drain.wait_for(|drain| *drain) => None,
+            () = turns.end() => None,
+        };
+        let over = match early {
+            Some(over) => over,
+            None => {
+                // It may have ended by itself meanwhile, and says why.
+                let _ = decider.tell(Input::Drain).await;
+                ended.await
+            }
+        };
+        over.map_err(|_| anyhow!("the decider panicked"))
+    }
+}
+
+impl Turns {
+    /// Until it is this server's.
+    async fn come(&mut self) {
+        self.wait(true).await;
+    }
+
+    /// Until it is not any more.
+    async fn end(&mut self) {
+        self.wait(false).await;
+    }
+
+    async fn wait(&mut self, is_ours: bool) {
+        let is_there = match self {
+            Turns::Ours => is_ours,
+            // Nobody tells any more: it stays as it is.
+            Turns::Told(told) => told.wait_for(|told| *told == is_ours).await.is_ok(),
+        };
+        if !is_there {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn random() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0
+}

@@ -1,0 +1,99 @@
+//! To the server that decides, for what this one cannot answer: intents, and executors' links.
+//!
+//! The request goes there as it came, and the answer comes back as it is, also one that lasts. What must stay true:
+//! nothing is sent twice; a request goes on once at most, so that two servers that each believe in the other do not
+//! send it in circles; whether something may have been recorded is told truly.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::problem::{NO_DECIDER, Problem, UNKNOWN_OUTCOME};
+
+/// Says that a request has come from another server.
+const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
+/// How long the other server may take to take a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Those of a connection, and those that this server sets itself.
+const OURS: [HeaderName; 7] = [
+    header::CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::TE,
+    header::TRAILER,
+    header::HOST,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Nobody decides, as far as this server knows.
+pub(super) fn nobody() -> Problem {
+    Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
+}
+
+/// Whether it came from another server.
+pub(super) fn was_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(FORWARDED)
+}
+
+/// Sends the request to the server at `there`.
+pub(super) async fn send(there: &Arc<str>, parts: &Parts, body: Body) -> Result<Response<Body>, Problem> {
+    if was_forwarded(&parts.headers) {
+        return Err(nobody());
+    }
+    let unreachable = |why: String| {
+        let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
+        Problem::new(NO_DECIDER, detail)
+    };
+    let stream = match timeout(PATIENCE, TcpStream::connect(&**there)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(unreachable(error.to_string())),
+        Err(_) => return Err(unreachable("it does not take connections".into())),
+    };
+    let _ = stream.set_nodelay(true);
+    let opened = handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(error.to_string()))?;
+    let (mut sender, connection) = opened;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to the deciding server ended early");
+        }
+    });
+    let request = request(there, parts, body).map_err(unreachable)?;
+    // From here on it may have arrived, whatever is heard of it.
+    let answer = sender.send_request(request).await.map_err(|error| {
+        let detail = format!(
+            "ask the decider at {there}: {error}; it may or may not be recorded: repeat the request with the same \
+             idempotency key, and the answer will be that of this one"
+        );
+        Problem::new(UNKNOWN_OUTCOME, detail)
+    })?;
+    let (mut head, body) = answer.into_parts();
+    for name in &OURS {
+        head.headers.remove(name);
+    }
+    Ok(Response::from_parts(head, Body::new(body)))
+}
+
+fn request(there: &str, parts: &Parts, body: Body) -> Result<Request<Body>, String> {
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut request = Request::builder()
+        .method(parts.method.clone())
+        .uri(path)
+        .body(body)
+        .map_err(|error| error.to_string())?;
+    *request.headers_mut() = parts.headers.clone();
+    let headers = request.headers_mut();
+    for name in &OURS {
+        headers.remove(name);
+    }
+    headers.insert(header::HOST, HeaderValue::from_str(there).map_err(|error| error.to_string())?);
+    headers.insert(FORWARDED, HeaderValue::from_static("1"));
+    Ok(request)
+}
+

@@ -4,6 +4,7 @@ mod bad_input;
 mod checks;
 mod executors;
 mod imports;
+mod kafka;
 mod kills;
 mod races;
 mod simulation;

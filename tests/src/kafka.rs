@@ -32,10 +32,9 @@ impl Cluster {
     /// Starts one and waits until every node is up. `brokers` is 1 or 3.
     pub fn start(brokers: usize) -> Cluster {
         let dir = tempfile::Builder::new().prefix("chancery-kafka-").tempdir().expect("a temporary folder");
-        let dir = dir.keep(); // the holder removes it
         let mut holder = Command::new(script("hold"))
             .arg(brokers.to_string())
-            .arg(&dir)
+            .arg(dir.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -51,6 +50,7 @@ impl Cluster {
             let status = holder.wait().expect("it is ours");
             panic!("Kafka did not start: {status}\n{why}");
         }
+        let dir = dir.keep(); // the holder removes it
         Cluster { dir, bootstrap: bootstrap.trim_end().to_owned(), holder }
     }
 

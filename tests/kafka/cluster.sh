@@ -115,7 +115,8 @@ start_cluster() {
     ids=(100 1 2 3)
   fi
   read -ra ports <<<"$(free_ports 4)"
-  cluster="$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=')"
+  # The form wants - and _ for the last two digits; as the first one, - would be taken for an option.
+  cluster="$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | tr -d '=')"
   for id in "${ids[@]}"; do
     mkdir -p "$dir/node-$id"
     settings "$brokers" "$id" "${ports[0]}" "${ports[id % 100]}" >"$dir/node-$id/settings"

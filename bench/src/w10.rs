@@ -83,12 +83,7 @@ fn open(dir: &Path) -> Result<Parts> {
         fleet: Fleet::new(Lineage::from_random(1)),
         head: None,
         journal: Arc::clone(&journal) as Arc<dyn Journal>,
-        following: Following {
-            deliveries,
-            publisher,
-            skipped: Box::new(|| ()),
-            published: Position::ZERO,
-        },
+        following: Following { deliveries, publisher, skipped: Box::new(|| ()), published: Position::ZERO },
         queue: 4096,
     })?;
     let snapshots = Snapshots::open(dir.join("snapshots"))?;

@@ -118,7 +118,7 @@ impl Office {
             let (decider, ended) = self.take_over().await?;
             tracing::info!(position = %self.following.published, "this server decides");
             self.duty.send_replace(Duty::Decides(decider.clone()));
-            let (why, following) = self.decide(&decider, ended, &mut drain).await?;
+            let (why, following) = decide(&decider, ended, self.turns.clone(), &mut drain).await?;
             self.following = following;
             self.duty.send_replace(Duty::StandsBy);
             match (why, &self.turns) {
@@ -199,30 +199,28 @@ impl Office {
     fn lend(&mut self) -> Following {
         std::mem::replace(&mut self.following, Following::nothing())
     }
+}
 
-    /// Until the decider has ended; it is asked to when its turn is over or the server stops.
-    async fn decide(
-        &self,
-        decider: &Decider,
-        mut ended: oneshot::Receiver<Over>,
-        drain: &mut watch::Receiver<bool>,
-    ) -> Result<Over> {
-        let mut turns = self.turns.clone();
-        let early = tokio::select! {
-            over = &mut ended => Some(over),
-            _ = drain.wait_for(|drain| *drain) => None,
-            () = turns.end() => None,
-        };
-        let over = match early {
-            Some(over) => over,
-            None => {
-                // It may have ended by itself meanwhile, and says why.
-                let _ = decider.tell(Input::Drain).await;
-                ended.await
-            }
-        };
-        over.map_err(|_| anyhow!("the decider panicked"))
-    }
+/// Until the decider has ended; it is asked to when its turn is over or the server stops.
+async fn decide(
+    decider: &Decider,
+    mut ended: oneshot::Receiver<Over>,
+    mut turns: Turns,
+    drain: &mut watch::Receiver<bool>,
+) -> Result<Over> {
+    let early = tokio::select! {
+        over = &mut ended => Some(over),
+        _ = drain.wait_for(|drain| *drain) => None,
+        () = turns.end() => None,
+    };
+    let over = if let Some(over) = early {
+        over
+    } else {
+        // It may have ended by itself meanwhile, and says why.
+        let _ = decider.tell(Input::Drain).await;
+        ended.await
+    };
+    over.map_err(|_| anyhow!("the decider panicked"))
 }
 
 impl Turns {

@@ -142,11 +142,12 @@ impl Host {
     }
 
     async fn connect(&self) -> io::Result<Link> {
-        let way = self.decider.way(self.connections.next());
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "no decider is here");
+        let decider = self.desk.here().ok_or_else(gone)?;
+        let way = decider.way(self.connections.next());
         let (mailbox, mut letters) = mailbox();
         let (to_executor, from_decider) = mpsc::channel(WAITING);
         let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(WAITING);
-        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the decider has stopped");
         way.connected(mailbox).await.map_err(|_| gone())?;
         tokio::spawn(async move {
             while let Some(message) = letters.take().await {

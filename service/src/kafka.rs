@@ -40,7 +40,8 @@ pub fn open(
         );
     }
     let fleet = Arc::clone(&mirror.fleet);
-    let options = Options { mirror, ..Options::new(client.clone(), &names.journal, settings.partition, "", &fleet) };
+    let options =
+        Options { mirror, ..Options::new(client.clone(), &names.journal, settings.partition, "", &fleet) };
     let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
     tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
     let (election, turns) = election::stand(&client, &names.inbox, settings.partition, settings.session)?;

@@ -29,8 +29,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::{Clusters, Config, Place};
-use crate::decider::core::{PART, Settings};
 use crate::decider::Following;
+use crate::decider::core::{PART, Settings};
 use crate::duty::{Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::folder::Folder;

@@ -1,11 +1,12 @@
 //! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
-//! of its API, and a look at the processes that it started. Then what judges a run, whatever ran it: the history of
+//! of its API, a look at the processes that it started, and a real Kafka. Then what judges a run, whatever ran it: the history of
 //! what producers were told, the checker of invariants, and the second model of what readers see; and what is run: lanes of
 //! real faults, whose ledger grows, and simulated worlds.
 
 pub mod check;
 pub mod fuzz;
 pub mod history;
+pub mod kafka;
 pub mod lanes;
 pub mod ledger;
 pub mod model;

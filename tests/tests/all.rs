@@ -4,6 +4,8 @@ mod bad_input;
 mod checks;
 mod executors;
 mod imports;
+mod kafka;
+mod kafka_journal;
 mod kills;
 mod newcomers;
 mod races;

@@ -7,6 +7,7 @@
 //! | all | `reconnect.backoff.max.ms=500` | a broker that is back is found at once |
 //! | producer | `enable.idempotence=true`, `acks=all` | what is acknowledged is on all brokers in sync, once and in order |
 //! | producer | `linger.ms=0` | commits are batches already; waiting for more adds to each verdict |
+//! | producer | `queue.buffering.max.kbytes=65536` | what waits to be sent stays bounded |
 //! | producer | `message.timeout.ms` | how long an append may stay without an outcome |
 //! | producer | `compression.type=lz4` | records are JSON; the bytes that are hashed are those before |
 //! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when something comes; these bound what else may delay it |
@@ -84,6 +85,7 @@ impl Client {
             .set("retry.backoff.max.ms", "500")
             .set("message.timeout.ms", outcome.as_millis().to_string())
             .set("message.max.bytes", LARGEST.to_string())
+            .set("queue.buffering.max.kbytes", "65536")
             .set("compression.type", "lz4");
         config
     }

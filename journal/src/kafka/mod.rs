@@ -59,7 +59,7 @@ pub struct Options {
     pub partition: i32,
     /// Where the mirror is, and whose journal it is.
     pub mirror: segments::Options,
-    /// Appends that have no outcome yet, at most.
+    /// Appends that have no outcome yet, at most; of bytes, as many as the client's queue holds.
     pub in_flight: usize,
     /// An append that was not read back after so long has no outcome.
     pub outcome: Duration,
@@ -79,7 +79,7 @@ impl Options {
             topic: topic.to_owned(),
             partition,
             mirror: segments::Options::new(mirror, fleet),
-            in_flight: 64,
+            in_flight: 8192,
             outcome: Duration::from_secs(20),
         }
     }

@@ -127,11 +127,7 @@ impl Partition {
 impl fmt::Display for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Partition { topic, number, brokers, mirror } = self;
-        write!(
-            f,
-            "partition {number} of topic {topic} at {brokers}, with its mirror in {}",
-            mirror.display()
-        )
+        write!(f, "partition {number} of topic {topic} at {brokers}, with its mirror in {}", mirror.display())
     }
 }
 

@@ -98,7 +98,7 @@ impl Loop {
         if let Some(why) = broken {
             return Err(self.stop(format!("the mirror stopped: {why}")));
         }
-        if let Some(why) = self.shared.writing.take_unknown() {
+        if let Some(why) = self.shared.writing.take_unknown(self.chain.at()) {
             (self.sink)(Delivery::Indefinite(why.into()));
             if let Err(error) = self.shared.writing.renew() {
                 return Err(self.stop(format!("make a producer: {error}")));
@@ -154,7 +154,7 @@ impl Loop {
             }
             Ok(Link::Skip(skipped)) => {
                 self.deliver();
-                self.shared.writing.skipped(skipped.hash, skipped.reason);
+                self.shared.writing.skipped(skipped.hash);
                 (self.sink)(Delivery::Skipped(skipped));
             }
             Err(broken) => return Err(self.stop(broken)),

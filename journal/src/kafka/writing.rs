@@ -19,7 +19,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::Options;
 use super::client::Client;
 use super::lock;
-use crate::chain::{Chain, Cursor, SkipReason};
+use crate::chain::{Chain, Cursor};
 use crate::journal::AppendError;
 
 /// Where appends go.
@@ -138,12 +138,13 @@ impl Writing {
     }
 
     /// Something that does not count was read.
-    pub(super) fn skipped(&self, hash: Hash, _reason: SkipReason) {
+    pub(super) fn skipped(&self, hash: Hash) {
         lock(&self.state).landed(hash);
     }
 
-    /// Why an append has no outcome, once; then there is nothing on its way any more.
-    pub(super) fn take_unknown(&self) -> Option<String> {
+    /// Why an append has no outcome, once; then there is nothing on its way any more, and appends go on behind what was
+    /// read, `at`.
+    pub(super) fn take_unknown(&self, at: Option<&Cursor>) -> Option<String> {
         let mut state = lock(&self.state);
         let late = state.appended.front().is_some_and(|(_, since)| since.elapsed() > self.outcome);
         let why = match state.unknown.take() {
@@ -152,6 +153,7 @@ impl Writing {
             None => return None,
         };
         state.appended.clear();
+        state.chain = Chain::new(Arc::clone(state.chain.fleet()), at.copied());
         let gone = state.producer.take();
         state.generation += 1;
         // Its callbacks want the lock.

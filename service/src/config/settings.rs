@@ -141,7 +141,9 @@ impl Setting {
             Type::Journal => journal(text).err(),
             Type::MaybeAddress => {
                 let is_fine = text.is_empty()
-                    || text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+                    || text
+                        .rsplit_once(':')
+                        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
                 (!is_fine).then(|| format!("write a host with its port as in server-1:7440, not {text:?}"))
             }
             Type::Pairs => pairs(text).err(),
@@ -237,7 +239,9 @@ pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| match pair.split_once('=') {
-            Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.trim().to_owned())),
+            Some((key, value)) if !key.trim().is_empty() => {
+                Ok((key.trim().to_owned(), value.trim().to_owned()))
+            }
             _ => Err(format!("write key=value between commas, not {pair:?}")),
         })
         .collect()

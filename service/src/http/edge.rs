@@ -160,9 +160,7 @@ async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Bod
         };
         return match call.found.route.does {
             Does::Intents => intents::take(app, &decider, call, body).await,
-            Does::Intent(type_name, shape) => {
-                write::typed(app, &decider, call, body, type_name, shape).await
-            }
+            Does::Intent(type_name, shape) => write::typed(app, &decider, call, body, type_name, shape).await,
             Does::Link => links::open(app, &decider, &call, body),
             other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
         };

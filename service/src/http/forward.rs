@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use hyper::client::conn::http1::handshake;
@@ -96,4 +96,3 @@ fn request(there: &str, parts: &Parts, body: Body) -> Result<Request<Body>, Stri
     headers.insert(FORWARDED, HeaderValue::from_static("1"));
     Ok(request)
 }
-

@@ -33,7 +33,8 @@ const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
 
 /// Takes one or many.
 pub(super) async fn take(
-    app: &Arc<App>, decider: &Decider,
+    app: &Arc<App>,
+    decider: &Decider,
     call: Call,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
@@ -162,7 +163,8 @@ fn unquoted(text: &str) -> String {
 
 /// Many, in their order. Each is answered for itself.
 async fn batch(
-    app: &Arc<App>, decider: &Decider,
+    app: &Arc<App>,
+    decider: &Decider,
     meta: &Meta,
     text: &str,
     request_id: &str,

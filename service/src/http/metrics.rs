@@ -107,7 +107,11 @@ impl Metrics {
             to.register("journal_position", "The last durable position", metrics.journal.clone());
             to.register("applied_position", "The last position in the rows", metrics.applied.clone());
             to.register("applied_lag", "Durable positions that are not in the rows", metrics.lag.clone());
-            to.register("decides", "Whether this server decides: 1, or 0 where another one does", metrics.decides.clone());
+            to.register(
+                "decides",
+                "Whether this server decides: 1, or 0 where another one does",
+                metrics.decides.clone(),
+            );
             to.register("decider_backlog", "Inputs that wait for the decider", metrics.backlog.clone());
             to.register("stream_followers", "Open streams", metrics.followers.clone());
             to.register("executor_links", "Executors connected over HTTP", metrics.links.clone());

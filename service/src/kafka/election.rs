@@ -83,7 +83,8 @@ pub fn stand(
         .set("auto.offset.reset", "latest")
         .set("allow.auto.create.topics", "false");
     let turns = Turns { partition, is_ours };
-    let consumer: BaseConsumer<Turns> = config.create_with_context(turns).context("join the group of deciders")?;
+    let consumer: BaseConsumer<Turns> =
+        config.create_with_context(turns).context("join the group of deciders")?;
     consumer.subscribe(&[inbox]).with_context(|| format!("join the group of deciders on {inbox}"))?;
     let stops = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stops);

@@ -1,0 +1,152 @@
+# shellcheck shell=bash
+# A cluster in the folder $dir: node-ID/ holds a node's settings, data, log and process id, `bootstrap` says where
+# clients begin. One broker is its own controller. Three have a controller beside them, node 100, so that the death of
+# a broker is never that of the controller too.
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# BROKERS: what the command line asks for, as $brokers.
+brokers_of() {
+  brokers="${1:-}"
+  [[ "$brokers" = [13] ]] || fail "how many brokers, 1 or 3? not '$brokers'"
+}
+
+# DIR: the folder of a new cluster, as $dir.
+folder_of() {
+  mkdir -p "$1"
+  dir="$(realpath "$1")"
+  [ ! -e "$dir/node-1" ] || fail "there is a cluster already: tests/kafka/stop $dir"
+}
+
+# COUNT ports of the loopback on which nobody listens. They lie below those that Linux gives to clients, so that none
+# is taken while its node is dead; and each process begins at its own, so that two that start at once do not meet.
+free_ports() {
+  local port=$((16000 + $$ * 4 % 16000)) free=()
+  while [ "${#free[@]}" -lt "$1" ]; do
+    if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+      free+=("$port")
+    fi
+    port=$((port + 1))
+  done
+  echo "${free[@]}"
+}
+
+# BROKERS ID CONTROLLER-PORT BROKER-PORT: the settings of one node.
+settings() {
+  local brokers="$1" id="$2" roles=broker listeners="PLAINTEXT://127.0.0.1:$4" controller=100
+  local most=$(($1 / 2 + 1))
+  if [ "$brokers" = 1 ]; then
+    roles=broker,controller listeners+=",CONTROLLER://127.0.0.1:$3" controller=1
+  elif [ "$id" = 100 ]; then
+    roles=controller listeners="CONTROLLER://127.0.0.1:$3"
+  fi
+  cat "$scripts/node.properties"
+  printf '%s\n' '' '# This node.' "node.id=$id" "process.roles=$roles" "listeners=$listeners" \
+    "controller.quorum.voters=$controller@127.0.0.1:$3" "log.dirs=$dir/node-$id/data" \
+    '' '# What is acknowledged is on most of the brokers.' \
+    "default.replication.factor=$brokers" "min.insync.replicas=$most" \
+    "offsets.topic.replication.factor=$brokers" \
+    "transaction.state.log.replication.factor=$brokers" "transaction.state.log.min.isr=$most" \
+    '' "${CHANCERY_TEST_KAFKA_SETTINGS:-}"
+}
+
+# ID: whether a node runs or sleeps. A process id may have passed to somebody else, and a dead process that nobody has
+# reaped has no command line: so that is what is looked at.
+alive() {
+  local pid
+  pid="$(cat "$dir/node-$1/pid" 2>/dev/null)" || return 1
+  grep -qszF "$dir/node-$1/settings" "/proc/$pid/cmdline"
+}
+
+# SIGNAL ID
+signal() {
+  alive "$2" || fail "node $2 of $dir does not run"
+  kill -s "$1" "$(cat "$dir/node-$2/pid")"
+}
+
+# PID: whether nothing of a process is left but, at most, what its parent has not looked at. Its memory goes first, its
+# sockets and locks only with its last thread.
+dead() {
+  local threads=("/proc/$1/task/"*)
+  [ ! -d "/proc/$1" ] || { [ "${#threads[@]}" = 1 ] && grep -qs ') [XZ] ' "/proc/$1/stat"; }
+}
+
+# SIGNAL ID: sends it, and waits until the node is dead.
+end() {
+  local pid
+  pid="$(cat "$dir/node-$2/pid")"
+  signal "$1" "$2"
+  until dead "$pid"; do sleep 0.02; done
+}
+
+# ID [OPTION OF THE JVM...]: starts a node, which outlives its terminal.
+launch() {
+  local node="$dir/node-$1"
+  shift
+  if [ -f "$node/log" ]; then
+    mv "$node/log" "$node/log.before"
+  fi
+  (trap '' HUP; become_java "$@" kafka.Kafka "$node/settings") </dev/null >"$node/log" 2>&1 &
+  echo $! >"$node/pid"
+}
+
+# ID: waits until a node that this shell launched is up: a broker then answers clients.
+ready() {
+  local pid log="$dir/node-$1/log"
+  pid="$(cat "$dir/node-$1/pid")"
+  for _ in {1..1200}; do
+    if grep -qs 'Kafka Server started' "$log"; then
+      return
+    fi
+    if ! kill -0 "$pid" 2>/dev/null; then
+      tail -n 20 "$log" >&2
+      fail "node $1 ended while it started"
+    fi
+    sleep 0.05
+  done
+  tail -n 20 "$log" >&2
+  fail "node $1 was not up after a minute"
+}
+
+# BROKERS [OPTION OF THE JVM...]: makes a cluster in $dir and starts it.
+start_cluster() {
+  local brokers="$1" ids=(1) ports id cluster formats=() format clients=()
+  shift
+  if [ "$brokers" = 3 ]; then
+    ids=(100 1 2 3)
+  fi
+  read -ra ports <<<"$(free_ports 4)"
+  # The form wants - and _ for the last two digits; as the first one, - would be taken for an option.
+  cluster="$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | tr -d '=')"
+  for id in "${ids[@]}"; do
+    mkdir -p "$dir/node-$id"
+    settings "$brokers" "$id" "${ports[0]}" "${ports[id % 100]}" >"$dir/node-$id/settings"
+    (become_java kafka.tools.StorageTool format --cluster-id "$cluster" --config "$dir/node-$id/settings") \
+      >"$dir/node-$id/log" 2>&1 &
+    formats+=($!)
+    if [ "$id" != 100 ]; then
+      clients+=("127.0.0.1:${ports[id]}")
+    fi
+  done
+  for format in "${formats[@]}"; do
+    wait "$format" || { cat "$dir"/node-*/log >&2; fail "the storage of a node cannot be made"; }
+  done
+  for id in "${ids[@]}"; do launch "$id" "$@"; done
+  for id in "${ids[@]}"; do ready "$id"; done
+  (IFS=,; echo "${clients[*]}") >"$dir/bootstrap"
+}
+
+# Kills every node of $dir and removes what the cluster made there.
+remove_cluster() {
+  local node id
+  for node in "$dir"/node-*/; do
+    [ -d "$node" ] || continue
+    id="$(basename "$node")" id="${id#node-}"
+    if alive "$id"; then
+      end KILL "$id"
+    fi
+  done
+  rm -rf "$dir"/node-*/ "$dir/bootstrap"
+  if [ -d "$dir" ]; then
+    rmdir --ignore-fail-on-non-empty "$dir"
+  fi
+}

@@ -1,0 +1,222 @@
+//! The journal on a real Kafka: the suite that every journal passes, and what only this one can meet.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+
+use chancery_journal::conformance::{Author, Bench, FLEET, run};
+use chancery_journal::kafka::topics::{Role, Topics};
+use chancery_journal::kafka::{Client, KafkaJournal, OpenError, Options};
+use chancery_journal::{Delivery, Journal, Sink};
+use chancery_tests::kafka::{Cluster, shared};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use tempfile::TempDir;
+
+/// A topic of its own on a cluster that others use too.
+fn topic(cluster: &Cluster) -> String {
+    static TOPICS: AtomicU64 = AtomicU64::new(0);
+    let name = format!("journal-{}", TOPICS.fetch_add(1, Ordering::Relaxed));
+    let copies = cluster.bootstrap().split(',').count();
+    let made = async { Topics::of(&client(cluster))?.make(&name, Role::Journal, 1, copies as i32).await };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    assert!(runtime.block_on(made).expect("made"), "it was there");
+    name
+}
+
+fn client(cluster: &Cluster) -> Client {
+    Client::new(cluster.bootstrap(), std::collections::BTreeMap::new()).expect("a client")
+}
+
+struct OnKafka<const BROKERS: usize> {
+    topic: String,
+    home: TempDir,
+    beside: u64,
+}
+
+impl<const BROKERS: usize> OnKafka<BROKERS> {
+    fn options(&self, mirror: &str) -> Options {
+        Options::new(client(shared(BROKERS)), &self.topic, 0, self.home.path().join(mirror), FLEET)
+    }
+}
+
+impl<const BROKERS: usize> Bench for OnKafka<BROKERS> {
+    fn new() -> Self {
+        let home = tempfile::tempdir().expect("a folder");
+        OnKafka { topic: topic(shared(BROKERS)), home, beside: 0 }
+    }
+
+    fn open(&mut self, sink: Sink) -> Box<dyn Journal> {
+        Box::new(KafkaJournal::open(&self.options("mirror"), sink).expect("open").0)
+    }
+
+    fn open_beside(&mut self, sink: Sink) -> Option<Box<dyn Journal>> {
+        self.beside += 1;
+        let options = self.options(&format!("beside-{}", self.beside));
+        Some(Box::new(KafkaJournal::open(&options, sink).expect("open").0))
+    }
+
+    fn inject(&mut self, bytes: &[u8]) -> bool {
+        put(shared(BROKERS), &self.topic, bytes);
+        true
+    }
+}
+
+/// Anything, behind what the topic holds.
+fn put(cluster: &Cluster, topic: &str, bytes: &[u8]) {
+    let config = client(cluster).producer(std::time::Duration::from_secs(20));
+    let producer: BaseProducer = config.create().expect("a producer");
+    let record = BaseRecord::<(), [u8]>::to(topic).partition(0).payload(bytes);
+    producer.send(record).map_err(|(error, _)| error).expect("there is room");
+    producer.flush(std::time::Duration::from_secs(20)).expect("written");
+}
+
+#[test]
+fn the_journal_on_one_broker_conforms() {
+    run::<OnKafka<1>>();
+}
+
+#[test]
+fn the_journal_on_three_brokers_conforms() {
+    run::<OnKafka<3>>();
+}
+
+/// A sink that keeps what comes.
+fn sink() -> (Sink, std::sync::mpsc::Receiver<Delivery>) {
+    let (to, from) = channel();
+    (Box::new(move |delivery| drop(to.send(delivery))), from)
+}
+
+fn nowhere() -> Sink {
+    Box::new(|_| ())
+}
+
+/// A journal of some records, closed again: its options and records.
+fn written(count: usize) -> (TempDir, Options, Vec<chancery_events::record::Record>) {
+    let home = tempfile::tempdir().expect("a folder");
+    let cluster = shared(1);
+    let options = Options::new(client(cluster), &topic(cluster), 0, home.path().join("mirror"), FLEET);
+    let (sink, delivered) = sink();
+    let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
+    let mut author = Author::new(1, None);
+    let mut records = vec![author.genesis()];
+    records.extend((1..count).map(|_| author.record(2, 100)));
+    for record in &records {
+        journal.append(record.clone()).expect("appended");
+    }
+    let mut left = count;
+    while left > 0 {
+        match delivered.recv().expect("delivered") {
+            Delivery::Records(some) => left -= some.len(),
+            other => panic!("{other:?}"),
+        }
+    }
+    journal.close().expect("closed");
+    (home, options, records)
+}
+
+#[test]
+fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
+    let (_home, options, records) = written(20);
+    let open = |options: &Options| {
+        let (journal, opened) = KafkaJournal::open(options, nowhere()).expect("open");
+        journal.close().expect("closed");
+        opened
+    };
+    assert_eq!(open(&options).read, 0, "it knows where it was");
+    std::fs::remove_file(options.mirror.dir.join("kafka.json")).expect("a place");
+    assert_eq!(open(&options).read, 20, "it compares everything");
+    assert_eq!(open(&options).read, 0, "it knows again");
+    let fresh = Options {
+        mirror: chancery_journal::segments::Options::new(options.mirror.dir.join("../new"), FLEET),
+        ..options
+    };
+    let opened = open(&fresh);
+    assert_eq!(
+        (opened.read, opened.head.map(|head| head.hash)),
+        (20, records.last().map(|record| record.hash()))
+    );
+}
+
+#[test]
+fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_kept() {
+    let (_home, options, _) = written(20);
+    let other = Options { topic: topic(shared(1)), ..options.clone() };
+    let refused = |options: &Options| match KafkaJournal::open(options, nowhere()) {
+        Err(error) => error,
+        Ok((_, opened)) => panic!("it opened: {opened:?}"),
+    };
+    // Another topic that is empty.
+    assert!(matches!(refused(&other), OpenError::Differs { .. }));
+    // One with another history.
+    let (sink, delivered) = sink();
+    let fresh = chancery_journal::segments::Options::new(options.mirror.dir.join("../other"), FLEET);
+    let (journal, _) = KafkaJournal::open(&Options { mirror: fresh, ..other.clone() }, sink).expect("open");
+    let mut author = Author::new(2, None);
+    journal.append(author.genesis()).expect("appended");
+    delivered.recv().expect("delivered");
+    journal.close().expect("closed");
+    assert!(matches!(refused(&other), OpenError::Differs { position, .. } if position.get() == 1));
+    // One whose beginning is gone, for a mirror that needs it.
+    let cluster = shared(1);
+    let file = options.mirror.dir.join("../delete.json");
+    let list = format!(
+        r#"{{"partitions": [{{"topic": "{}", "partition": 0, "offset": 5}}], "version": 1}}"#,
+        options.topic
+    );
+    std::fs::write(&file, list).expect("written");
+    cluster.tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
+    let empty = chancery_journal::segments::Options::new(options.mirror.dir.join("../empty"), FLEET);
+    assert!(matches!(
+        refused(&Options { mirror: empty, ..options.clone() }),
+        OpenError::Deleted { begins: 5, wanted: 0, .. }
+    ));
+    // The mirror that needs it no more goes on.
+    let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
+    assert_eq!(opened.read, 0);
+    journal.close().expect("closed");
+    let missing = Options { topic: "no-such-topic".into(), ..options };
+    assert!(matches!(refused(&missing), OpenError::NoPartition(_)));
+}
+
+#[test]
+fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
+    let cluster = Cluster::start(1);
+    let home = tempfile::tempdir().expect("a folder");
+    let mut options = Options::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);
+    options.outcome = std::time::Duration::from_secs(3);
+    let (sink, delivered) = sink();
+    let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
+    let mut author = Author::new(1, None);
+    journal.append(author.genesis()).expect("appended");
+    assert!(matches!(delivered.recv().expect("told"), Delivery::Records(_)));
+    cluster.pause(1);
+    let lost = author.record(1, 10);
+    journal.append(lost.clone()).expect("sent");
+    assert!(matches!(delivered.recv().expect("told"), Delivery::Indefinite(_)));
+    cluster.resume(1);
+    // Whether it arrived is for the topic to say; another term ends the question, whichever it is.
+    let mut seen = Vec::new();
+    let mut next = Author::new(2, journal.head());
+    let mut takeover = next.takeover();
+    journal.append(takeover.clone()).expect("sent");
+    loop {
+        match delivered.recv_timeout(std::time::Duration::from_secs(30)).expect("told") {
+            Delivery::Records(records) => seen.extend(records.iter().map(|record| record.hash())),
+            Delivery::Skipped(skipped) if skipped.hash == takeover.hash() => {
+                next = Author::new(3, journal.head());
+                takeover = next.takeover();
+                journal.append(takeover.clone()).expect("sent");
+            }
+            Delivery::Skipped(_) => {}
+            other => panic!("{other:?}"),
+        }
+        if seen.contains(&takeover.hash()) {
+            break;
+        }
+    }
+    let after = next.record(1, 10);
+    journal.append(after.clone()).expect("sent");
+    assert!(
+        matches!(delivered.recv().expect("told"), Delivery::Records(records) if records[0].hash() == after.hash())
+    );
+    journal.close().expect("closed");
+}

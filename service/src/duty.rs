@@ -163,8 +163,7 @@ impl Office {
 
     /// Starts a decider with the state at what was published last, after all that there is.
     async fn take_over(&mut self) -> Result<(Decider, oneshot::Receiver<Over>)> {
-        let state = self.states.ask().await.context("the projector has stopped")?;
-        let mut fold = Fold::from(state);
+        let mut fold = self.states.ask().await.context("the projector has stopped")?;
         loop {
             let source = self.journal.source();
             fold = tokio::task::spawn_blocking(move || -> Result<Fold> {

@@ -1,5 +1,6 @@
-//! A fleet on Kafka: its journal, and whose turn it is to decide.
+//! A fleet on Kafka: its topics, its journal, and whose turn it is to decide.
 
+pub mod commands;
 pub mod election;
 
 use std::sync::Arc;

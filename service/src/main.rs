@@ -68,6 +68,22 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             Ok(ExitCode::SUCCESS)
         }
         Local::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
+        #[cfg(feature = "kafka")]
+        Local::InitTopics { partitions, .. } => {
+            log(&config)?;
+            let done = runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions))?;
+            std::io::stdout().write_all(done.as_bytes())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        #[cfg(feature = "kafka")]
+        Local::Doctor { .. } => {
+            log(&config)?;
+            let (text, is_well) = runtime()?.block_on(chancery::kafka::commands::doctor(&config))?;
+            std::io::stdout().write_all(text.as_bytes())?;
+            Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        #[cfg(not(feature = "kafka"))]
+        Local::InitTopics { .. } | Local::Doctor { .. } => anyhow::bail!(chancery::server::NO_KAFKA),
         Local::Openapi => {
             let mut out = std::io::stdout();
             serde_json::to_writer_pretty(&mut out, &chancery::http::openapi())?;

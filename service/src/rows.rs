@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use chancery_events::event::Event;
-use chancery_events::fact::Fact;
+use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::Source;
 use chancery_journal::snapshots::Snapshots;
-use chancery_projector::fold::Folding;
-use chancery_projector::{FoldError, ProjectError, Projector};
+use chancery_projector::{Fold, FoldError, ProjectError, Projector};
 use tokio::sync::{oneshot, watch};
 
 use crate::decider::Publish;
@@ -39,7 +38,7 @@ pub struct Records {
 /// Asks the projector for a copy of its state.
 #[derive(Clone, Debug)]
 pub struct States {
-    asked: Sender<oneshot::Sender<Option<Folding>>>,
+    asked: Sender<oneshot::Sender<Fold>>,
     waiting: SyncSender<Vec<Arc<Record>>>,
 }
 
@@ -47,15 +46,14 @@ pub struct States {
 #[derive(Debug)]
 pub struct Queue {
     waiting: Receiver<Vec<Arc<Record>>>,
-    asked: Receiver<oneshot::Sender<Option<Folding>>>,
+    asked: Receiver<oneshot::Sender<Fold>>,
     /// Set after something did not find room.
     missed: Arc<AtomicBool>,
 }
 
 impl States {
-    /// The state as it is now, which may be behind the journal; the inner one is none before the first record. None
-    /// if the projector has stopped.
-    pub async fn ask(&self) -> Option<Option<Folding>> {
+    /// The state as it is now, which may be behind the journal. None if the projector has stopped.
+    pub async fn ask(&self) -> Option<Fold> {
         let (answer, state) = oneshot::channel();
         self.asked.send(answer).ok()?;
         // If there is no room, it has something to wake up for.
@@ -106,8 +104,8 @@ pub fn publisher(
         let about_clusters = |record: &Arc<Record>| {
             record.events().any(|(_, line)| line.starts_with(b"{\"k\":\"fact\",\"t\":\"cluster."))
         };
-        if let Some(address) = records.iter().rev().find_map(|record| term_of(record)) {
-            deciders.send_replace(address);
+        if let Some(term) = records.iter().rev().find_map(|record| term_of(record)) {
+            deciders.send_replace(term.address.map(Arc::from));
         }
         if let Some(last) = records.iter().rev().find(|record| about_clusters(record)) {
             clusters.send_replace(last.last());
@@ -115,12 +113,13 @@ pub fn publisher(
     })
 }
 
-/// Where the decider is reached whose term the record begins, if it begins one.
-fn term_of(record: &Record) -> Option<Option<Arc<str>>> {
+/// The term that the record begins, if it begins one.
+fn term_of(record: &Record) -> Option<TermStarted> {
     record.header().begins?;
     match Event::read(record.events().next()?.1) {
-        Ok(Event::Fact { fact: Fact::TermStarted(fact), .. }) => Some(fact.address.map(Arc::from)),
-        _ => Some(None),
+        Ok(Event::Fact { fact: Fact::TermStarted(fact), .. }) => Some(fact),
+        // One that a lineage begins has no decider yet.
+        _ => Some(TermStarted { address: None }),
     }
 }
 
@@ -149,7 +148,7 @@ impl Rows {
             self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
             for answer in queue.asked.try_iter() {
                 // Whoever asked may be gone.
-                let _ = answer.send(self.projector.state().cloned());
+                let _ = answer.send(Fold::from(self.projector.state().cloned()));
             }
             let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
             let is_due = self.projector.position().get() - last.get() >= self.every.max(size);

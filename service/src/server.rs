@@ -39,6 +39,8 @@ use crate::rows::{Queue, Rows, publisher};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
+/// For builds without it.
+pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
 /// Whether a server says on standard output that it is up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Greeting {
@@ -351,7 +353,7 @@ impl Opened {
                 Ok(Opened { journal, turns: Turns::Told(turns), election: Some(election) })
             }
             #[cfg(not(feature = "kafka"))]
-            Place::Kafka { .. } => bail!("this build has no Kafka in it: build it with --features kafka"),
+            Place::Kafka { .. } => bail!(NO_KAFKA),
         }
     }
 

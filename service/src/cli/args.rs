@@ -315,6 +315,21 @@ pub enum Local {
         /// Its folder, unless it is that of the configuration
         dir: Option<PathBuf>,
     },
+    /// Make the topics of a journal on Kafka; those that are there stay as they are
+    InitTopics {
+        /// Where the journal is to be: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        #[arg(long, value_name = "WHERE")]
+        journal: Option<String>,
+        /// Partitions of each: fleets that there is room for
+        #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+        partitions: u16,
+    },
+    /// Look whether the topics of a journal on Kafka may lose what was acknowledged, and say how to mend it
+    Doctor {
+        /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        #[arg(long, value_name = "WHERE")]
+        journal: Option<String>,
+    },
     /// Print the OpenAPI description
     Openapi,
     /// Print what makes a shell complete commands, kinds and flags

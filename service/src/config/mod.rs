@@ -245,6 +245,10 @@ impl Config {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("only names of the table are asked for")].0.as_str()
         };
+        let is_default = |name: &str| {
+            let index = SETTINGS.iter().position(|setting| setting.name == name);
+            index.is_some_and(|index| values[index].1 == Origin::Default)
+        };
         let bytes = |name| settings::bytes(text(name));
         let count = |name| settings::count(text(name));
         let limits = Limits {
@@ -261,10 +265,24 @@ impl Config {
             queue: count("limits.queue")?,
             request_time: settings::span(text("limits.request_time"))?,
         };
+        let journal = settings::journal(text("journal"))?;
+        let executors = match (&journal, settings::clusters(text("executors"))?) {
+            (Place::Embedded, clusters) => clusters,
+            // Each would drive them from the server that decides at the time.
+            (Place::Kafka { .. }, Clusters::All) if is_default("executors") => {
+                Clusters::Only(BTreeSet::new())
+            }
+            (Place::Kafka { .. }, Clusters::Only(names)) if names.is_empty() => Clusters::Only(names),
+            (Place::Kafka { .. }, _) => {
+                return Err("executors: with the journal on Kafka no server drives clusters, as another one may decide: write \
+                            none, and run `chancery executor` for each cluster"
+                    .into());
+            }
+        };
         Ok(Config {
             data_dir: text("data_dir").into(),
             listen: settings::listen(text("listen"))?,
-            journal: settings::journal(text("journal"))?,
+            journal,
             kafka: Kafka {
                 partition: i32::try_from(settings::number(text("kafka.partition"))?)
                     .map_err(|_| "kafka.partition: there are not so many")?,
@@ -279,7 +297,7 @@ impl Config {
             log: text("log").to_owned(),
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
             lease: settings::span(text("lease"))?,
-            executors: settings::clusters(text("executors"))?,
+            executors,
             limits,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
             cgroup: Some(text("cgroup")).filter(|path| !path.is_empty()).map(PathBuf::from),

@@ -166,6 +166,7 @@ impl World {
             actor: name("ann"),
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         }

@@ -264,6 +264,7 @@ impl Parts {
             address: Some(address.to_owned()),
             lease: config.lease,
             part: PART,
+            inbox: None,
         };
         let queue = usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20);
         let start = Start {

@@ -1,5 +1,6 @@
 //! The decider's core, driven by hand: what leaves it, and when.
 
+mod inbox;
 mod races;
 
 use std::sync::Arc;
@@ -40,7 +41,15 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
 
 fn settings(writer: u64) -> Settings {
     let writer = Writer::from_random(writer);
-    Settings { fleet: name("default"), writer, build: "test".into(), address: None, lease: LEASE, part: PART }
+    Settings {
+        fleet: name("default"),
+        writer,
+        build: "test".into(),
+        address: None,
+        lease: LEASE,
+        part: PART,
+        inbox: None,
+    }
 }
 
 /// The scope that executors look at where a test does not say otherwise.
@@ -101,6 +110,7 @@ impl Rig {
             actor: name("ann"),
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         }

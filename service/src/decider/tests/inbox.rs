@@ -321,7 +321,7 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
 fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
-    // With all that is left out of it, it is four times as long.
+    // With all that is left out of them, they are four times as long.
     let payloads = vec![json!({"name": "a", "resources": {}}); 9000];
     let spec = json!({"namespace": "ns", "service": "web", "payloads": payloads});
     let large = letter(0, "large", "plan.apply", &json!({"name": "web", "spec": spec}));

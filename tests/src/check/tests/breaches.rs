@@ -441,6 +441,12 @@ fn an_inbox_that_is_answered_wrongly() {
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);
             s.commits.last_mut().expect("a commit").answered = Some(6);
         }),
+        (Fleet, 10, "it is called further and is not", |s| {
+            s.refuse_letters(&[3], 6);
+            let data = json!({"topic": TOPIC, "next": 6});
+            s.fact(s.last() + 1, "inbox.advanced.v1", &data);
+            s.commits.last_mut().expect("a commit").answered = Some(6);
+        }),
         (Fleet, 10, "more is called answered than is", |s| {
             let data = json!({"topic": TOPIC, "next": 7});
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);

@@ -119,6 +119,7 @@ impl Maker {
             actor: "bench".parse()?,
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         };

@@ -77,6 +77,7 @@ fn open(dir: &Path) -> Result<Parts> {
         lease: Duration::from_secs(15),
         part: PART,
         replicas: u32::MAX,
+        inbox: None,
     };
     let (decider, ended) = chancery::decider::start(Start {
         settings,
@@ -102,6 +103,7 @@ async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Re
         actor: "bench".parse()?,
         time: None,
         expect: None,
+        claim: None,
         traceparent: None,
         intent,
     };

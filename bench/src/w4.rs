@@ -124,6 +124,7 @@ impl Maker {
             actor: "bench".parse()?,
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent: Intent::read(type_name, &body.to_string()).context("a type")??,
         };

@@ -13,6 +13,7 @@
 //! | `kind` | `intent`, `observation` or `fact` |
 //! | `causationid` | of a fact: the position of its cause |
 //! | `actor` | of an intent its actor, of an observation its executor |
+//! | `claimedactor` | of an intent that came by a topic: who it said that it is from |
 //! | `intentid`, `intentsource`, `intenttime`, `expect`, `traceparent` | of an intent, as it came |
 //!
 //! Read from outside, a CloudEvent asks for what its type says: see [`Attributes`]. Attributes that are not known
@@ -22,6 +23,7 @@
 //! tracing extensions.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -81,6 +83,8 @@ struct Shown<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     actor: Option<&'a Actor>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    claimedactor: Option<&'a Actor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     intentid: Option<&'a IntentId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     intentsource: Option<&'a Source>,
@@ -130,6 +134,7 @@ pub fn render(
         subjects: several.then(joined),
         causationid: frame.cause.map(|cause| cause.to_string()),
         actor: frame.by.as_ref(),
+        claimedactor: frame.claim.as_ref(),
         intentid: frame.id.as_ref(),
         intentsource: frame.source.as_ref(),
         intenttime: frame.at.map(|at| at.to_string()),
@@ -157,6 +162,17 @@ pub struct BadAttribute {
     pub name: String,
     /// What is wrong with it, or what to write.
     pub reason: String,
+}
+
+/// Text that is no CloudEvent in structured form.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadEnvelope {
+    /// It is not an object.
+    #[error("read the CloudEvent: write an object with the attributes and data")]
+    NotAnObject,
+    /// One of its members is not right.
+    #[error(transparent)]
+    Attribute(#[from] BadAttribute),
 }
 
 /// The attributes of a CloudEvent that asks for something, however they came: as members of a JSON object, or as
@@ -218,6 +234,32 @@ impl Attributes {
         if again { Err(bad("write it once".into())) } else { Ok(()) }
     }
 
+    /// Reads attributes and data as members of one object, from text that [`crate::strict`] has checked.
+    pub fn of_object(text: &str) -> Result<(Attributes, Option<&RawValue>), BadEnvelope> {
+        // A name that is written with escapes cannot be borrowed, and is none that is known.
+        let members = serde_json::from_str::<BTreeMap<&str, &RawValue>>(text);
+        let mut attributes = Attributes::default();
+        let mut data = None;
+        for (name, value) in members.map_err(|_| BadEnvelope::NotAnObject)? {
+            if name == "data" {
+                data = Some(value);
+                continue;
+            }
+            let given = value.get();
+            let plain = match given.as_bytes().first() {
+                Some(b'"') => serde_json::from_str::<String>(given).ok(),
+                Some(b'{' | b'[' | b'n') | None => None,
+                Some(_) => Some(given.to_owned()),
+            };
+            let wrong = || BadAttribute {
+                name: name.chars().take(64).collect(),
+                reason: "write text or a number".into(),
+            };
+            attributes.set(name, &plain.ok_or_else(wrong)?)?;
+        }
+        Ok((attributes, data))
+    }
+
     /// The type of the intent, as it is stored.
     pub fn intent_type(&self) -> Result<&'static str, BadAttribute> {
         self.intent_type.ok_or_else(|| missing("type"))
@@ -231,6 +273,17 @@ impl Attributes {
     /// The id, if it was given.
     pub fn id(&self) -> Option<&IntentId> {
         self.id.as_ref()
+    }
+
+    /// The data, where it must be.
+    pub fn data(data: Option<&RawValue>) -> Result<&str, BadAttribute> {
+        data.map(RawValue::get).ok_or_else(|| missing("data"))
+    }
+
+    /// Joins them with what is asked for by `actor`, whoever an attribute says that it is: that is kept as a claim.
+    pub fn request_of(mut self, intent: Intent, actor: &Actor) -> Result<Request, BadAttribute> {
+        let claim = self.actor.take();
+        Ok(Request { claim, ..self.request(intent, actor)? })
     }
 
     /// Joins them with what is asked for. `actor` is who asks if no attribute says so.
@@ -247,6 +300,7 @@ impl Attributes {
             id: self.id.ok_or_else(|| missing("id"))?,
             source: self.source.ok_or_else(|| missing("source"))?,
             actor: self.actor.unwrap_or_else(|| actor.clone()),
+            claim: None,
             time: self.time,
             expect: self.expect,
             traceparent: self.traceparent,

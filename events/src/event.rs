@@ -6,7 +6,7 @@
 //! {"k":"fact","t":"replica.created.v1","c":17,"d":{…}}
 //! ```
 //! `k` kind, `t` type with version, `d` data; of a fact, `c` the position of its cause; of an intent, `id`, `src`
-//! source, `by` actor, `at` its sender's time in microseconds, `expect` version, `tp` trace context.
+//! source, `by` actor, `claim` who it said that it is from, `at` its sender's time in microseconds, `expect` version, `tp` trace context.
 //! What follows from the header, the line's place and the data is not stored: position, time, subjects.
 
 use serde::{Deserialize, Serialize};
@@ -121,6 +121,9 @@ pub struct Line<'a> {
     /// Of an intent its actor, of an observation its executor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
+    /// Of an intent that came by a topic: who it said that it is from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Actor>,
     /// Of an intent: its sender's time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
@@ -191,6 +194,7 @@ impl<'a> Line<'a> {
                     id: self.id.clone().ok_or_else(|| missing("id"))?,
                     source: self.source.clone().ok_or_else(|| missing("source"))?,
                     actor: self.by.clone().ok_or_else(|| missing("actor"))?,
+                    claim: self.claim.clone(),
                     time: self.at,
                     expect: self.expect,
                     traceparent: self.traceparent.clone(),
@@ -277,6 +281,7 @@ impl Event {
             id: None,
             source: None,
             by: None,
+            claim: None,
             at: None,
             expect: None,
             traceparent: None,
@@ -291,6 +296,7 @@ impl Event {
                 line.id = Some(request.id.clone());
                 line.source = Some(request.source.clone());
                 line.by = Some(request.actor.clone());
+                line.claim.clone_from(&request.claim);
                 line.at = request.time;
                 line.expect = request.expect;
                 line.traceparent.clone_from(&request.traceparent);

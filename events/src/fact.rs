@@ -17,6 +17,7 @@ use crate::name::{
     StorageClass,
 };
 use crate::observation::{Process, SessionEnd};
+use crate::record::Hash;
 use crate::refusal::Code;
 use crate::spec::{
     Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
@@ -36,6 +37,10 @@ bodies! {
         IntentAccepted = "intent.accepted.v1",
         /// The intent before it does not hold.
         IntentRefused = "intent.refused.v1",
+        /// Something in the inbox could not be made into an intent.
+        InboxRefused = "inbox.refused.v1",
+        /// The inbox is answered up to a place, though nothing else tells.
+        InboxAdvanced = "inbox.advanced.v1",
         /// An entity is left alone, because working on it failed in a way that must not happen.
         EntityParked = "entity.parked.v1",
         /// A cluster is so.
@@ -167,6 +172,27 @@ body! {
         /// Where in the body, as JSON Pointers with what is wrong there.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         errors: BTreeMap<String, String>,
+    }
+    /// Body of [`Fact::InboxRefused`]. It changes no entity: it is the answer to what stands there.
+    InboxRefused {
+        /// Which inbox, as in the header's watermark.
+        topic: String,
+        /// Where in it.
+        offset: u64,
+        /// The SHA-256 of the record's value, 64 hexadecimal digits; absent if it has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<Hash>,
+        /// Why, for programs.
+        code: Code,
+        /// Why, for people.
+        detail: String,
+    }
+    /// Body of [`Fact::InboxAdvanced`]. It changes no entity.
+    InboxAdvanced {
+        /// Which inbox, as in the header's watermark.
+        topic: String,
+        /// The offset of the first input that is not answered yet.
+        next: u64,
     }
     /// Body of [`Fact::EntityParked`].
     EntityParked {

@@ -22,6 +22,8 @@ pub struct Request {
     pub source: Source,
     /// Who asks.
     pub actor: Actor,
+    /// Who it said that it is from, where that is not believed: it came by a topic, whose binding says who asks.
+    pub claim: Option<Actor>,
     /// When it was first asked, by its sender's clock. Without one, the promise of idempotency holds for the
     /// window only.
     pub time: Option<Time>,

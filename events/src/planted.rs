@@ -89,6 +89,16 @@ bugs! {
     KeepsLevelToItself,
     /// The decider forgets what it was told of a session's end, and keeps the cluster for the lost one.
     KeepsLostSession,
+    /// The watermark of the inbox names the last letter that is answered, and not the next.
+    WatermarkBehind,
+    /// The watermark counts a letter that is still to be answered.
+    WatermarkAhead,
+    /// A letter below the watermark is answered again.
+    AnswersLettersAgain,
+    /// A letter that cannot be read leaves no trace.
+    LosesBadLetters,
+    /// A new decider does not wait for the letters that were there before it.
+    RingsBeforeInbox,
 }
 
 /// Switches one on, or all off, for this thread.

@@ -10,11 +10,13 @@
 //! their meaning, so that any build can judge any record by its header alone; a [`Record`] whose body cannot be
 //! read does not exist. The first event agrees with what the header says that it begins.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use data_encoding::HEXLOWER;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
@@ -88,6 +90,15 @@ impl FromStr for Hash {
         }
         HEXLOWER.decode_mut(text.as_bytes(), &mut bytes).map_err(|_| BadHash)?;
         Ok(Hash(bytes))
+    }
+}
+
+impl JsonSchema for Hash {
+    fn schema_name() -> Cow<'static, str> {
+        "Hash".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[0-9a-f]{64}$" })
     }
 }
 

@@ -40,6 +40,8 @@ words! {
         TooLarge = "too_large",
         /// Deciding it failed in a way that must not happen; nothing was changed.
         Internal = "internal",
+        /// Whoever asks may not ask for it, or not in this way.
+        Denied = "denied",
     }
 }
 

@@ -179,6 +179,8 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         }
         Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
         Fact::IntentRefused(fact) => refused(fleet, fact, at),
+        // What is answered of an inbox stands in the header; no entity changes by it.
+        Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => {}
         Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),

@@ -175,6 +175,7 @@ impl World {
             actor: name("ann"),
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         }

@@ -275,6 +275,7 @@ impl Parts {
             lease: config.lease,
             part: PART,
             replicas: config.limits.replicas,
+            inbox: None,
         };
         let (duty, told) = watch::channel(Duty::StandsBy);
         let office = Office {

@@ -7,7 +7,8 @@
 use chancery_events::cloud::Attributes;
 use chancery_events::event::Event;
 use chancery_events::id::Position;
-use chancery_events::intent::Intent;
+use chancery_events::intent::{Intent, Request};
+use chancery_events::letter::Letter;
 use chancery_events::record::{Hash, Record};
 use chancery_projector::PageToken;
 
@@ -19,6 +20,7 @@ pub const TARGETS: &[Target] = &[
     ("record", record),
     ("event", event),
     ("cloudevent", cloudevent),
+    ("letter", letter),
     ("intent", intent),
     ("manifest", manifest),
     ("tokens", tokens),
@@ -55,6 +57,29 @@ pub fn cloudevent(bytes: &[u8]) {
     let Some(Ok(intent)) = Intent::read(type_name, data) else { return };
     let actor = "ann".parse().expect("an actor");
     let Ok(request) = attributes.request(intent, &actor) else { return };
+    is_kept(&request);
+}
+
+/// Headers of a record in an inbox topic, a line each as `name: value`, then its value.
+pub fn letter(bytes: &[u8]) {
+    let end = bytes.windows(2).position(|two| two == b"\n\n");
+    let (head, value) = end.map_or((bytes, None), |end| (&bytes[..end], Some(bytes[end + 2..].to_vec())));
+    let lines = head.split(|byte| *byte == b'\n');
+    let header = |line: &[u8]| {
+        let colon = line.windows(2).position(|two| two == b": ")?;
+        Some((String::from_utf8_lossy(&line[..colon]).into_owned(), line[colon + 2..].to_vec()))
+    };
+    let letter = Letter { offset: 0, headers: lines.filter_map(header).collect(), value };
+    match letter.request(&"ann".parse().expect("an actor")) {
+        Ok(request) => {
+            assert_eq!(request.actor.as_str(), "ann", "nobody else asks");
+            is_kept(&request);
+        }
+        Err(refusal) => assert!((1..=500).contains(&refusal.detail.chars().count()), "{refusal:?}"),
+    }
+}
+
+fn is_kept(request: &Request) {
     let stored = Event::Intent(request.clone());
     let Ok(Event::Intent(read)) = Event::read(&stored.line()) else {
         panic!("a request cannot be read back")

@@ -6,11 +6,12 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Session
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::Observation;
-use chancery_events::record::{Begins, Draft, Hash, HeaderParts, Record};
+use chancery_events::record::{Begins, Draft, Hash, HeaderParts, Record, Watermark};
 use chancery_events::time::Time;
 use serde_json::{Value, json};
 
 pub(crate) const HASH: &str = "0000000000000000000000000000abcd";
+pub(crate) const TOPIC: &str = "tests.inbox/1/0";
 const BEGAN: i64 = 1_795_251_600_000_000;
 
 /// A commit in the making: its events and how it says it continues the one before.
@@ -24,6 +25,8 @@ pub(crate) struct Commit {
     /// Positions left out before it.
     pub(crate) gap: u64,
     pub(crate) breaks_chain: bool,
+    /// Up to where the inbox is answered.
+    pub(crate) answered: Option<u64>,
 }
 
 /// A journal in the making, with the ids that it issued last.
@@ -79,6 +82,7 @@ impl Story {
             seconds,
             gap: 0,
             breaks_chain: false,
+            answered: None,
         });
     }
 
@@ -93,13 +97,24 @@ impl Story {
         self.push(Event::Fact { cause: Position::new(cause), fact })
     }
 
+    /// A commit that refuses these of the inbox.
+    pub(crate) fn refuse_letters(&mut self, offsets: &[u64], answered: u64) {
+        for offset in offsets {
+            let data = json!({"topic": TOPIC, "offset": offset, "code": "invalid", "detail": "no"});
+            self.fact(self.next, "inbox.refused.v1", &data);
+        }
+        self.commits.last_mut().expect("a commit").answered = Some(answered);
+        self.commit();
+    }
+
     /// An intent of `ann` without a verdict.
     pub(crate) fn intent(&mut self, id: &str, type_name: &str, data: &Value) -> u64 {
         let intent = Intent::read(type_name, &data.to_string()).expect("a type").expect("its data");
         let [id, source, actor] = [id, "tests", "ann"].map(str::to_owned);
         let (id, source) = (id.parse().expect("an id"), source.parse().expect("a source"));
         let actor = actor.parse().expect("an actor");
-        let request = Request { id, source, actor, time: None, expect: None, traceparent: None, intent };
+        let request =
+            Request { id, source, actor, time: None, expect: None, claim: None, traceparent: None, intent };
         self.push(Event::Intent(request))
     }
 
@@ -204,7 +219,7 @@ impl Story {
                 time: Time::from_micros(BEGAN + commit.seconds * 1_000_000),
                 build: "test".into(),
                 begins: commit.begins.then_some(Begins::Term),
-                watermark: None,
+                watermark: commit.answered.map(|next| Watermark { topic: TOPIC.into(), next }),
                 prev: if commit.breaks_chain { Hash::of(b"another") } else { prev },
             };
             let record = draft.seal(parts).expect("a record");

@@ -27,6 +27,9 @@ const WORK: &[&str] = &[
     "object.judged.v1",
     "session.closed.v1",
     "plan.waiting.v1",
+    "letter",
+    "inbox.refused.v1",
+    "inbox.advanced.v1",
 ];
 
 #[test]

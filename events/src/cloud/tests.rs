@@ -71,6 +71,7 @@ fn an_intent_keeps_what_its_sender_said() {
         actor: "local".parse().expect("an actor"),
         time: Some(Time::EPOCH),
         expect: Some(3),
+        claim: None,
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
         intent: NodeDelete { name: "node-1".parse().expect("a name") }.into(),
     };

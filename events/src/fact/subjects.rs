@@ -12,6 +12,8 @@ impl Fact {
             Fact::TermStarted(_) | Fact::LineageStarted(_) => vec![S::Fleet],
             Fact::IntentAccepted(x) => x.subject.iter().cloned().collect(),
             Fact::IntentRefused(x) => x.subject.iter().cloned().collect(),
+            // What came of a place in a topic is about none of our entities.
+            Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => Vec::new(),
             Fact::EntityParked(x) => vec![x.subject.clone()],
             Fact::ClusterApplied(x) => vec![S::Cluster(x.name.clone())],
             Fact::ClusterActivityChanged(x) => vec![S::Cluster(x.name.clone())],

@@ -145,6 +145,7 @@ impl Driver {
             actor: "tester".parse().expect("an actor"),
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         };

@@ -152,6 +152,7 @@ mod tests {
             ("unsupported", 1),
             ("too_large", 1),
             ("internal", 1),
+            ("denied", 5),
         ];
         assert_eq!(exits, wanted);
     }

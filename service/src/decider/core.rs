@@ -29,6 +29,7 @@ use chancery_machine::fleet::Fleet;
 use chancery_machine::meta::At;
 
 use super::handle::{Connection, Verdict};
+use super::inbox::{Inbox, Reading};
 use super::sessions::Sessions;
 
 /// Steps of due work in one commit, at most: inputs get their turn between commits.
@@ -70,6 +71,8 @@ pub struct Settings {
     pub part: usize,
     /// Replicas that one deployment may ask for, at most.
     pub replicas: u32,
+    /// A topic whose letters are answered too.
+    pub inbox: Option<Inbox>,
 }
 
 /// As servers have it: a message that no link must wait for long.
@@ -83,13 +86,26 @@ pub(super) enum Held {
     Close(Connection),
 }
 
+/// What became of a request.
+pub(super) enum Settled {
+    /// It repeats one that has this verdict.
+    Before(Verdict),
+    /// It stands in the commit in the making, with this verdict.
+    Now(Verdict),
+    /// Not even a refusal of it can be folded: nothing was recorded.
+    Failed(Refusal),
+}
+
 /// The decider.
 pub struct Core {
     settings: Settings,
+    pub(super) inbox: Option<Reading>,
     pub(super) fleet: Fleet,
     pub(super) agenda: Agenda,
     /// What finds the next step; tests put one in its place that fails.
     pub(super) advance: fn(&Fleet, &mut Agenda, &Context) -> Option<Step>,
+    /// What decides an intent; the same.
+    pub(super) decide: fn(&Fleet, &Request, &Context) -> Result<Vec<Fact>, Refusal>,
     lineage: Lineage,
     term: Term,
     /// The end of the chain as decided, durable or not.
@@ -109,7 +125,7 @@ pub struct Core {
 impl Core {
     /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
     /// a term.
-    pub fn take_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
+    pub fn take_over(mut settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
         let mut term = end.map_or(Term::FIRST, |end| end.term.next());
         if let Some(end) = end.filter(|_| planted::is(Bug::SameTermAgain)) {
             term = end.term;
@@ -118,11 +134,17 @@ impl Core {
         let time = end.filter(|_| !planted::is(Bug::ClockGoesBack)).map_or(now, |end| end.time.max(now));
         let lineage = fleet.lineages().current;
         let sessions = Sessions::resume(&fleet, time);
+        let inbox = settings.inbox.take().map(Reading::new);
+        // First what has been asked for before now, then a lease for everybody to come back, then deadlines.
+        let waits = inbox.as_ref().is_some_and(|inbox| !inbox.is_up_to_date());
+        let grace = if waits { Time::FAR } else { time + settings.lease };
         let mut core = Core {
-            agenda: Agenda::new(time + settings.lease),
+            agenda: Agenda::new(grace),
             settings,
+            inbox,
             fleet,
             advance,
+            decide,
             lineage,
             term,
             sealed: (position, hash),
@@ -192,6 +214,11 @@ impl Core {
         }
     }
 
+    /// Whether the commit in the making holds nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.draft.is_empty()
+    }
+
     /// Whether the commit in the making must be closed before more goes in.
     pub fn is_full(&self) -> bool {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
@@ -203,7 +230,7 @@ impl Core {
     }
 
     /// Closes the commit in the making if the next input might not fit: one message may hold many.
-    fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self) {
         if self.is_full()
             && let Some(record) = self.seal()
         {
@@ -217,7 +244,7 @@ impl Core {
     }
 
     /// Folds the events and takes their lines, or neither.
-    fn commit_events(&mut self, events: &[Event]) -> Result<(), String> {
+    pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), String> {
         let mark = self.draft.mark();
         self.fleet.note();
         let first = self.next();
@@ -271,38 +298,45 @@ impl Core {
     pub fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
         self.set_time(now);
         self.make_room();
+        match self.settle(request, Ok(())) {
+            Settled::Before(verdict) if planted::is(Bug::RepeatsBeforeDurable) => {
+                self.release(Held::Answer(ticket, verdict));
+            }
+            Settled::Before(verdict) | Settled::Now(verdict) => self.hold(Held::Answer(ticket, verdict)),
+            // Nothing is appended, and the asker is told so when all before it is durable.
+            Settled::Failed(refusal) => {
+                let result = Arc::new(Err(refusal));
+                self.hold(Held::Answer(ticket, Verdict { position: self.fleet.head(), result }));
+            }
+        }
+    }
+
+    /// Decides and records a request that is not a repeat; one that is not allowed is recorded with its refusal.
+    pub(super) fn settle(&mut self, request: &Request, allowed: Result<(), Refusal>) -> Settled {
         let reused = match repeat(self.fleet.keys(), request) {
             Repeat::Known(known) => {
-                let verdict = Verdict { position: known.verdict, result: Arc::clone(&known.reply) };
-                if planted::is(Bug::RepeatsBeforeDurable) {
-                    self.release(Held::Answer(ticket, verdict));
-                } else {
-                    self.hold(Held::Answer(ticket, verdict));
-                }
-                return;
+                return Settled::Before(Verdict {
+                    position: known.verdict,
+                    result: Arc::clone(&known.reply),
+                });
             }
-            Repeat::Reused(refusal) => Some(refusal),
-            Repeat::New => None,
+            Repeat::Reused(refusal) => Err(refusal),
+            Repeat::New => Ok(()),
         };
         let position = self.next();
         let mut context = self.context(position.plus(2));
         context.actor = Some(request.actor.clone());
-        let decided = match reused {
-            Some(refusal) => Err(refusal),
-            None => catch_unwind(AssertUnwindSafe(|| decide(&self.fleet, request, &context)))
-                .unwrap_or_else(|panic| Err(internal(&told(&*panic)))),
-        };
+        let decided = reused.and(allowed).and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| (self.decide)(&self.fleet, request, &context)))
+                .unwrap_or_else(|panic| Err(internal(&told(&*panic))))
+        });
         let decided = self.record(request, position, decided, &context).or_else(|failure| {
             tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
             self.record(request, position, Err(internal(&failure)), &context)
         });
         match decided {
-            Ok(verdict) => self.hold(Held::Answer(ticket, verdict)),
-            // Not even a refusal can be folded: nothing is appended, and the asker is told so at once.
-            Err(failure) => {
-                let result = Arc::new(Err(internal(&failure)));
-                self.hold(Held::Answer(ticket, Verdict { position: self.fleet.head(), result }));
-            }
+            Ok(verdict) => Settled::Now(verdict),
+            Err(failure) => Settled::Failed(internal(&failure)),
         }
     }
 
@@ -360,6 +394,7 @@ impl Core {
     pub fn work(&mut self, now: Time) -> bool {
         self.set_time(now);
         self.sweep();
+        self.carry_watermark();
         for _ in 0..STEPS {
             if self.is_full() {
                 return true;
@@ -414,7 +449,7 @@ impl Core {
             time: self.time,
             build: Arc::clone(&self.settings.build),
             begins: self.begins.take(),
-            watermark: None,
+            watermark: self.inbox.as_mut().map(Reading::carry),
             prev: self.sealed.1,
         };
         let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
@@ -470,7 +505,9 @@ impl Core {
 
     /// When something will be due, if nothing comes in before.
     pub fn next_due(&self) -> Option<Time> {
-        next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due()).min()
+        let watermark = self.inbox.as_ref().and_then(Reading::due);
+        let due = next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due());
+        due.chain(watermark).min()
     }
 
     /// The durable head.
@@ -479,11 +516,11 @@ impl Core {
     }
 }
 
-fn internal(failure: &str) -> Refusal {
+pub(super) fn internal(failure: &str) -> Refusal {
     Refusal::new(Code::Internal, format!("deciding it failed, and nothing was changed: {failure}"))
 }
 
-fn told(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn told(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a word".into())

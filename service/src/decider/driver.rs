@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{Attach, Position};
 use chancery_events::intent::Request;
+use chancery_events::letter::Letter;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::{Hash, Record};
@@ -99,6 +100,25 @@ impl Driver {
         let now = self.clock.read(at);
         self.core.intent(ticket, request, now);
         self.waiting.extend(self.core.early());
+    }
+
+    /// A letter of the inbox. Its answer stands in the journal.
+    pub fn letter(&mut self, letter: &Letter, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.letter(letter, now);
+        self.waiting.extend(self.core.early());
+    }
+
+    /// No letter below this offset is to come.
+    pub fn inbox_passed(&mut self, next: u64, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.inbox_passed(next, now);
+    }
+
+    /// Nothing more comes in: what no commit carries yet gets one.
+    pub fn drain(&mut self, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.last_letter(now);
     }
 
     /// An executor has connected; `attach` is random.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::intent::Request;
+use chancery_events::letter::Letter;
 use chancery_events::refusal::Refusal;
 use chancery_machine::keys::Accepted;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::mailbox::Mailbox;
-use super::way::Share;
+use super::way::{Room, Share};
 
 /// The answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
@@ -41,6 +42,10 @@ pub struct Stopped;
 pub enum Input {
     /// An intent, and where its answer goes.
     Intent(Box<Request>, oneshot::Sender<Verdict>),
+    /// A letter of the inbox, in the order of their offsets: by [`Decider::post`].
+    Letter(Box<Letter>, Room),
+    /// No letter below this offset is to come.
+    InboxPassed(u64),
     /// An executor has connected: its messages come as [`Input::Said`].
     Connected(Connection, Mailbox),
     /// An executor said something: one serialised [`chancery_events::protocol::ToDecider`].
@@ -63,13 +68,19 @@ pub struct Decider {
     pub(super) executors: Arc<Semaphore>,
     /// As many as that.
     pub(super) half: usize,
+    /// What letters may have waiting: a quarter of the queue.
+    pub(super) letters: Arc<Semaphore>,
+    /// As many as that.
+    pub(super) quarter: usize,
 }
 
 impl Decider {
     /// Whoever takes from the other end of the queue is the decider.
     pub(crate) fn over(queue: mpsc::Sender<Input>) -> Decider {
         let half = (queue.max_capacity() / 2).max(1);
-        Decider { queue, executors: Arc::new(Semaphore::new(half)), half }
+        let quarter = (half / 2).max(1);
+        let (executors, letters) = (Arc::new(Semaphore::new(half)), Arc::new(Semaphore::new(quarter)));
+        Decider { queue, executors, half, letters, quarter }
     }
 
     /// Asks for a verdict.

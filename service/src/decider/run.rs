@@ -215,6 +215,9 @@ impl Loop {
                 self.askers.insert(ticket, answer);
                 self.driver.intent(ticket, &request, self.now());
             }
+            // What it held of the queue is free when it has been dealt with.
+            Input::Letter(letter, _room) => self.driver.letter(&letter, self.now()),
+            Input::InboxPassed(next) => self.driver.inbox_passed(next, self.now()),
             Input::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
                 self.driver.connected(connection, Attach::from_random(random()));
@@ -228,7 +231,10 @@ impl Loop {
                 }
             },
             Input::Disconnected(connection) => self.close(connection),
-            Input::Drain => self.drains = true,
+            Input::Drain => {
+                self.drains = true;
+                self.driver.drain(self.now());
+            }
         }
     }
 

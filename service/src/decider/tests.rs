@@ -1,5 +1,6 @@
 //! The decider's core, driven by hand: what leaves it, and when.
 
+mod inbox;
 mod races;
 
 use std::sync::Arc;
@@ -50,6 +51,7 @@ fn settings(writer: u64) -> Settings {
         lease: LEASE,
         part: PART,
         replicas: REPLICAS,
+        inbox: None,
     }
 }
 
@@ -111,6 +113,7 @@ impl Rig {
             actor: name("ann"),
             time: None,
             expect: None,
+            claim: None,
             traceparent: None,
             intent,
         }

@@ -1,8 +1,10 @@
-//! An executor's way in to the decider: each connection has a bounded share of what waits there, and all of them
-//! together have half. So one that floods waits for itself alone, and the other half is the producers'.
+//! Ways in to the decider. Each executor's connection has a bounded share of what waits there, and all of them together
+//! have half; letters of the inbox have a quarter. So whoever floods waits for itself alone, and the rest is the
+//! producers'.
 
 use std::sync::Arc;
 
+use chancery_events::letter::Letter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::handle::{Connection, Decider, Input, Stopped};
@@ -21,6 +23,10 @@ pub struct Way {
     own: Arc<Semaphore>,
 }
 
+/// A letter's part of what may wait. It is free when this is dropped.
+#[derive(Debug)]
+pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
+
 /// A message's part of what may wait. It is free when this is dropped.
 #[derive(Debug)]
 pub struct Share {
@@ -33,6 +39,18 @@ impl Decider {
     pub fn way(&self, connection: Connection) -> Way {
         Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
     }
+
+    /// A letter of the inbox: waits for room. Letters come to the decider in the order in which they are posted.
+    pub async fn post(&self, letter: Letter) -> Result<(), Stopped> {
+        let pieces = pieces(letter.bytes(), self.quarter);
+        let room = Arc::clone(&self.letters).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
+        self.tell(Input::Letter(Box::new(letter), Room(room))).await
+    }
+}
+
+/// How many pieces so many bytes are.
+fn pieces(bytes: usize, most: usize) -> u32 {
+    u32::try_from((1 + bytes / PIECE).min(most)).unwrap_or(u32::MAX)
 }
 
 impl Way {
@@ -43,8 +61,7 @@ impl Way {
 
     /// The executor said something: waits for its share, and then for room.
     pub async fn said(&self, message: Vec<u8>) -> Result<(), Stopped> {
-        let pieces = (1 + message.len() / PIECE).min(SHARE).min(self.decider.half);
-        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        let pieces = pieces(message.len(), SHARE.min(self.decider.half));
         // Its own share first: only so much of one connection ever waits for the common one.
         let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| Stopped)?;
         let common = Arc::clone(&self.decider.executors);
@@ -100,6 +117,27 @@ mod tests {
         // What the decider has dealt with makes room, in the order of asking.
         drop(inputs.recv().await.expect("an input"));
         assert_eq!(flood(&greedy, b"x").await, 1);
+    }
+
+    #[tokio::test]
+    async fn letters_wait_for_the_decider_and_leave_room_for_others() {
+        let (queue, mut inputs) = mpsc::channel(16);
+        let decider = Decider::over(queue);
+        let posts = async |bytes: usize| {
+            let letter = Letter { value: Some(vec![b'x'; bytes]), ..Letter::default() };
+            let mut posted = pin!(unconstrained(decider.post(letter)));
+            poll_fn(|context| Poll::Ready(posted.as_mut().poll(context).is_ready())).await
+        };
+        for _ in 0..4 {
+            assert!(posts(1).await);
+        }
+        assert!(!posts(1).await, "a quarter is all that letters have");
+        assert_eq!(decider.backlog(), 4);
+        drop(inputs.recv().await.expect("an input"));
+        assert!(posts(1).await, "what has been dealt with makes room");
+        while inputs.try_recv().is_ok() {}
+        assert!(posts(1000 * PIECE).await, "a large one has all of it");
+        assert!(!posts(1).await);
     }
 
     #[tokio::test]

@@ -6,14 +6,13 @@
 //! | binary | `application/json` with `ce-` headers | headers, percent-encoded; `traceparent` also without `ce-` |
 //! | batch | `application/cloudevents-batch+json` | an array of objects |
 
-use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Response};
-use chancery_events::cloud::{Attributes, BadAttribute};
+use chancery_events::cloud::{Attributes, BadAttribute, BadEnvelope};
 use chancery_events::intent::Request;
 use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
@@ -100,32 +99,17 @@ fn request(
 
 /// Attributes and data as members of one object.
 fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
-    // A name that is written with escapes cannot be borrowed, and is none that is known.
-    let Ok(members) = serde_json::from_str::<BTreeMap<&str, &RawValue>>(text.part) else {
-        let problem = Problem::new(INVALID, "read the body: it is not a CloudEvent");
-        return Err(problem.at(In::Body, "", "write an object with the attributes and data"));
-    };
-    let mut attributes = Attributes::default();
-    let mut data = None;
-    for (name, value) in members {
-        if name == "data" {
-            data = Some(value);
-            continue;
-        }
-        let given = value.get();
-        let plain = match given.as_bytes().first() {
-            Some(b'"') => serde_json::from_str::<String>(given).ok(),
-            Some(b'{' | b'[' | b'n') | None => None,
-            Some(_) => Some(given.to_owned()),
-        };
-        let wrong = || {
-            fault(In::Body, BadAttribute { name: name.to_owned(), reason: "write text or a number".into() })
-        };
-        attributes.set(name, &plain.ok_or_else(wrong)?).map_err(|bad| fault(In::Body, bad))?;
-    }
+    let (attributes, data) = Attributes::of_object(text.part).map_err(|bad| match bad {
+        BadEnvelope::Attribute(bad) => fault(In::Body, bad),
+        BadEnvelope::NotAnObject => Problem::new(INVALID, "read the body: it is not a CloudEvent").at(
+            In::Body,
+            "",
+            "write an object with the attributes and data",
+        ),
+    })?;
     let type_name = attributes.intent_type().map_err(|bad| fault(In::Body, bad))?;
-    let lacks_data = || fault(In::Body, BadAttribute { name: "data".into(), reason: "it is missing".into() });
-    let data = Part { whole: text.whole, part: data.ok_or_else(lacks_data)?.get() };
+    let data = Attributes::data(data).map_err(|bad| fault(In::Body, bad))?;
+    let data = Part { whole: text.whole, part: data };
     let intent = typed::intent(type_name, &data).map_err(|problem| problem.below("/data"))?;
     request(In::Body, attributes, meta, intent)
 }

@@ -1,152 +1,33 @@
 //! JSON from outside: read strictly, and when it is wrong, say where.
 //!
-//! Two passes. The first knows no types: it refuses what is no JSON, names that come twice, and depth that could
-//! exhaust the stack. The second reads the type wanted. Both name the place as a JSON Pointer, and as line and
-//! column of the text as it was sent.
+//! Two passes. The first knows no types ([`strict`]): it refuses what is no JSON, names that come twice, and depth
+//! that could exhaust the stack. The second reads the type wanted. Both name the place as a JSON Pointer, and as line
+//! and column of the text as it was sent.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
-use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use chancery_events::strict::{self, NotStrict, Step};
+use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 
 use super::problem::{INVALID, In, MALFORMED, Problem};
 
 /// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
 pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, Problem> {
-    let text = str::from_utf8(bytes).map_err(|error| {
-        Problem::new(
+    strict::check(bytes, depth).map_err(|fault| match fault {
+        NotStrict::Utf8 { from } => Problem::new(
             MALFORMED,
-            format!("read the body: it is not UTF-8 from byte {} on", error.valid_up_to()),
+            format!("read the body: it is not UTF-8 from byte {from} on"),
         )
-        .at(In::Body, "", "write it in UTF-8")
-    })?;
-    if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
-        return Err(Problem::new(MALFORMED, "read the body: it is empty").at(
-            In::Body,
-            "",
-            "write a JSON object",
-        ));
-    }
-    let path = RefCell::new(Vec::new());
-    let mut from = serde_json::Deserializer::from_str(text);
-    let seed = Strict { path: &path, left: depth, depth };
-    seed.deserialize(&mut from).and_then(|()| from.end()).map_err(|error| {
-        let pointer = path.borrow().iter().fold(String::new(), |mut pointer, step| {
-            step.write(&mut pointer);
-            pointer
-        });
-        said(MALFORMED, &error, pointer, (error.line(), error.column()))
-    })?;
-    Ok(text)
-}
-
-/// A step into a JSON text.
-enum Step {
-    Name(String),
-    Index(usize),
-}
-
-impl Step {
-    fn write(&self, to: &mut String) {
-        match self {
-            Step::Name(name) => name_step(to, name),
-            Step::Index(index) => {
-                let _ = write!(to, "/{index}");
-            }
+        .at(In::Body, "", "write it in UTF-8"),
+        NotStrict::Empty => {
+            Problem::new(MALFORMED, "read the body: it is empty").at(In::Body, "", "write a JSON object")
         }
-    }
-}
-
-fn name_step(to: &mut String, name: &str) {
-    let short: String = name.chars().take(100).collect();
-    to.push_str(&super::problem::pointer_to(&short));
-}
-
-/// Goes through any value. An error leaves the path where it was met.
-#[derive(Clone, Copy)]
-struct Strict<'a> {
-    path: &'a RefCell<Vec<Step>>,
-    left: usize,
-    depth: usize,
-}
-
-impl Strict<'_> {
-    fn below<E: serde::de::Error>(self) -> Result<Self, E> {
-        let left = self.left.checked_sub(1);
-        let left =
-            left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
-        Ok(Strict { left, ..self })
-    }
-
-    fn step(self, step: Step) {
-        self.path.borrow_mut().push(step);
-    }
-
-    fn back(self) {
-        self.path.borrow_mut().pop();
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Strict<'_> {
-    type Value = ();
-    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Strict<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
-        let below = self.below()?;
-        let mut index = 0;
-        self.step(Step::Index(index));
-        while all.next_element_seed(below)?.is_some() {
-            self.back();
-            index += 1;
-            self.step(Step::Index(index));
+        NotStrict::Json { pointer, source } => {
+            let place = (source.line(), source.column());
+            said(MALFORMED, &source, pointer, place)
         }
-        self.back();
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
-        let below = self.below()?;
-        let mut seen = BTreeSet::new();
-        while let Some(name) = all.next_key::<String>()? {
-            self.step(Step::Name(name.clone()));
-            if !seen.insert(name) {
-                return Err(A::Error::custom("the name stands twice in one object"));
-            }
-            all.next_value_seed(below)?;
-            self.back();
-        }
-        Ok(())
-    }
+    })
 }
 
 /// Members that the path says: they are put in front of those of the body.
@@ -222,8 +103,8 @@ pub(super) fn read_at<T: DeserializeOwned>(
         for segment in error.path() {
             match segment {
                 Segment::Seq { index } => Step::Index(*index).write(&mut pointer),
-                Segment::Map { key } => name_step(&mut pointer, key),
-                Segment::Enum { variant } => name_step(&mut pointer, variant),
+                Segment::Map { key } => strict::name_step(&mut pointer, key),
+                Segment::Enum { variant } => strict::name_step(&mut pointer, variant),
                 Segment::Unknown => {}
             }
         }
@@ -234,7 +115,7 @@ pub(super) fn read_at<T: DeserializeOwned>(
         let rest = named.iter().find_map(|start| message.strip_prefix(start));
         if let Some((name, _)) = rest.and_then(|rest| rest.split_once('`')) {
             let mut step = String::new();
-            name_step(&mut step, name);
+            strict::name_step(&mut step, name);
             // Of an unknown member, the path mostly knows it too.
             if !(message.starts_with(named[0]) && pointer.ends_with(&step)) {
                 pointer.push_str(&step);

@@ -91,6 +91,8 @@ kinds! {
     TOO_LARGE = 413 "too_large" final "Too large";
     /// [`Code::Internal`]; also any other mistake of ours.
     INTERNAL = 500 "internal" final "A mistake of the server";
+    /// [`Code::Denied`].
+    DENIED = 403 "denied" final "Not allowed";
 
     // Everything else: nothing was recorded, unless the outcome is unknown.
     /// The body is not JSON of a form that is taken anywhere.
@@ -147,6 +149,7 @@ pub fn kind_of(code: Code) -> &'static Kind {
         Code::Unsupported => UNSUPPORTED,
         Code::TooLarge => TOO_LARGE,
         Code::Internal => INTERNAL,
+        Code::Denied => DENIED,
     }
 }
 
@@ -387,6 +390,7 @@ mod tests {
             ("unsupported", 422),
             ("too_large", 413),
             ("internal", 500),
+            ("denied", 403),
         ];
         assert_eq!(table.len(), Code::ALL.len());
         for (code, (word, status)) in Code::ALL.iter().zip(table) {

@@ -96,6 +96,7 @@ pub(super) async fn typed(
         actor: meta.actor,
         time: meta.time,
         expect: meta.expect,
+        claim: None,
         traceparent: meta.traceparent,
         intent,
     };

@@ -12,10 +12,12 @@
 //! | 6 | each command follows from an operation that was approved by somebody entitled on the hash that was proposed, and has one outcome; each end is proved |
 //! | 7 | no create or start is opened or approved on a replica that a user stopped, until a user wants something newer |
 //! | 8 | only objects that this journal issued and that are over are removed |
+//! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
 //!
 //! In reading order: what is remembered, then a room for each group of facts.
 
 mod chain;
+mod inbox;
 mod incarnations;
 mod operations;
 mod places;
@@ -39,6 +41,7 @@ use chancery_events::subject::Subject;
 
 use crate::history::History;
 use chain::Chain;
+use inbox::Inbox;
 use state::{At, Debt, Input, Life, Said, World};
 use verdicts::Verdicts;
 use violation::{Check, demand};
@@ -58,6 +61,7 @@ pub struct Alive {
 #[derive(Clone, Default, Debug)]
 pub struct Checker {
     chain: Chain,
+    inbox: Inbox,
     verdicts: Verdicts,
     world: World,
 }
@@ -71,6 +75,7 @@ impl Checker {
     /// Takes the next valid record of the journal. After a violation the checker is of no use any more.
     pub fn take(&mut self, record: &Record) -> Result<(), Violation> {
         self.chain.take(record).map_err(|violation| violation.at(record.first()))?;
+        self.inbox.take(record.header()).map_err(|violation| violation.at(record.first()))?;
         for (position, line) in record.events() {
             let event = Event::read(line)
                 .map_err(|error| Violation::new(2, format!("nobody can read it: {error}")).at(position))?;
@@ -88,8 +93,11 @@ impl Checker {
             return Ok(());
         };
         let lineage = record.header().lineage;
-        let begins = matches!(fact, Fact::TermStarted(_) | Fact::LineageStarted(_));
-        let before = if begins { cause <= position } else { cause < position };
+        let own = matches!(
+            fact,
+            Fact::TermStarted(_) | Fact::LineageStarted(_) | Fact::InboxRefused(_) | Fact::InboxAdvanced(_)
+        );
+        let before = if own { cause <= position } else { cause < position };
         demand!(1, before && cause > Position::ZERO, "its cause, {cause}, does not stand before it");
         let verdict = matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_));
         if !verdict {
@@ -166,6 +174,8 @@ impl Checker {
         match fact {
             Fact::TermStarted(_) | Fact::LineageStarted(_) => Ok(()),
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
+            Fact::InboxRefused(x) => self.inbox.refused(x),
+            Fact::InboxAdvanced(x) => self.inbox.advanced(x),
             Fact::EntityParked(x) => {
                 if let Subject::Operation(id) = &x.subject {
                     world.operation(*id)?.is_parked = true;

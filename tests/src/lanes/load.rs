@@ -157,6 +157,7 @@ fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)
         actor: "ann".parse()?,
         time: None,
         expect: None,
+        claim: None,
         traceparent: None,
         intent,
     };

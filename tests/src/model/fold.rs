@@ -79,6 +79,8 @@ impl Entities {
             | Fact::LineageStarted(_)
             | Fact::IntentAccepted(_)
             | Fact::IntentRefused(_)
+            | Fact::InboxRefused(_)
+            | Fact::InboxAdvanced(_)
             | Fact::EntityParked(_)
             | Fact::ObjectJudged(_) => {}
             Fact::ClusterApplied(_)

@@ -60,7 +60,9 @@ impl Universe {
             | Fault::MissedChange
             | Fault::LostRequest
             | Fault::LostAnswer
-            | Fault::BadRequest => false,
+            | Fault::BadRequest
+            | Fault::BadLetter
+            | Fault::LetterAgain => false,
         };
         if happened {
             tell!(self, "FAULT {}", fault.word());

@@ -85,6 +85,17 @@ faults! {
     BadRequest = "bad request",
     /// Nothing happens for so long that deadlines pass.
     LongSilence = "long silence",
+    /// A letter that cannot be read, asks for what it may not, or comes a second time.
+    BadLetter = "bad letter",
+    /// Letters are read again that were read before.
+    LetterAgain = "letter read again",
+}
+
+impl Fault {
+    /// Whether it needs an inbox.
+    pub const fn is_of_inbox(self) -> bool {
+        matches!(self, Fault::BadLetter | Fault::LetterAgain)
+    }
 }
 
 /// How often things happened.

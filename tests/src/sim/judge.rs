@@ -19,6 +19,7 @@ use chancery_projector::{Fold, Folding, Projector, Query, Tuning, row_of};
 use rustc_hash::FxHashMap;
 
 use super::fault::Counts;
+use super::letters::{Answers, Topic};
 use super::server::FLEET;
 use super::words;
 use crate::check::{Alive, Checker, Violation};
@@ -39,6 +40,8 @@ pub struct Judge {
     pub strangers: BTreeMap<IncarnationId, usize>,
     /// Sessions that were lost, and the term that says so.
     lost: BTreeMap<SessionId, Term>,
+    /// What became of letters.
+    pub answers: Answers,
 }
 
 /// A violation of an invariant, by its number in the rules.
@@ -58,6 +61,7 @@ impl Judge {
             head: Position::ZERO,
             strangers: BTreeMap::new(),
             lost: BTreeMap::new(),
+            answers: Answers::default(),
         }
     }
 
@@ -72,19 +76,20 @@ impl Judge {
     }
 
     /// Reads what has become durable.
-    pub fn look(&mut self, counts: &mut Counts) -> Result<(), Violation> {
+    pub fn look(&mut self, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
         while let Some(record) = self.records.next() {
             let record =
                 record.map_err(|error| violation(1, format!("the log cannot be read: {error}"), None))?;
-            self.take(&record, counts)?;
+            self.take(&record, topic, counts)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, record: &Arc<Record>, counts: &mut Counts) -> Result<(), Violation> {
+    fn take(&mut self, record: &Arc<Record>, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
         self.head = record.last();
         self.ends.insert(record.last(), record.hash());
         self.checker.take(record)?;
+        self.answers.take(record, topic)?;
         let at = Some(record.first());
         self.model.take(record).map_err(|error| violation(2, error.to_string(), at))?;
         self.fold

@@ -101,9 +101,15 @@ impl Universe {
             actor: ["ann", "bob"][usize::from(self.random.chance(300))].parse().expect("an actor"),
             time,
             expect,
+            claim: None,
             traceparent: None,
             intent,
         };
+        let by_letter = self.script.inbox && self.faulty && self.random.chance(400);
+        if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation", _))) {
+            self.put_into_topic(request);
+            return;
+        }
         self.calls.push(Call { request, state: State::Unknown, op: None, answer: None });
         self.send(self.calls.len() - 1);
     }

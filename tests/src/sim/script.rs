@@ -66,9 +66,13 @@ pub struct Script {
     pub misbehave: u64,
     /// So many of a thousand pieces of work fail.
     pub work_fails: u64,
+    /// Whether there is a topic into which producers put some of what they ask for.
+    pub inbox: bool,
 }
 
-const APPROVALS: [&str; 2] = ["automatic", "manual"];
+/// What nobody may ask for by a letter.
+pub(super) const APPROVALS: [&str; 2] = ["operation.approve.v1", "operation.reject.v1"];
+const RULES: [&str; 2] = ["automatic", "manual"];
 
 impl Script {
     /// What the seed draws.
@@ -76,7 +80,8 @@ impl Script {
         let mut random = Random::new(seed);
         // A swarm: most faults off in most worlds, so that each meets each other in some world, undisturbed.
         let share = *random.pick(&[0, 150, 300, 500]).unwrap_or(&0);
-        let faults = Fault::ALL.iter().copied().filter(|_| random.chance(share)).collect();
+        let usual = Fault::ALL.iter().copied().filter(|fault| !fault.is_of_inbox());
+        let mut faults: BTreeSet<_> = usual.filter(|_| random.chance(share)).collect();
         let clusters = random.between(1, 2);
         let mut inputs = setting(&mut random, clusters);
         let plans = random.between(1, 2);
@@ -87,17 +92,18 @@ impl Script {
         for number in 0..asked {
             inputs.push(ask(&mut random, plans, clusters, number));
         }
-        Script {
-            seed,
-            faults,
-            inputs,
-            steps: random.between(300, 1200),
-            clusters,
-            servers: random.between(1, 3),
-            lease: Duration::from_secs(random.between(3, 15)),
-            misbehave: *random.pick(&[50, 200, 500]).unwrap_or(&200),
-            work_fails: *random.pick(&[200, 600, 950]).unwrap_or(&600),
+        let steps = random.between(300, 1200);
+        let servers = random.between(1, 3);
+        let lease = Duration::from_secs(random.between(3, 15));
+        let misbehave = *random.pick(&[50, 200, 500]).unwrap_or(&200);
+        let work_fails = *random.pick(&[200, 600, 950]).unwrap_or(&600);
+        // The others are as they would be if there were no such thing.
+        let inbox = seed.is_multiple_of(3);
+        if inbox {
+            let its_own = Fault::ALL.iter().copied().filter(|fault| fault.is_of_inbox());
+            faults.extend(its_own.filter(|_| random.chance(share)));
         }
+        Script { seed, faults, inputs, steps, clusters, servers, lease, misbehave, work_fails, inbox }
     }
 }
 
@@ -133,7 +139,7 @@ fn node_apply(random: &mut Random, number: u64, clusters: u64) -> Input {
 }
 
 fn plan_apply(random: &mut Random, plan: u64, clusters: u64) -> Input {
-    let mut approval = || APPROVALS[usize::from(random.chance(400))];
+    let mut approval = || RULES[usize::from(random.chance(400))];
     let approval =
         json!({"create": approval(), "start": approval(), "stop": approval(), "delete": approval()});
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});

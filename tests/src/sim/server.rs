@@ -8,13 +8,17 @@ use std::time::Duration;
 use chancery::decider::clock::Reading;
 use chancery::decider::core::{Effect, Settings, Ticket};
 use chancery::decider::driver::{Driver, Ended, Left};
+use chancery::decider::inbox::{Inbox, InboxGone};
 use chancery_events::id::{Lineage, Writer};
 use chancery_events::intent::Request;
+use chancery_events::letter::Letter;
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{Fold, FoldError, Folding};
+
+use super::letters::Topic;
 
 /// The fleet of every simulated world.
 pub const FLEET: &str = "sim";
@@ -26,6 +30,17 @@ pub struct Ask {
     pub call: usize,
     /// What is asked.
     pub request: Request,
+}
+
+/// A server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BadStart {
+    /// It cannot fold the log.
+    #[error("fold the log: {0}")]
+    Fold(#[from] FoldError),
+    /// The inbox does not go on where the log says.
+    #[error(transparent)]
+    Inbox(#[from] InboxGone),
 }
 
 /// A server that runs.
@@ -40,6 +55,8 @@ pub struct Server {
     /// Whose request each ticket is.
     pub calls: BTreeMap<Ticket, usize>,
     tickets: u64,
+    /// The offset behind what it has read of the topic.
+    pub reads: u64,
     began: Duration,
     /// How far its wall clock is from the world's time.
     pub wall: i64,
@@ -66,7 +83,8 @@ impl Server {
         lease: Duration,
         now: Duration,
         wall: i64,
-    ) -> Result<Server, FoldError> {
+        topic: Option<&Topic>,
+    ) -> Result<Server, BadStart> {
         let mut fold = Fold::from(snapshot);
         let records = log.source().records(fold.position().plus(1)).expect("a log in memory can be read");
         for record in records {
@@ -77,6 +95,9 @@ impl Server {
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
         let journal = Arc::new(log.open(Box::new(take)).expect("nobody breaks the chain"));
         let fleet = fold.state().map(|state| state.fleet.clone());
+        let watermark = fold.state().and_then(|state| state.watermark.as_ref());
+        let inbox = topic.map(|topic| topic.take_up(watermark)).transpose()?;
+        let reads = inbox.as_ref().map_or(0, Inbox::next);
         let settings = Settings {
             fleet: FLEET.parse().expect("a fleet's name"),
             writer: Writer::from_random(random),
@@ -86,6 +107,7 @@ impl Server {
             // A command or two: inventories have many parts.
             part: 600,
             replicas: 1000,
+            inbox,
         };
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(random)));
         let reading = Reading { wall: wall_at(now, wall), steady: Duration::ZERO };
@@ -100,6 +122,7 @@ impl Server {
             asks: VecDeque::new(),
             calls: BTreeMap::new(),
             tickets: 0,
+            reads,
             began: now,
             wall,
             paused: None,
@@ -162,6 +185,19 @@ impl Server {
             self.driver.intent(Ticket(self.tickets), &request, reading);
             self.left = Left::More;
         }
+    }
+
+    /// Takes a letter, or hears that there is none up to the end.
+    pub fn letter(&mut self, letter: Option<&Letter>, end: u64, now: Duration) {
+        let reading = self.reading(now);
+        if let Some(letter) = letter {
+            self.driver.letter(letter, reading);
+            self.reads = letter.offset + 1;
+        } else {
+            self.driver.inbox_passed(end, reading);
+            self.reads = end;
+        }
+        self.left = Left::More;
     }
 
     /// A turn.

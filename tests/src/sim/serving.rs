@@ -5,7 +5,7 @@ use std::time::Duration;
 use chancery::decider::Connection;
 use chancery::decider::core::Effect;
 use chancery::decider::driver::{Ended, Left};
-use chancery_events::id::Attach;
+use chancery_events::id::{Attach, Writer};
 use chancery_journal::Journal;
 
 use super::fault::Fault;
@@ -28,10 +28,10 @@ impl Universe {
             snapshot = Some(self.snapshots[newest - usize::try_from(age).unwrap_or(0)].clone());
         }
         let bits = self.random.bits();
-        let server =
-            Server::start(&self.log, snapshot, bits, self.script.lease, self.now, wall).map_err(|error| {
-                super::judge::violation(2, format!("a server cannot fold the log: {error}"), None)
-            })?;
+        let topic = self.script.inbox.then_some(&self.topic);
+        let server = Server::start(&self.log, snapshot, bits, self.script.lease, self.now, wall, topic)
+            .map_err(|error| super::judge::violation(2, format!("a server cannot start: {error}"), None))?;
+        self.judge.answers.begins(Writer::from_random(bits), self.topic.end);
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
         if self.seats.iter().any(|other| other.server.is_some()) {

@@ -140,6 +140,9 @@ impl Universe {
         if let Some(call) = self.calls.iter().find(|call| call.state != State::Answered) {
             return Some(format!("intent {} has no answer", call.request.id));
         }
+        if self.script.inbox && self.judge.answers.next() < self.topic.end {
+            return Some(format!("letters from {} on have no answer", self.judge.answers.next()));
+        }
         let Some(state) = self.judge.state() else { return Some("nobody decides".into()) };
         let fleet = &state.fleet;
         if let Some(stuck) = stuck_in(fleet) {

@@ -21,6 +21,8 @@ pub enum Action {
     Take(usize),
     /// A server decides a request.
     Ask(usize),
+    /// A server reads the topic.
+    Read(usize),
     /// A server does what is due.
     Turn(usize),
     /// A server hears what comes over a link.
@@ -65,6 +67,7 @@ impl Universe {
         let now = self.now;
         let mut all = Vec::with_capacity(32);
         let running = self.seats.iter().filter(|seat| seat.server.is_some()).count();
+        let inbox = self.script.inbox;
         let second = self.faulty && self.script.faults.contains(&Fault::SecondDecider);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             let Some(server) = &mut seat.server else {
@@ -85,6 +88,9 @@ impl Universe {
             }
             if !server.asks.is_empty() && server.driver().is_open() {
                 all.extend([Action::Ask(index); 2]);
+            }
+            if inbox && server.reads < self.topic.end && server.driver().is_open() {
+                all.push(Action::Read(index));
             }
             if server.is_due(now) {
                 all.push(Action::Turn(index));
@@ -150,6 +156,10 @@ impl Universe {
                 if let Some(server) = &mut self.seats[seat].server {
                     server.ask(now);
                 }
+                Ok(())
+            }
+            Action::Read(seat) => {
+                self.read_letter(seat);
                 Ok(())
             }
             Action::Hear(link) => {

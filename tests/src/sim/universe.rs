@@ -16,6 +16,7 @@ use chancery_projector::Folding;
 use super::executor::{Folder, Machine};
 use super::fault::{Counts, Fault};
 use super::judge::Judge;
+use super::letters::Topic;
 use super::producer::Call;
 use super::random::Random;
 use super::script::Script;
@@ -98,6 +99,8 @@ pub struct Universe {
     pub linked: u64,
     /// What producers have asked.
     pub calls: Vec<Call>,
+    /// What was put into the inbox.
+    pub topic: Topic,
     /// The next input of the script.
     pub asked: usize,
     /// What producers were told.
@@ -164,6 +167,7 @@ impl Universe {
             links: BTreeMap::new(),
             linked: 0,
             calls: Vec::new(),
+            topic: Topic::default(),
             asked: 0,
             history: History::new(),
             counts: Counts::default(),
@@ -246,7 +250,7 @@ impl Universe {
 
     /// Every judgement that costs little, after each step.
     pub fn judge(&mut self) -> Result<(), Violation> {
-        self.judge.look(&mut self.counts)?;
+        self.judge.look(&self.topic, &mut self.counts)?;
         let worlds: Vec<&World> = self.everything().collect();
         self.judge.alive(&worlds)?;
         self.taken += 1;

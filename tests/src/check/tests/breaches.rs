@@ -7,7 +7,7 @@ use super::check;
 use crate::story::Stage::{
     Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
 };
-use crate::story::{HASH, Stage, Story, lineage, process, proposal, replica_at, story};
+use crate::story::{HASH, Stage, Story, TOPIC, lineage, process, proposal, replica_at, story};
 
 type Breach = (Stage, u8, &'static str, fn(&mut Story));
 
@@ -410,4 +410,47 @@ fn judge(s: &mut Story, incarnation: IncarnationId, seen: u64) {
     let saw = s.saw("object.reported.v1", &data);
     let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "remove", "revision": 4});
     s.fact(saw, "object.judged.v1", &data);
+}
+
+#[test]
+fn an_inbox_that_is_answered_wrongly() {
+    let mut s = story(Fleet);
+    s.refuse_letters(&[3, 5], 6);
+    s.refuse_letters(&[6, 9], 10);
+    assert!(check(&s).is_ok(), "one that is right");
+    find(&[
+        (Fleet, 10, "the watermark falls", |s| {
+            s.refuse_letters(&[3], 6);
+            s.refuse_letters(&[], 6);
+            noted(s, 1);
+            s.commits.last_mut().expect("a commit").answered = Some(5);
+        }),
+        (Fleet, 10, "a letter is answered again", |s| {
+            s.refuse_letters(&[3], 6);
+            s.refuse_letters(&[3], 7);
+        }),
+        (Fleet, 10, "out of order", |s| s.refuse_letters(&[3, 3], 6)),
+        (Fleet, 10, "the watermark does not count it", |s| s.refuse_letters(&[3], 3)),
+        (Fleet, 10, "no watermark is told", |s| {
+            s.refuse_letters(&[3], 6);
+            let data = json!({"topic": TOPIC, "next": 6});
+            s.fact(s.last() + 1, "inbox.advanced.v1", &data);
+        }),
+        (Fleet, 10, "it is another inbox", |s| {
+            let data = json!({"topic": "another", "next": 6});
+            s.fact(s.last() + 1, "inbox.advanced.v1", &data);
+            s.commits.last_mut().expect("a commit").answered = Some(6);
+        }),
+        (Fleet, 10, "it is called further and is not", |s| {
+            s.refuse_letters(&[3], 6);
+            let data = json!({"topic": TOPIC, "next": 6});
+            s.fact(s.last() + 1, "inbox.advanced.v1", &data);
+            s.commits.last_mut().expect("a commit").answered = Some(6);
+        }),
+        (Fleet, 10, "more is called answered than is", |s| {
+            let data = json!({"topic": TOPIC, "next": 7});
+            s.fact(s.last() + 1, "inbox.advanced.v1", &data);
+            s.commits.last_mut().expect("a commit").answered = Some(6);
+        }),
+    ]);
 }

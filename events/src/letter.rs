@@ -1,0 +1,305 @@
+//! Letters: what others put into an inbox topic, and the intents that come of it.
+//!
+//! A letter is one record of the topic, a CloudEvent in one of these forms:
+//!
+//! | form | told by | attributes | data |
+//! |---|---|---|---|
+//! | structured | `content-type: application/cloudevents+json`, or JSON or nothing, without `ce_` headers | members of the object | its member `data` |
+//! | binary | `ce_` headers, with `content-type: application/json` or none | headers, in UTF-8; `traceparent` also without `ce_` | the value |
+//!
+//! Names and rules of attributes are those of [`Attributes`], as over HTTP. Other headers are not looked at. What a
+//! letter says of its actor is a claim: it is kept beside the intent, and the intent is that of the topic's
+//! [`Binding`], which also says what may be asked for.
+//!
+//! Source: CloudEvents 1.0.2, its Kafka protocol binding and JSON format.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::cloud::{Attributes, BadAttribute, BadEnvelope, TYPE_PREFIX, is_json};
+use crate::intent::{Intent, Request};
+use crate::name::Actor;
+use crate::record::Hash;
+use crate::refusal::{Code, Refusal};
+use crate::strict::{self, NotStrict};
+
+/// A letter has at most so many bytes, in value and headers: less than half a commit, so that its intent fits into one
+/// with all that it brings about.
+pub const LARGEST: usize = 256 << 10;
+/// Its JSON is nested at most so deep.
+const DEPTH: usize = 64;
+/// What is said of what is wrong with it has at most so many characters: some of it is the letter's own text.
+const SAID: usize = 500;
+
+/// One record of an inbox topic.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Letter {
+    /// Its place. Offsets rise, and need not be dense.
+    pub offset: u64,
+    /// Its headers, in their order. One without a value has an empty one.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// Its value, if it has one.
+    pub value: Option<Vec<u8>>,
+}
+
+/// How a letter says what it says.
+enum Form {
+    Structured,
+    Binary,
+}
+
+impl Letter {
+    /// How many bytes it has, in value and headers.
+    pub fn bytes(&self) -> usize {
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        headers.sum::<usize>() + self.value.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The SHA-256 of its value.
+    pub fn digest(&self) -> Option<Hash> {
+        self.value.as_deref().map(Hash::of)
+    }
+
+    /// What it asks for, on behalf of `actor`, or why that cannot be told.
+    pub fn request(&self, actor: &Actor) -> Result<Request, Refusal> {
+        let bytes = self.bytes();
+        if bytes > LARGEST {
+            let detail = format!("read the record: it has {bytes} bytes, and at most {LARGEST} are taken");
+            return Err(Refusal::new(Code::TooLarge, detail));
+        }
+        let value = self.value.as_deref().ok_or_else(|| invalid("read the record: it has no value"))?;
+        let form = self.form()?;
+        let text = strict::check(value, DEPTH).map_err(|fault| {
+            let why = match &fault {
+                NotStrict::Json { source, .. } => format!(": {source}"),
+                NotStrict::Utf8 { .. } | NotStrict::Empty => String::new(),
+            };
+            invalid(format!("read the value: {fault}{why}"))
+        })?;
+        let (attributes, data) = match form {
+            Form::Binary => (self.attributes()?, text),
+            Form::Structured => {
+                let (attributes, data) = Attributes::of_object(text).map_err(|fault| match fault {
+                    BadEnvelope::Attribute(bad) => wrong(&bad),
+                    BadEnvelope::NotAnObject => invalid(fault.to_string()),
+                })?;
+                (attributes, Attributes::data(data).map_err(|bad| wrong(&bad))?)
+            }
+        };
+        let intent = intent(attributes.intent_type().map_err(|bad| wrong(&bad))?, data)?;
+        attributes.request_of(intent, actor).map_err(|bad| wrong(&bad))
+    }
+
+    fn form(&self) -> Result<Form, Refusal> {
+        let is_binary = self.headers.iter().any(|(name, _)| name.starts_with("ce_"));
+        let Some(media) = self.header("content-type")? else {
+            return Ok(if is_binary { Form::Binary } else { Form::Structured });
+        };
+        let (essence, parameters) = media.split_once(';').unwrap_or((media, ""));
+        // Whoever says that the whole event is in the value may say the attributes in headers too; they have no say.
+        let essence = essence.trim();
+        let plain = if parameters.is_empty() { String::new() } else { format!(";{parameters}") };
+        let is_utf8 = is_json(&format!("application/json{plain}"));
+        match essence.to_ascii_lowercase().as_str() {
+            "application/cloudevents+json" if is_utf8 => Ok(Form::Structured),
+            "application/json" if is_utf8 && is_binary => Ok(Form::Binary),
+            "application/json" if is_utf8 => Ok(Form::Structured),
+            _ => Err(refused(
+                Code::Unsupported,
+                format!(
+                    "read the header content-type: it is {media:?}; taken in UTF-8 is \
+                     application/cloudevents+json, and application/json with ce_ headers"
+                ),
+            )),
+        }
+    }
+
+    /// The header of that name, given at most once.
+    fn header(&self, name: &str) -> Result<Option<&str>, Refusal> {
+        let mut all = self.headers.iter().filter(|(given, _)| given.eq_ignore_ascii_case(name));
+        let Some((_, value)) = all.next() else { return Ok(None) };
+        if all.next().is_some() {
+            return Err(invalid(format!("read the header {name}: write it once")));
+        }
+        utf8(name, value).map(Some)
+    }
+
+    fn attributes(&self) -> Result<Attributes, Refusal> {
+        let mut attributes = Attributes::default();
+        for (header, value) in &self.headers {
+            let Some(name) = header.strip_prefix("ce_") else { continue };
+            let set = attributes.set(name, utf8(header, value)?);
+            set.map_err(|bad| wrong(&BadAttribute { name: format!("ce_{}", bad.name), ..bad }))?;
+        }
+        let traced = self.headers.iter().any(|(name, _)| name == "ce_traceparent");
+        if let Some(trace) = self.header("traceparent")?.filter(|_| !traced) {
+            attributes.set("traceparent", trace).map_err(|bad| wrong(&bad))?;
+        }
+        Ok(attributes)
+    }
+}
+
+fn utf8<'a>(header: &str, value: &'a [u8]) -> Result<&'a str, Refusal> {
+    str::from_utf8(value).map_err(|_| invalid(format!("read the header {header}: write it in UTF-8")))
+}
+
+fn intent(type_name: &str, data: &str) -> Result<Intent, Refusal> {
+    // Derived readers take an array for an object, member by member; nobody means that.
+    if !data.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
+        return Err(invalid("read the data: write a JSON object"));
+    }
+    let read = Intent::read(type_name, data);
+    let read =
+        read.ok_or_else(|| refused(Code::Unsupported, format!("no intent has the type {type_name}")))?;
+    read.map_err(|error| invalid(format!("read the data of {type_name}: {error}")))
+}
+
+fn wrong(bad: &BadAttribute) -> Refusal {
+    // An intent of a type that only a newer build knows would be right there.
+    let is_type = matches!(bad.name.as_str(), "type" | "ce_type") && bad.reason != "it is missing";
+    refused(if is_type { Code::Unsupported } else { Code::Invalid }, bad.to_string())
+}
+
+fn invalid(detail: impl Into<String>) -> Refusal {
+    refused(Code::Invalid, detail)
+}
+
+fn refused(code: Code, detail: impl Into<String>) -> Refusal {
+    let detail: String = detail.into();
+    Refusal::new(code, detail.chars().take(SAID).collect::<String>())
+}
+
+/// Whose letters those of a topic are, and what they may ask for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Binding {
+    /// Who asks, whatever a letter says.
+    pub actor: Actor,
+    /// For what.
+    pub scope: Scope,
+}
+
+impl Binding {
+    /// Whether letters may ask for this.
+    pub fn check(&self, intent: &Intent) -> Result<(), Refusal> {
+        if is_approval(intent.type_name()) {
+            return Err(refused(Code::Denied, "approvals are not taken from a topic: approve over HTTP"));
+        }
+        if self.scope.takes(intent.type_name()) {
+            return Ok(());
+        }
+        let kind = kind(intent.type_name());
+        Err(refused(
+            Code::Denied,
+            format!("{kind} is not in the scope of the topic, which is {}", self.scope),
+        ))
+    }
+}
+
+/// What may be asked for: one or more of `*`, `plan.*`, `deployment.create`, separated by commas. Approvals never are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scope(Vec<Pattern>);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Pattern {
+    /// Every type but approvals.
+    All,
+    /// Every type of one kind of entity.
+    Of(String),
+    /// One type, in every version.
+    One(String),
+}
+
+/// Text that is no scope.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadScope {
+    /// There is nothing in it.
+    #[error("write the scope as types of intents separated by commas, as in plan.*,deployment.create, or *")]
+    Empty,
+    /// No type of intent is meant by it.
+    #[error("read {pattern:?} in the scope: no intent has such a type; the types are {known}")]
+    Unknown {
+        /// What was written.
+        pattern: String,
+        /// What could have been.
+        known: String,
+    },
+    /// It would let approvals in.
+    #[error("read {pattern:?} in the scope: approvals are not taken from a topic")]
+    Approval {
+        /// What was written.
+        pattern: String,
+    },
+}
+
+/// A type without its version.
+fn kind(type_name: &str) -> &str {
+    type_name.rsplit_once('.').map_or(type_name, |(kind, _)| kind)
+}
+
+fn is_approval(type_name: &str) -> bool {
+    matches!(kind(type_name), "operation.approve" | "operation.reject")
+}
+
+impl Pattern {
+    fn takes(&self, type_name: &str) -> bool {
+        match self {
+            Pattern::All => true,
+            Pattern::Of(entity) => kind(type_name).split_once('.').is_some_and(|(of, _)| of == entity),
+            Pattern::One(one) => kind(type_name) == one,
+        }
+    }
+}
+
+impl Scope {
+    fn takes(&self, type_name: &str) -> bool {
+        !is_approval(type_name) && self.0.iter().any(|pattern| pattern.takes(type_name))
+    }
+}
+
+impl FromStr for Scope {
+    type Err = BadScope;
+    fn from_str(text: &str) -> Result<Scope, BadScope> {
+        let patterns = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| {
+            let shown = || part.chars().take(100).collect::<String>();
+            // Written as in a CloudEvent, it means the same.
+            let bare = part.strip_prefix(TYPE_PREFIX).unwrap_or(part);
+            let pattern = match bare.strip_suffix(".*") {
+                _ if bare == "*" => return Ok(Pattern::All),
+                Some(entity) => Pattern::Of(entity.to_owned()),
+                None => Pattern::One(bare.to_owned()),
+            };
+            let mut meant = Intent::TYPES.iter().filter(|known| pattern.takes(known)).peekable();
+            if meant.peek().is_none() {
+                let known: Vec<_> = Intent::TYPES
+                    .iter()
+                    .filter(|known| !is_approval(known))
+                    .map(|known| kind(known))
+                    .collect();
+                return Err(BadScope::Unknown { pattern: shown(), known: known.join(", ") });
+            }
+            if meant.all(|known| is_approval(known)) {
+                return Err(BadScope::Approval { pattern: shown() });
+            }
+            Ok(pattern)
+        });
+        let patterns: Vec<_> = patterns.collect::<Result<_, _>>()?;
+        if patterns.is_empty() { Err(BadScope::Empty) } else { Ok(Scope(patterns)) }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, pattern) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            match pattern {
+                Pattern::All => write!(f, "{comma}*")?,
+                Pattern::Of(entity) => write!(f, "{comma}{entity}.*")?,
+                Pattern::One(one) => write!(f, "{comma}{one}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

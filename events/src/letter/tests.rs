@@ -1,0 +1,200 @@
+//! What letters ask for, and what is said of those that cannot be read.
+
+use serde_json::json;
+
+use super::*;
+
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+fn letter(headers: &[(&str, &[u8])], value: &str) -> Letter {
+    let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
+    Letter { offset: 7, headers, value: Some(value.as_bytes().to_vec()) }
+}
+
+const BINARY: &[(&str, &[u8])] = &[
+    ("ce_specversion", b"1.0"),
+    ("ce_id", b"1"),
+    ("ce_source", b"/ci"),
+    ("ce_type", b"chancery.node.delete.v1"),
+    ("content-type", b"application/json"),
+];
+const DATA: &str = r#"{"name":"node-1"}"#;
+const STRUCTURED: (&str, &[u8]) = ("content-type", b"application/cloudevents+json; charset=UTF-8");
+
+fn event() -> serde_json::Value {
+    json!({
+        "specversion": "1.0", "id": "1", "source": "/ci", "type": "chancery.node.delete.v1", "actor": "eve",
+        "expect": 3, "time": "2026-11-21T09:00:00Z", "subject": "node/node-1", "data": {"name": "node-1"},
+    })
+}
+
+fn actor() -> Actor {
+    "pipeline".parse().expect("a name")
+}
+
+fn code(letter: &Letter) -> (Code, String) {
+    let refusal = letter.request(&actor()).expect_err("it is refused");
+    (refusal.code, refusal.detail)
+}
+
+#[test]
+fn both_forms_are_one_intent_of_the_bindings_actor_and_the_claim_is_kept() {
+    let binary: Vec<_> = [
+        BINARY,
+        &[
+            ("ce_actor", b"eve".as_slice()),
+            ("ce_expect", b"3"),
+            ("ce_time", b"2026-11-21T09:00:00Z"),
+            ("ce_subject", b"node/node-1"),
+            ("ce_partitionkey", b"x"),
+            ("other", b"\xff"),
+        ],
+    ]
+    .concat();
+    let whole = event().to_string();
+    let same = [
+        letter(&binary, DATA),
+        letter(&binary[..4].iter().chain(&binary[5..]).copied().collect::<Vec<_>>(), DATA),
+        letter(&[STRUCTURED], &whole),
+        letter(&[("Content-Type", b"application/JSON")], &whole),
+        letter(&[], &whole),
+        // Headers may say it too; the value counts.
+        letter(&[STRUCTURED, ("ce_id", b"another")], &whole),
+    ];
+    for letter in same {
+        let request = letter.request(&actor()).unwrap_or_else(|refusal| panic!("{letter:?}: {refusal:?}"));
+        assert_eq!(request.actor, actor());
+        assert_eq!(request.claim.as_ref().map(Actor::as_str), Some("eve"));
+        let Request { id, source, expect, time, intent, .. } = request;
+        assert_eq!((id.as_str(), source.as_str(), expect), ("1", "/ci", Some(3)));
+        assert_eq!((time.is_some(), intent.type_name()), (true, "node.delete.v1"));
+    }
+    let plain = letter(&[BINARY, &[("traceparent", TRACE.as_bytes())]].concat(), DATA);
+    let request = plain.request(&actor()).expect("a request");
+    assert_eq!((request.traceparent.as_deref(), request.claim), (Some(TRACE), None));
+    let both = [("ce_traceparent", TRACE.as_bytes()), ("traceparent", b"00-old".as_slice())];
+    let request = letter(&[BINARY, &both].concat(), DATA).request(&actor()).expect("a request");
+    assert_eq!(request.traceparent.as_deref(), Some(TRACE));
+}
+
+#[test]
+fn a_letter_that_cannot_be_read_says_why() {
+    let changed = |name: &str, value: serde_json::Value| {
+        let mut event = event();
+        event[name] = value;
+        letter(&[STRUCTURED], &event.to_string())
+    };
+    let without = |name: &str| {
+        let mut event = event();
+        event.as_object_mut().expect("an object").remove(name);
+        letter(&[STRUCTURED], &event.to_string())
+    };
+    let binary = |headers: &[(&str, &[u8])], data: &str| letter(&[BINARY, headers].concat(), data);
+    let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
+    let long = json!({"name": "node-1", "x".repeat(2000): 1}).to_string();
+    let cases: Vec<(Letter, Code, &str)> = vec![
+        (Letter { value: None, ..letter(BINARY, "") }, Code::Invalid, "it has no value"),
+        (letter(BINARY, ""), Code::Invalid, "it is empty"),
+        (Letter { value: Some(b"{\"a\":\"\xff\"}".to_vec()), ..letter(&[], "") }, Code::Invalid, "not UTF-8"),
+        (letter(&[], "\0\0\0\0\x01avro"), Code::Invalid, "expected value"),
+        (letter(&[], &deep), Code::Invalid, "nested"),
+        (letter(&[], "[]"), Code::Invalid, "write an object"),
+        (letter(&[], r#"{"id":"1","id":"2"}"#), Code::Invalid, "twice"),
+        (letter(BINARY, &" ".repeat(LARGEST)), Code::TooLarge, "at most 262144"),
+        (letter(BINARY, "[\"node-1\"]"), Code::Invalid, "write a JSON object"),
+        (letter(BINARY, "{}"), Code::Invalid, "missing field `name`"),
+        (letter(BINARY, r#"{"name":"NODE"}"#), Code::Invalid, "may not stand"),
+        (letter(BINARY, r#"{"name":"node-1","force":true}"#), Code::Invalid, "unknown field `force`"),
+        (letter(BINARY, &long), Code::Invalid, "unknown field"),
+        (binary(&[("ce_expct", b"1")], DATA), Code::Invalid, "\"ce_expct\""),
+        (binary(&[("ce_id", b"2")], DATA), Code::Invalid, "write it once"),
+        (binary(&[("ce_actor", b"\xff")], DATA), Code::Invalid, "write it in UTF-8"),
+        (binary(&[("content-type", b"application/json")], DATA), Code::Invalid, "write it once"),
+        (binary(&[("traceparent", b"00")], DATA), Code::Invalid, "traceparent"),
+        (binary(&[("ce_subject", b"node/node-2")], DATA), Code::Invalid, "about node/node-1"),
+        (letter(&BINARY[..3], DATA), Code::Invalid, "it is missing"),
+        (letter(&[("ce_id", b"1"), ("content-type", b"text/plain")], "x"), Code::Unsupported, "text/plain"),
+        (letter(&[("content-type", b"application/cloudevents+avro")], "x"), Code::Unsupported, "avro"),
+        (
+            letter(&[("content-type", b"application/cloudevents-batch+json")], "[]"),
+            Code::Unsupported,
+            "batch",
+        ),
+        (letter(&[("content-type", b"application/json; charset=latin1")], "{}"), Code::Unsupported, "latin1"),
+        (changed("type", "chancery.moon.land.v1".into()), Code::Unsupported, "no intent has this type"),
+        (changed("type", "com.example.made".into()), Code::Unsupported, "does not begin with"),
+        (changed("id", "".into()), Code::Invalid, "\"id\""),
+        (changed("id", json!({})), Code::Invalid, "write text or a number"),
+        (changed("specversion", "0.3".into()), Code::Invalid, "\"specversion\""),
+        (changed("data_base64", "AA==".into()), Code::Invalid, "\"data_base64\""),
+        (without("data"), Code::Invalid, "\"data\""),
+        (without("source"), Code::Invalid, "\"source\""),
+        (without("type"), Code::Invalid, "\"type\""),
+    ];
+    for (letter, wanted, what) in cases {
+        let (code, detail) = code(&letter);
+        assert_eq!(code, wanted, "{what}: {detail}");
+        assert!(detail.contains(what), "{what}: {detail}");
+        assert!(detail.chars().count() <= SAID, "{detail}");
+    }
+}
+
+#[test]
+fn a_digest_is_that_of_the_value_alone() {
+    let digest = letter(BINARY, "test").digest().map(|digest| digest.to_string());
+    let known = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+    assert_eq!(digest.as_deref(), Some(known));
+    assert_eq!(Letter::default().digest(), None);
+}
+
+#[test]
+fn a_scope_takes_what_it_names_and_never_approvals() {
+    let cases = [
+        ("*", vec!["plan.apply.v1", "node.delete.v1", "replica.stop.v1"], vec![]),
+        ("plan.*", vec!["plan.apply.v1", "plan.delete.v1"], vec!["node.delete.v1", "deployment.create.v1"]),
+        (
+            " deployment.create , plan.apply,",
+            vec!["deployment.create.v1", "plan.apply.v1"],
+            vec!["plan.delete.v1"],
+        ),
+        ("chancery.node.apply", vec!["node.apply.v1"], vec!["node.delete.v1"]),
+        ("plan.*,*", vec!["cluster.apply.v1"], vec![]),
+    ];
+    for (text, taken, not) in cases {
+        let scope: Scope = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        for type_name in taken {
+            assert!(scope.takes(type_name), "{text}: {type_name}");
+        }
+        for type_name in not.iter().chain(&["operation.approve.v1", "operation.reject.v1"]) {
+            assert!(!scope.takes(type_name), "{text}: {type_name}");
+        }
+        assert_eq!(scope.to_string().parse(), Ok(scope.clone()), "{text}");
+    }
+    for (text, what) in [
+        ("", "separated by commas"),
+        (" , ", "separated by commas"),
+        ("plans.*", "no intent has such a type"),
+        ("plan", "no intent has such a type"),
+        ("plan.apply.v1", "no intent has such a type"),
+        ("*.apply", "no intent has such a type"),
+        ("operation.*", "approvals are not taken"),
+        ("plan.*,operation.reject", "approvals are not taken"),
+    ] {
+        let error = text.parse::<Scope>().expect_err(text).to_string();
+        assert!(error.contains(what), "{text}: {error}");
+        assert!(!error.contains("operation.approve"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn what_is_not_in_the_scope_is_denied() {
+    let binding = Binding { actor: actor(), scope: "plan.*".parse().expect("a scope") };
+    let intent = |type_name: &str, data| Intent::read(type_name, data).expect("a type").expect("its data");
+    let denied = |intent: &Intent| binding.check(intent).map_err(|refusal| (refusal.code, refusal.detail));
+    assert_eq!(denied(&intent("plan.delete.v1", r#"{"name":"web"}"#)), Ok(()));
+    let (code, detail) = denied(&intent("node.delete.v1", DATA)).expect_err("another kind");
+    assert_eq!((code, detail.contains("node.delete"), detail.contains("plan.*")), (Code::Denied, true, true));
+    let all = Binding { scope: "*".parse().expect("a scope"), ..binding };
+    let approve = intent("operation.approve.v1", r#"{"operations":[]}"#);
+    assert_eq!(all.check(&approve).map_err(|refusal| refusal.code), Err(Code::Denied));
+}

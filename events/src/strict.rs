@@ -1,0 +1,185 @@
+//! JSON from outside, checked before anything is read from it: what is no JSON is refused, and so are names that come
+//! twice and depth that could exhaust the stack. What is wrong is told with its place, as a JSON Pointer (RFC 6901).
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+
+/// Why bytes are not one JSON text that is taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotStrict {
+    /// It is not UTF-8.
+    #[error("it is not UTF-8 from byte {from} on")]
+    Utf8 {
+        /// The first byte that is none.
+        from: usize,
+    },
+    /// There is nothing.
+    #[error("it is empty")]
+    Empty,
+    /// It is no JSON, a name stands twice in one object, or it is nested too deep.
+    #[error("it cannot be read at {pointer:?}")]
+    Json {
+        /// Where.
+        pointer: String,
+        /// What is wrong there.
+        source: serde_json::Error,
+    },
+}
+
+/// Checks that bytes are one JSON text in UTF-8, no name twice in one object, at most `depth` levels deep.
+pub fn check(bytes: &[u8], depth: usize) -> Result<&str, NotStrict> {
+    let text = str::from_utf8(bytes).map_err(|error| NotStrict::Utf8 { from: error.valid_up_to() })?;
+    if text.trim_start_matches([' ', '\t', '\r', '\n']).is_empty() {
+        return Err(NotStrict::Empty);
+    }
+    let path = RefCell::new(Vec::new());
+    let mut from = serde_json::Deserializer::from_str(text);
+    let seed = Strict { path: &path, left: depth, depth };
+    seed.deserialize(&mut from).and_then(|()| from.end()).map_err(|source| {
+        let mut pointer = String::new();
+        path.borrow().iter().for_each(|step| step.write(&mut pointer));
+        NotStrict::Json { pointer, source }
+    })?;
+    Ok(text)
+}
+
+/// A step into a JSON text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// To a member of an object.
+    Name(String),
+    /// To an element of an array.
+    Index(usize),
+}
+
+impl Step {
+    /// Adds it to a pointer.
+    pub fn write(&self, pointer: &mut String) {
+        match self {
+            Step::Name(name) => name_step(pointer, name),
+            Step::Index(index) => {
+                pointer.push('/');
+                pointer.push_str(&index.to_string());
+            }
+        }
+    }
+}
+
+/// Adds a member to a pointer; of a long name, its beginning.
+pub fn name_step(pointer: &mut String, name: &str) {
+    let short: String = name.chars().take(100).collect();
+    pointer.push('/');
+    pointer.push_str(&short.replace('~', "~0").replace('/', "~1"));
+}
+
+/// Goes through any value. An error leaves the path where it was met.
+#[derive(Clone, Copy)]
+struct Strict<'a> {
+    path: &'a RefCell<Vec<Step>>,
+    left: usize,
+    depth: usize,
+}
+
+impl Strict<'_> {
+    fn below<E: serde::de::Error>(self) -> Result<Self, E> {
+        let left = self.left.checked_sub(1);
+        let left =
+            left.ok_or_else(|| E::custom(format!("it is nested more than {} levels deep", self.depth)))?;
+        Ok(Strict { left, ..self })
+    }
+
+    fn step(self, step: Step) {
+        self.path.borrow_mut().push(step);
+    }
+
+    fn back(self) {
+        self.path.borrow_mut().pop();
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = ();
+    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        let below = self.below()?;
+        let mut index = 0;
+        self.step(Step::Index(index));
+        while all.next_element_seed(below)?.is_some() {
+            self.back();
+            index += 1;
+            self.step(Step::Index(index));
+        }
+        self.back();
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        let below = self.below()?;
+        let mut seen = BTreeSet::new();
+        while let Some(name) = all.next_key::<String>()? {
+            self.step(Step::Name(name.clone()));
+            if !seen.insert(name) {
+                return Err(A::Error::custom("the name stands twice in one object"));
+            }
+            all.next_value_seed(below)?;
+            self.back();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_strict_json_is_told_with_its_place() {
+        let (deep, inside) = ("[".repeat(65) + &"]".repeat(65), "[".repeat(64) + &"]".repeat(64));
+        assert_eq!(check(inside.as_bytes(), 64).expect("just as deep as allowed"), inside);
+        for (text, at, what) in [
+            ("{\"a\":1,\"b\":{\"c\":1,\"c\":2}}", "/b/c", "twice"),
+            ("[1,{\"x/y\":tru}]", "/1/x~1y", "expected ident"),
+            ("{} {}", "", "trailing characters"),
+            (&deep, &"/0".repeat(64), "nested"),
+        ] {
+            let error = check(text.as_bytes(), 64).expect_err(text);
+            let NotStrict::Json { pointer, source } = error else { panic!("{text}: {error}") };
+            assert_eq!(pointer, at, "{text}");
+            assert!(source.to_string().contains(what), "{text}: {source}");
+        }
+        assert!(matches!(check(b" \n", 64), Err(NotStrict::Empty)));
+        assert!(matches!(check(b"{\"a\":\"\xff\"}", 64), Err(NotStrict::Utf8 { from: 6 })));
+    }
+}

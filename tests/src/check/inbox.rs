@@ -1,0 +1,56 @@
+//! Invariant 10, as far as a journal alone shows it: how far the inbox is answered, and what was refused of it.
+
+use std::sync::Arc;
+
+use chancery_events::fact::{InboxAdvanced, InboxRefused};
+use chancery_events::record::{Header, Watermark};
+
+use super::violation::{Check, demand};
+
+/// How far the inbox is answered.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Inbox {
+    /// Behind the record.
+    now: Option<Watermark>,
+    /// The first offset that may be refused in what is left of the record.
+    from: u64,
+    /// Whether the record says how far.
+    told: bool,
+}
+
+impl Inbox {
+    pub(super) fn take(&mut self, header: &Header) -> Check {
+        self.told = header.watermark.is_some();
+        let Some(now) = &header.watermark else { return Ok(()) };
+        if let Some(Watermark { topic, next }) = &self.now {
+            demand!(10, now.topic == *topic, "the inbox was {topic}, and is {}", now.topic);
+            demand!(10, now.next >= *next, "the inbox was answered up to {next}, and is up to {}", now.next);
+        }
+        self.from = self.now.as_ref().map_or(0, |last| last.next);
+        self.now = Some(now.clone());
+        Ok(())
+    }
+
+    pub(super) fn refused(&mut self, fact: &InboxRefused) -> Check {
+        let next = self.up_to(&fact.topic)?;
+        demand!(10, fact.offset >= self.from, "offset {} of the inbox is answered again", fact.offset);
+        demand!(10, fact.offset < next, "offset {} is answered, and the watermark is {next}", fact.offset);
+        self.from = fact.offset + 1;
+        Ok(())
+    }
+
+    pub(super) fn advanced(&self, fact: &InboxAdvanced) -> Check {
+        let next = self.up_to(&fact.topic)?;
+        // What was answered before the commit was closed may come to it.
+        let within = fact.next > self.from && fact.next <= next;
+        demand!(10, within, "the inbox is called answered up to {}, from {} to {next}", fact.next, self.from);
+        Ok(())
+    }
+
+    fn up_to(&self, topic: &str) -> Result<u64, super::Violation> {
+        let known = self.now.as_ref().filter(|now| self.told && Arc::as_ref(&now.topic) == topic);
+        known.map(|now| now.next).ok_or_else(|| {
+            super::Violation::new(10, format!("something of {topic} is answered, and no watermark is told"))
+        })
+    }
+}

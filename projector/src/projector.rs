@@ -132,10 +132,14 @@ impl Projector {
         self.fold.state()
     }
 
-    /// Takes what the journal has and the rows have not.
+    /// Takes what the journal has and the rows have not. What the journal gets meanwhile waits for the next call: of
+    /// one that grows faster than it is folded this would be without end.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
+        let head = self.source.head().map_or(Position::ZERO, |head| head.position);
         let records = self.source.records(self.fold.position().plus(1))?;
-        self.run(records)
+        self.run(
+            records.take_while(move |record| record.as_ref().map_or(true, |record| record.last() <= head)),
+        )
     }
 
     /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap

@@ -67,6 +67,8 @@ pub struct Projector {
     rows: Position,
     /// Whether the store holds rows. If not, the first records fill it.
     is_filled: bool,
+    /// Where the snapshot stands with which it began; zero without one.
+    snapshot: Position,
     /// Rows and index entries written or removed.
     written: u64,
     tuning: Tuning,
@@ -87,6 +89,7 @@ impl Projector {
     ) -> Result<Projector, ProjectError> {
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
         let (store, rows) = usable(dir, &*source, state.as_ref(), tuning)?;
+        let snapshot = state.as_ref().map_or(Position::ZERO, |state| state.at.position);
         let mut fold = Fold::from(state);
         let is_filled = rows.is_some();
         let applied = match rows {
@@ -104,6 +107,7 @@ impl Projector {
             store,
             rows: applied.position,
             is_filled,
+            snapshot,
             written: 0,
             tuning,
             watch: Watch::new(applied),
@@ -120,6 +124,12 @@ impl Projector {
     /// The last position in state and rows.
     pub fn position(&self) -> Position {
         self.rows
+    }
+
+    /// Where the snapshot stands with which it began; zero if there was none that could be used. A start before the
+    /// next one replays what is behind it.
+    pub fn snapshot(&self) -> Position {
+        self.snapshot
     }
 
     /// How many rows and index entries it has written or removed since it was opened: what an event costs.

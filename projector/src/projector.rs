@@ -158,7 +158,8 @@ impl Projector {
         self.run(records.iter().map(|record| Ok(Arc::clone(record))))
     }
 
-    /// Brings the rows to the disk, for a start that is quick.
+    /// Brings the rows to the disk. Before a snapshot of the state at their position gets its name: a start with rows
+    /// that are behind the newest snapshot makes all of them anew.
     pub fn flush(&self) -> Result<(), ProjectError> {
         Ok(self.store.flush()?)
     }

@@ -109,7 +109,7 @@ impl Rows {
             let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
             if is_due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
                 last = self.projector.position();
-                writing = self.snapshot();
+                writing = self.snapshot()?;
             }
             std::thread::sleep(PACE.saturating_sub(began.elapsed()));
         }
@@ -119,7 +119,7 @@ impl Rows {
             let _ = writing.join();
         }
         if self.projector.position() > last
-            && let Some(writing) = self.snapshot()
+            && let Some(writing) = self.snapshot()?
         {
             let _ = writing.join();
         }
@@ -139,9 +139,10 @@ impl Rows {
         self.projector.catch_up().map(drop).context("catch up with the journal")
     }
 
-    /// Writes a copy of the state on a thread of its own.
-    fn snapshot(&self) -> Option<JoinHandle<()>> {
-        let state = self.projector.state()?.clone();
+    /// Brings the rows to the disk, then writes a copy of the state on a thread of its own.
+    fn snapshot(&self) -> Result<Option<JoinHandle<()>>> {
+        let Some(state) = self.projector.state().cloned() else { return Ok(None) };
+        self.projector.flush().context("flush the read models before a snapshot")?;
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
         let source = Arc::clone(&self.source);
         let write = move || match state.write(fleet, &snapshots, &*source) {
@@ -150,12 +151,21 @@ impl Rows {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");
             }
         };
-        std::thread::Builder::new().name("snapshot".into()).spawn(write).ok()
+        match std::thread::Builder::new().name("snapshot".into()).spawn(write) {
+            Ok(writing) => Ok(Some(writing)),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the thread for a snapshot cannot be started");
+                Ok(None)
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use chancery_events::event::Event;
     use chancery_events::fact::Fact;
     use chancery_events::id::{Lineage, Writer};
@@ -252,6 +262,19 @@ mod tests {
         }
     }
 
+    fn copy(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).expect("a folder");
+        for entry in std::fs::read_dir(from).expect("listed") {
+            let entry = entry.expect("an entry");
+            let to = to.join(entry.file_name());
+            if entry.file_type().expect("a type").is_dir() {
+                copy(&entry.path(), &to);
+            } else {
+                std::fs::copy(entry.path(), to).expect("copied");
+            }
+        }
+    }
+
     #[test]
     fn lives_that_are_each_too_short_for_a_snapshot_leave_one_together() {
         let mut rig = Rig::new();
@@ -269,5 +292,18 @@ mod tests {
             drop(life.records);
             life.following.join().expect("no panic").expect("no error");
         }
+    }
+
+    #[test]
+    fn rows_are_on_the_disk_before_a_snapshot_has_its_name() {
+        let mut rig = Rig::new();
+        let life = rig.start();
+        rig.commit(&life, EVERY + 1);
+        let snapshot = rig.snapshot().expect("a snapshot");
+        copy(&rig.dir.path().join("rows-0"), &rig.dir.path().join("left"));
+        let opened = rig.open("left");
+        assert!(opened.position() >= snapshot, "rows at {}, a snapshot at {snapshot}", opened.position());
+        drop(life.records);
+        life.following.join().expect("no panic").expect("no error");
     }
 }

@@ -14,7 +14,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::{Hash, Record};
 use chancery_events::time::Time;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
+use chancery_journal::{AppendError, Cursor, Delivery, Journal, ReadError, Source};
 use chancery_machine::fleet::Fleet;
 
 use super::clock::{Clock, Reading};
@@ -169,10 +169,10 @@ impl Driver {
     }
 }
 
-/// The hash of the record that ends at the position, if one does.
-fn recorded(source: &dyn Source, position: Position) -> Option<Hash> {
-    let record = source.records(position).ok()?.next()?.ok()?;
-    (record.last() == position).then(|| record.hash())
+/// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.
+fn recorded(source: &dyn Source, position: Position) -> Result<Option<Hash>, ReadError> {
+    let record = source.records(position)?.next().transpose()?;
+    Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
 }
 
 /// What came of an append: the record, if the journal has no room for it now.
@@ -183,5 +183,34 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
         Err(AppendError::Busy(record)) => Ok(Some(*record)),
         Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
         Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_journal::Records;
+
+    use super::*;
+
+    /// A source of which nothing can be read now.
+    struct Unreadable;
+
+    impl Source for Unreadable {
+        fn head(&self) -> Option<Cursor> {
+            None
+        }
+
+        fn records(&self, _: Position) -> Result<Records, ReadError> {
+            let failed =
+                || ReadError::Io { place: "a segment".into(), source: std::io::ErrorKind::Other.into() };
+            Ok(Box::new(std::iter::once_with(move || Err(failed()))))
+        }
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_not_one_that_is_not_there() {
+        assert!(recorded(&Unreadable, Position::new(1)).is_err());
+        let empty = chancery_journal::memory::MemoryLog::new("default").source();
+        assert!(matches!(recorded(&*empty, Position::new(1)), Ok(None)));
     }
 }

@@ -21,6 +21,7 @@ use chancery_events::protocol::{
 };
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
+use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
 use chancery_machine::state::Incarnation;
@@ -33,6 +34,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Incarnations that are looked at for one part of an inventory.
 const LOOKED: usize = 4096;
+
+/// Reads the hash of the record that ends at a position, if one does.
+type Recorded<'a> = dyn Fn(Position) -> Result<Option<Hash>, ReadError> + 'a;
 
 /// The bytes of a command as it is sent.
 fn size(command: &Command) -> usize {
@@ -191,14 +195,8 @@ impl Core {
         }
     }
 
-    /// An executor said something. `recorded` gives the hash of the record that ends at a position, if one does.
-    pub fn said(
-        &mut self,
-        connection: Connection,
-        message: ToDecider,
-        now: Time,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
-    ) {
+    /// An executor said something. `recorded` reads the hash of the record that ends at a position, if one does.
+    pub fn said(&mut self, connection: Connection, message: ToDecider, now: Time, recorded: &Recorded<'_>) {
         self.set_time(now);
         match message {
             ToDecider::Hello { executor, cluster, runtime, scope, life, seen } => {
@@ -272,7 +270,7 @@ impl Core {
         life: Life,
         seen: Option<(Lineage, Head)>,
         now: Time,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
+        recorded: &Recorded<'_>,
     ) {
         // It said so and was closed meanwhile: a session opened for nobody would be lost by nobody.
         if !self.sessions.drawn.contains_key(&connection) {
@@ -317,11 +315,7 @@ impl Core {
     }
 
     /// Why an executor that has seen this may not work for this decider.
-    fn unfit(
-        &self,
-        seen: Option<(Lineage, Head)>,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
-    ) -> Option<(String, Again)> {
+    fn unfit(&self, seen: Option<(Lineage, Head)>, recorded: &Recorded<'_>) -> Option<(String, Again)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
         let ancestor = lineages.ancestors.iter().find(|(ancestor, _)| *ancestor == lineage);
@@ -336,9 +330,19 @@ impl Core {
             );
             return Some((reason, Again::NewerElsewhere));
         }
-        // A head is the end of a record: if none ends there, or another one does, the histories differ.
-        (recorded(head.position) != Some(head.hash))
-            .then(|| (format!("it has seen another record at position {}", head.position), Again::Never))
+        match recorded(head.position) {
+            Ok(Some(hash)) if hash == head.hash => None,
+            // A head is the end of a record: if none ends there, or another one does, the histories differ.
+            Ok(_) => {
+                Some((format!("it has seen another record at position {}", head.position), Again::Never))
+            }
+            // Whether they differ has not been found out, and the next look may find it.
+            Err(error) => {
+                let position = head.position;
+                tracing::error!(%position, error = &error as &dyn std::error::Error, "what an executor has seen cannot be looked up");
+                Some((format!("the record at position {position} cannot be read now"), Again::Later))
+            }
+        }
     }
 
     fn attach(

@@ -16,6 +16,7 @@ use chancery_events::refusal::Code;
 use chancery_events::spec::Runtime;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
+use chancery_journal::ReadError;
 use chancery_machine::advance::{Agenda, Step, advance};
 use chancery_machine::context::Context;
 use chancery_machine::fleet::{Fleet, Image};
@@ -149,7 +150,7 @@ impl Rig {
     }
 
     fn say(&mut self, connection: u64, message: ToDecider) {
-        self.core.said(Connection(connection), message, self.now, &|_| None);
+        self.core.said(Connection(connection), message, self.now, &|_| Ok(None));
     }
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
@@ -352,11 +353,30 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     for (recorded, expected) in
         [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
-        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| recorded);
+        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| Ok(recorded));
         let effects = rig.settle();
         let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
     }
+}
+
+#[test]
+fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let head = rig.core.durable();
+    rig.core.connected(Connection(1), Attach::from_random(1));
+    let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
+    let failing = |_| {
+        let source = std::io::Error::from_raw_os_error(24);
+        Err(ReadError::Io { place: "a segment".into(), source })
+    };
+    rig.core.said(Connection(1), hello.clone(), rig.now, &failing);
+    let (reason, again) = refusal(&rig.settle()).expect("refused");
+    assert_eq!(again, Again::Later, "{reason}");
+    assert!(reason.contains("cannot be read now"), "{reason}");
+    rig.core.said(Connection(1), hello, rig.now, &|_| Ok(Some(head.hash)));
+    assert_eq!(refusal(&rig.settle()), None);
 }
 
 /// Why a hello was refused, and whether it is to be asked again.

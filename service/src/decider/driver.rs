@@ -73,9 +73,10 @@ impl Driver {
         &self.core
     }
 
-    /// Whether it takes inputs: if not, they wait for a delivery.
+    /// Whether it takes inputs: if not, they wait for a delivery. That one comes: what is held back waits for a commit
+    /// that is on its way, or is sealed by the next turn that has room for it.
     pub fn is_open(&self) -> bool {
-        !self.core.is_full() && self.waiting.is_empty()
+        !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
     }
 
     /// Whether everything that was decided is durable.
@@ -205,6 +206,37 @@ mod tests {
                 || ReadError::Io { place: "a segment".into(), source: std::io::ErrorKind::Other.into() };
             Ok(Box::new(std::iter::once_with(move || Err(failed()))))
         }
+    }
+
+    #[test]
+    fn while_a_commit_is_on_its_way_only_so_much_is_taken_in() {
+        let (told, delivered) = std::sync::mpsc::channel();
+        let log = chancery_journal::memory::MemoryLog::new("default");
+        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let settings = Settings {
+            fleet: "default".parse().expect("a name"),
+            writer: chancery_events::id::Writer::from_random(1),
+            build: "test".into(),
+            address: None,
+            lease: std::time::Duration::from_secs(15),
+            part: 600,
+            replicas: 10,
+        };
+        let fleet = Fleet::new(chancery_events::id::Lineage::from_random(1));
+        let at = Reading { wall: Time::EPOCH, steady: std::time::Duration::ZERO };
+        let mut driver = Driver::begin(settings, fleet, Arc::new(journal), at);
+        driver.turn(at).expect("a turn");
+        let beat = ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 };
+        let mut said = 0;
+        while driver.is_open() {
+            driver.said(Connection(1), beat.clone(), at);
+            said += 1;
+            assert!(said < 100_000, "nothing bounds what waits for the disk");
+        }
+        assert!(driver.effects().is_empty());
+        driver.take(delivered.recv().expect("a delivery"), &mut |_| {}).expect("its own");
+        assert!(driver.is_open());
+        assert!(driver.effects().len() >= said, "all of it has left");
     }
 
     #[test]

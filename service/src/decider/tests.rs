@@ -768,3 +768,63 @@ fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_wo
     rig.settle();
     assert_eq!(rig.types(from), Vec::<&str>::new(), "and not tried again");
 }
+
+#[test]
+fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let more = ToDecider::More { attach: Attach::from_random(1), after: command.incarnation };
+    let parts = |effects: &[Effect]| {
+        sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
+    };
+    for _ in 0..2 {
+        // Something that is not durable yet holds back all that is said.
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        (0..50).for_each(|_| rig.say(1, more.clone()));
+        assert_eq!(parts(&rig.settle()), 1);
+    }
+    rig.say(1, more);
+    assert_eq!(parts(&rig.settle()), 1, "what was answered may be asked for again");
+}
+
+#[test]
+fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
+    type Says = fn(&mut Rig, u64);
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let words: [(&str, Says); 2] = [
+        ("small ones", |rig, n| {
+            rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: n });
+        }),
+        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, life(1, 1), None))),
+    ];
+    let text = "x".repeat(50_000);
+    let run = json!({"argv": ["app"], "env": {"TEXT": text}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({
+        "namespace": "ns", "service": "web", "payloads": [payload], "approval": {"create": "automatic"},
+        "sharing": "allowed",
+    });
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
+    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    for (which, say) in words {
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        let mut said = 0;
+        while !rig.core.holds_enough() {
+            say(&mut rig, said);
+            said += 1;
+            assert!(said <= 16_384, "{which}: nothing bounds them");
+        }
+        assert!(which == "small ones" || said < 200, "{which}: {said}");
+        rig.settle();
+        assert!(!rig.core.holds_enough(), "{which} have left");
+    }
+}

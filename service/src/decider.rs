@@ -5,6 +5,7 @@ pub mod clock;
 pub mod core;
 pub mod driver;
 mod handle;
+mod hearing;
 mod mailbox;
 mod run;
 mod sessions;

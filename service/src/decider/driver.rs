@@ -115,6 +115,12 @@ impl Driver {
         self.waiting.extend(self.core.early());
     }
 
+    /// Something that was said may have waited for so long before it was given: no session is lost for that.
+    pub fn unheard(&mut self, span: std::time::Duration, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.unheard(span, now);
+    }
+
     /// Due work, then a commit if there is room for one on the way.
     pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
         let now = self.clock.read(at);

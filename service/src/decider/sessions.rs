@@ -86,6 +86,8 @@ pub(super) struct Sessions {
     retries: BTreeSet<(Time, IncarnationId)>,
     /// Those of them that an executor only has to look after, each once.
     looking: BTreeSet<IncarnationId>,
+    /// None is lost before this: there was too much that nobody heard.
+    spared: Time,
 }
 
 impl Sessions {
@@ -565,7 +567,7 @@ impl Core {
             self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
-        if now < self.agenda.grace {
+        if now < self.agenda.grace.max(self.sessions.spared) {
             return;
         }
         let lease = self.lease();
@@ -577,6 +579,15 @@ impl Core {
         }
     }
 
+    /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
+    /// one to be heard: an executor says something three times in each.
+    pub fn unheard(&mut self, span: Duration, now: Time) {
+        let lease = self.lease();
+        if span > lease / 4 {
+            self.sessions.spared = self.sessions.spared.max(now + lease / 2);
+        }
+    }
+
     fn end_session(&mut self, session: SessionId, end: SessionEnd) {
         let Some(by) = self.sessions.live.get(&session).map(|live| live.executor.clone()) else { return };
         self.observation(&by, Observation::SessionOver(SessionOver { session, end }));
@@ -585,7 +596,8 @@ impl Core {
     pub(super) fn next_session_due(&self) -> Option<Time> {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
         let lease = self.lease();
-        let lost = self.sessions.live.values().map(|live| self.agenda.grace.max(live.heard + lease)).min();
+        let spared = self.agenda.grace.max(self.sessions.spared);
+        let lost = self.sessions.live.values().map(|live| spared.max(live.heard + lease)).min();
         // One microsecond past the lease: being heard at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }

@@ -828,3 +828,26 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
         assert!(!rig.core.holds_enough(), "{which} have left");
     }
 }
+
+#[test]
+fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
+    rig.now = rig.now + LEASE * 4;
+    rig.core.unheard(LEASE * 3, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
+    let due = rig.core.next_due().expect("a lease ends");
+    assert!(due > rig.now, "it does not ask again at once");
+    rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 });
+    rig.now = rig.now + LEASE;
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "it was heard in time");
+    rig.now = rig.now + LEASE;
+    rig.core.unheard(LEASE / 5, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
+}

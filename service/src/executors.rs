@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::config::{Clusters, Config};
 use crate::decider::{Connection, Decider, mailbox};
+use crate::open_files::OpenFiles;
 
 /// How long to wait before an executor that could not begin is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -233,12 +234,14 @@ pub struct Means {
     pub output: OutputLimits,
     /// Where each that has a limit of memory gets a control group.
     pub cgroup: Option<PathBuf>,
+    /// How many descriptors they may have open to begin with, if not as many as this process.
+    pub files: Option<u64>,
 }
 
 impl Means {
-    /// As configured.
-    pub fn of(config: &Config) -> Means {
-        Means { output: config.output, cgroup: config.cgroup.clone() }
+    /// As configured, in a process that has raised its own limit of descriptors.
+    pub fn of(config: &Config, files: &OpenFiles) -> Means {
+        Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began }
     }
 }
 
@@ -275,8 +278,8 @@ where
                 keeper_args: vec!["keeper".into()],
                 trampoline_args: vec!["exec-when-told".into()],
             };
-            let Means { output, cgroup } = means.clone();
-            let processes = process::Config { root: root.to_owned(), program, output, cgroup };
+            let Means { output, cgroup, files } = means.clone();
+            let processes = process::Config { root: root.to_owned(), program, output, cgroup, files };
             chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
         }
         Runtime::Simulated => {

@@ -7,6 +7,7 @@ pub mod decider;
 pub mod executors;
 pub mod folder;
 pub mod http;
+pub mod open_files;
 pub mod remote;
 pub mod rows;
 pub mod server;

@@ -193,7 +193,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
         root: dir.join("executors"),
         decider: decider.clone(),
         reader: reader.clone(),
-        means: Means { output: OutputLimits::default(), cgroup: None },
+        means: Means { output: OutputLimits::default(), cgroup: None, files: None },
         clusters: Clusters::All,
         connections: Connections::default(),
     };

@@ -252,7 +252,10 @@ impl Told {
         let known = match kind {
             "fact" => {
                 let (cause, rest) = rest.strip_prefix(r#"","c":"#)?.split_once(',')?;
-                cause.parse::<u64>().ok()?;
+                // JSON's numbers alone: `+17` and `017` are ones to `parse`.
+                let is_json = cause.bytes().all(|byte| byte.is_ascii_digit())
+                    && (cause == "0" || !cause.starts_with('0'));
+                cause.parse::<u64>().ok().filter(|_| is_json)?;
                 let data = rest.strip_prefix(r#""d":"#)?.strip_suffix('}')?;
                 return Fact::read(type_name, data)?.ok().map(Told::Fact);
             }
@@ -393,6 +396,12 @@ mod tests {
         assert!(unknown(r#"{"k":"observation","t":"cluster.deleted.v1","d":{}}"#));
         let bad = Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":7}}"#);
         assert!(matches!(bad, Err(BadEvent::Data { .. })), "{bad:?}");
+        for cause in ["+17", "017", "00", "", "-1", "1.0"] {
+            let line =
+                format!(r#"{{"k":"fact","t":"cluster.deleted.v1","c":{cause},"d":{{"name":"local"}}}}"#);
+            assert!(matches!(Told::read(line.as_bytes()), Err(BadEvent::Line(_))), "{line}");
+            assert!(matches!(Event::read(line.as_bytes()), Err(BadEvent::Line(_))), "{line}");
+        }
         assert!(matches!(
             Told::read(br#"{"k":"fact","t":"cluster.deleted.v1","c":17"#),
             Err(BadEvent::Line(_))

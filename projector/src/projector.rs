@@ -67,6 +67,8 @@ pub struct Projector {
     rows: Position,
     /// Whether the store holds rows. If not, the first records fill it.
     is_filled: bool,
+    /// Where the snapshot stands with which it began; zero without one.
+    snapshot: Position,
     /// Rows and index entries written or removed.
     written: u64,
     tuning: Tuning,
@@ -87,6 +89,7 @@ impl Projector {
     ) -> Result<Projector, ProjectError> {
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
         let (store, rows) = usable(dir, &*source, state.as_ref(), tuning)?;
+        let snapshot = state.as_ref().map_or(Position::ZERO, |state| state.at.position);
         let mut fold = Fold::from(state);
         let is_filled = rows.is_some();
         let applied = match rows {
@@ -104,6 +107,7 @@ impl Projector {
             store,
             rows: applied.position,
             is_filled,
+            snapshot,
             written: 0,
             tuning,
             watch: Watch::new(applied),
@@ -122,6 +126,12 @@ impl Projector {
         self.rows
     }
 
+    /// Where the snapshot stands with which it began; zero if there was none that could be used. A start before the
+    /// next one replays what is behind it.
+    pub fn snapshot(&self) -> Position {
+        self.snapshot
+    }
+
     /// How many rows and index entries it has written or removed since it was opened: what an event costs.
     pub fn rows_written(&self) -> u64 {
         self.written
@@ -132,10 +142,14 @@ impl Projector {
         self.fold.state()
     }
 
-    /// Takes what the journal has and the rows have not.
+    /// Takes what the journal has and the rows have not. What the journal gets meanwhile waits for the next call: of
+    /// one that grows faster than it is folded this would be without end.
     pub fn catch_up(&mut self) -> Result<Position, ProjectError> {
+        let head = self.source.head().map_or(Position::ZERO, |head| head.position);
         let records = self.source.records(self.fold.position().plus(1))?;
-        self.run(records)
+        self.run(
+            records.take_while(move |record| record.as_ref().map_or(true, |record| record.last() <= head)),
+        )
     }
 
     /// Takes records that are durable and valid, in order; those that are in the rows already change nothing. A gap
@@ -144,7 +158,8 @@ impl Projector {
         self.run(records.iter().map(|record| Ok(Arc::clone(record))))
     }
 
-    /// Brings the rows to the disk, for a start that is quick.
+    /// Brings the rows to the disk. Before a snapshot of the state at their position gets its name: a start with rows
+    /// that are behind the newest snapshot makes all of them anew.
     pub fn flush(&self) -> Result<(), ProjectError> {
         Ok(self.store.flush()?)
     }

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod core;
 pub mod driver;
 mod handle;
+mod hearing;
 pub mod inbox;
 mod mailbox;
 mod run;

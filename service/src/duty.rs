@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use chancery_events::id::{Lineage, Writer};
+use chancery_events::id::{Lineage, Position, Writer};
 use chancery_journal::{Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::fold::Fold;
@@ -116,7 +116,6 @@ impl Office {
                 return Ok(());
             }
             let (decider, ended) = self.take_over().await?;
-            tracing::info!(position = %self.following.published, "this server decides");
             self.duty.send_replace(Duty::Decides(decider.clone()));
             let (why, following) = decide(&decider, ended, self.turns.clone(), &mut drain).await?;
             self.following = following;
@@ -187,6 +186,7 @@ impl Office {
             Some(state) => (state.fleet, Some(state.at)),
             None => (Fleet::new(Lineage::from_random(random())), None),
         };
+        tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
         let settings = Settings { writer: Writer::from_random(random()), ..self.settings.clone() };
         let following = self.lend();
         let begin =

@@ -17,13 +17,14 @@ use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
 use chancery_projector::rows::ClusterRow;
-use chancery_projector::{Query, Reader};
+use chancery_projector::{Query, QueryError, Reader};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{Clusters, Config};
 use crate::decider::{Connection, mailbox};
 use crate::duty::Desk;
+use crate::open_files::OpenFiles;
 
 /// How long to wait before an executor that could not begin is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -31,6 +32,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const WAITING: usize = 64;
 /// Work that an executor begins at once.
 const AT_ONCE: usize = 32;
+/// Clusters that are read at once.
+const PAGE: usize = 1000;
 
 /// Numbers the connections of one run of the decider, whichever way executors come.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +66,7 @@ pub struct Host {
 impl Host {
     /// Runs an executor for each cluster, until `stop` says true. What they run goes on running.
     pub async fn run(self, mut clusters: watch::Receiver<Position>, stop: watch::Receiver<bool>) {
-        let mut hosted: BTreeMap<ClusterName, watch::Sender<bool>> = BTreeMap::new();
+        let mut hosted = Hosted::default();
         let mut running = JoinSet::new();
         let mut stopping = stop.clone();
         loop {
@@ -73,26 +76,35 @@ impl Host {
                 _ = self.reader.watch().reached(news) => {}
                 _ = stopping.wait_for(|stop| *stop) => break,
             }
-            match self.reader.list::<ClusterRow>(&Query::all().limit(1000)) {
-                Ok(page) => {
-                    // Inactive ones too: nothing new is placed there, and what runs is still looked after.
-                    let present: BTreeMap<_, _> =
-                        page.items.into_iter().map(|row| (row.name, row.runtime)).collect();
-                    hosted.retain(|name, _| present.contains_key(name));
-                    for (name, runtime) in present.into_iter().filter(|(name, _)| self.clusters.has(name)) {
-                        hosted.entry(name.clone()).or_insert_with(|| {
-                            let (let_go, told) = watch::channel(false);
-                            running.spawn(self.clone().host(name, runtime, told));
-                            let_go
+            match all_clusters(&self.reader, PAGE) {
+                Ok(mut present) => {
+                    present.retain(|name, _| self.clusters.has(name));
+                    for (name, runtime) in hosted.missing(&present) {
+                        let (let_go, told) = watch::channel(false);
+                        let number = hosted.begin(name.clone(), runtime, let_go);
+                        let host = self.clone().host(name, runtime, told);
+                        running.spawn(async move {
+                            host.await;
+                            number
                         });
                     }
                 }
                 Err(error) => tracing::error!(%error, "clusters cannot be read; no executor is started"),
             }
-            tokio::select! {
-                changed = clusters.changed() => if changed.is_err() { break },
-                _ = stopping.wait_for(|stop| *stop) => break,
-                Some(_) = running.join_next() => {}
+            // One that has ended is tried again with the next change of a cluster, and not before: what made it end
+            // may last.
+            let has_changed = loop {
+                tokio::select! {
+                    changed = clusters.changed() => break changed.is_ok(),
+                    _ = stopping.wait_for(|stop| *stop) => break false,
+                    Some(ended) = running.join_next() => match ended {
+                        Ok(number) => hosted.end(number),
+                        Err(error) => tracing::error!(%error, "an executor in this process has panicked"),
+                    }
+                }
+            };
+            if !has_changed {
+                break;
             }
         }
         drop(hosted);
@@ -169,6 +181,54 @@ impl Host {
     }
 }
 
+/// Every cluster with its runtime, inactive ones too: nothing new is placed there, and what runs is still looked
+/// after.
+fn all_clusters(reader: &Reader, page: usize) -> Result<BTreeMap<ClusterName, Runtime>, QueryError> {
+    let mut all = BTreeMap::new();
+    let mut query = Query::all().limit(page);
+    loop {
+        let page = reader.list::<ClusterRow>(&query)?;
+        all.extend(page.items.into_iter().map(|row| (row.name, row.runtime)));
+        let Some(next) = page.next else { return Ok(all) };
+        query = query.after(next);
+    }
+}
+
+/// The executors that run here, by cluster. Each ends when what holds it is dropped.
+#[derive(Debug)]
+struct Hosted<T> {
+    by_cluster: BTreeMap<ClusterName, (Runtime, u64, T)>,
+    begun: u64,
+}
+
+impl<T> Default for Hosted<T> {
+    fn default() -> Hosted<T> {
+        Hosted { by_cluster: BTreeMap::new(), begun: 0 }
+    }
+}
+
+impl<T> Hosted<T> {
+    /// Lets go of what is not wanted any more, and gives what is to be begun. A cluster that was deleted and made again
+    /// with another runtime, perhaps between two looks, is another one.
+    fn missing(&mut self, wanted: &BTreeMap<ClusterName, Runtime>) -> Vec<(ClusterName, Runtime)> {
+        self.by_cluster.retain(|name, (runtime, ..)| wanted.get(name) == Some(runtime));
+        let missing = wanted.iter().filter(|(name, _)| !self.by_cluster.contains_key(*name));
+        missing.map(|(name, runtime)| (name.clone(), *runtime)).collect()
+    }
+
+    /// One has begun. Its number says so when it ends.
+    fn begin(&mut self, name: ClusterName, runtime: Runtime, held: T) -> u64 {
+        self.begun += 1;
+        self.by_cluster.insert(name, (runtime, self.begun, held));
+        self.begun
+    }
+
+    /// One has ended, perhaps after another was begun in its place, which stays.
+    fn end(&mut self, number: u64) {
+        self.by_cluster.retain(|_, (_, begun, _)| *begun != number);
+    }
+}
+
 /// What processes get on a machine.
 #[derive(Clone, Debug)]
 pub struct Means {
@@ -176,12 +236,14 @@ pub struct Means {
     pub output: OutputLimits,
     /// Where each that has a limit of memory gets a control group.
     pub cgroup: Option<PathBuf>,
+    /// How many descriptors they may have open to begin with, if not as many as this process.
+    pub files: Option<u64>,
 }
 
 impl Means {
-    /// As configured.
-    pub fn of(config: &Config) -> Means {
-        Means { output: config.output, cgroup: config.cgroup.clone() }
+    /// As configured, in a process that has raised its own limit of descriptors.
+    pub fn of(config: &Config, files: &OpenFiles) -> Means {
+        Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began }
     }
 }
 
@@ -218,8 +280,8 @@ where
                 keeper_args: vec!["keeper".into()],
                 trampoline_args: vec!["exec-when-told".into()],
             };
-            let Means { output, cgroup } = means.clone();
-            let processes = process::Config { root: root.to_owned(), program, output, cgroup };
+            let Means { output, cgroup, files } = means.clone();
+            let processes = process::Config { root: root.to_owned(), program, output, cgroup, files };
             chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
         }
         Runtime::Simulated => {
@@ -241,4 +303,72 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
         found.extend(process::log_files(&entry?.path(), incarnation)?);
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_events::event::Event;
+    use chancery_events::fact::Fact;
+    use chancery_events::id::{Lineage, Writer};
+    use chancery_events::record::Draft;
+    use chancery_events::time::Time;
+    use chancery_journal::memory::MemoryLog;
+    use chancery_journal::{Journal, Signature, genesis};
+    use chancery_projector::{Projector, Tuning};
+
+    use super::*;
+
+    fn wanted(clusters: &[(&str, Runtime)]) -> BTreeMap<ClusterName, Runtime> {
+        clusters.iter().map(|(name, runtime)| (name.parse().expect("a name"), *runtime)).collect()
+    }
+
+    fn begin(hosted: &mut Hosted<()>, clusters: &[(&str, Runtime)]) -> Vec<(String, u64)> {
+        let missing = hosted.missing(&wanted(clusters));
+        missing
+            .into_iter()
+            .map(|(name, runtime)| (name.to_string(), hosted.begin(name, runtime, ())))
+            .collect()
+    }
+
+    #[test]
+    fn a_cluster_that_comes_back_with_another_runtime_gets_another_executor() {
+        let mut hosted = Hosted::default();
+        let (a, b) = (("a", Runtime::Process), ("b", Runtime::Process));
+        assert_eq!(begin(&mut hosted, &[a, b]), [("a".into(), 1), ("b".into(), 2)]);
+        assert_eq!(begin(&mut hosted, &[a, b]), [], "they run");
+        let other = ("b", Runtime::Simulated);
+        assert_eq!(begin(&mut hosted, &[a, other]), [("b".into(), 3)]);
+        hosted.end(2);
+        assert_eq!(begin(&mut hosted, &[a, other]), [], "the end of the old one is not that of the new one");
+        hosted.end(1);
+        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 4)], "what has ended is tried again");
+        assert_eq!(begin(&mut hosted, &[other]), []);
+        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 5)], "what was let go, too");
+    }
+
+    #[test]
+    fn clusters_are_read_to_the_last_page() {
+        let log = MemoryLog::new("default");
+        let journal = log.open(Box::new(|_| {})).expect("a journal");
+        let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+        let cluster =
+            |n| ("cluster.applied.v1", format!(r#"{{"name":"c-{n}","spec":{{"runtime":"simulated"}}}}"#));
+        let mut draft = Draft::new();
+        for (type_name, data) in std::iter::once(("term.started.v1", "{}".into())).chain((0..7).map(cluster))
+        {
+            let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
+            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+        }
+        let now = Time::from_micros(1_795_251_600_000_000);
+        journal
+            .append(draft.seal(genesis(&by, now, Lineage::from_random(7))).expect("a record"))
+            .expect("room");
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut projector =
+            Projector::open(folder.path(), "default", log.source(), None, Tuning::default()).expect("rows");
+        projector.catch_up().expect("caught up");
+        for page in [2, 7, 1000] {
+            assert_eq!(all_clusters(&projector.reader(), page).expect("read").len(), 7, "by {page}");
+        }
+    }
 }

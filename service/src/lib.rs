@@ -10,6 +10,7 @@ pub mod folder;
 pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+pub mod open_files;
 pub mod remote;
 pub mod rows;
 pub mod server;

@@ -13,6 +13,7 @@ use chancery::cli::{self, Command, Context, Executor, Local, Output};
 use chancery::config::{Config, LogFormat};
 use chancery::executors::Means;
 use chancery::folder::Folder;
+use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
 use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
@@ -114,7 +115,7 @@ fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
 fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
     log(config)?;
     let dir = flags.dir();
-    let means = Means::of(config);
+    let means = Means::of(config, &OpenFiles::raise());
     let who = flags.who();
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
     eprintln!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());

@@ -141,7 +141,8 @@ pub struct Rows {
 impl Rows {
     /// Follows until nobody publishes any more; then takes a last snapshot.
     pub fn follow(&mut self, queue: &Queue) -> Result<()> {
-        let mut last = self.projector.position();
+        // What was replayed at the start counts: else no server that is killed early would ever leave a snapshot.
+        let mut last = self.projector.snapshot();
         let mut writing: Option<JoinHandle<()>> = None;
         while let Some(records) = queue.next() {
             let began = Instant::now();
@@ -154,7 +155,7 @@ impl Rows {
             let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
             if is_due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
                 last = self.projector.position();
-                writing = self.snapshot();
+                writing = self.snapshot()?;
             }
             std::thread::sleep(PACE.saturating_sub(began.elapsed()));
         }
@@ -164,7 +165,7 @@ impl Rows {
             let _ = writing.join();
         }
         if self.projector.position() > last
-            && let Some(writing) = self.snapshot()
+            && let Some(writing) = self.snapshot()?
         {
             let _ = writing.join();
         }
@@ -184,9 +185,10 @@ impl Rows {
         self.projector.catch_up().map(drop).context("catch up with the journal")
     }
 
-    /// Writes a copy of the state on a thread of its own.
-    fn snapshot(&self) -> Option<JoinHandle<()>> {
-        let state = self.projector.state()?.clone();
+    /// Brings the rows to the disk, then writes a copy of the state on a thread of its own.
+    fn snapshot(&self) -> Result<Option<JoinHandle<()>>> {
+        let Some(state) = self.projector.state().cloned() else { return Ok(None) };
+        self.projector.flush().context("flush the read models before a snapshot")?;
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
         let source = Arc::clone(&self.source);
         let write = move || match state.write(fleet, &snapshots, &*source) {
@@ -195,6 +197,159 @@ impl Rows {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a snapshot could not be written");
             }
         };
-        std::thread::Builder::new().name("snapshot".into()).spawn(write).ok()
+        match std::thread::Builder::new().name("snapshot".into()).spawn(write) {
+            Ok(writing) => Ok(Some(writing)),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the thread for a snapshot cannot be started");
+                Ok(None)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use chancery_events::event::Event;
+    use chancery_events::fact::Fact;
+    use chancery_events::id::{Lineage, Writer};
+    use chancery_events::record::Draft;
+    use chancery_events::time::Time;
+    use chancery_journal::memory::MemoryLog;
+    use chancery_journal::{Delivery, Journal, Signature, genesis};
+    use chancery_projector::Tuning;
+
+    use super::*;
+
+    /// Events between snapshots.
+    const EVERY: u64 = 10;
+
+    /// A journal that outlives the servers over it, and the folder of their snapshots and rows.
+    struct Rig {
+        log: MemoryLog,
+        dir: tempfile::TempDir,
+        snapshots: Snapshots,
+        made: u64,
+    }
+
+    /// One server's life.
+    struct Life {
+        records: Records,
+        following: JoinHandle<Result<()>>,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let dir = tempfile::tempdir().expect("a folder");
+            let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
+            Rig { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
+        }
+
+        /// As a server opens it; nothing goes to the disk by itself.
+        fn open(&self, rows: &str) -> Projector {
+            let tuning = Tuning { flush: 3_600_000, ..Tuning::default() };
+            let (dir, snapshots) = (self.dir.path().join(rows), Some(&self.snapshots));
+            Projector::open(&dir, "default", self.log.source(), snapshots, tuning).expect("rows")
+        }
+
+        /// Starts one in rows of its own, as if the last had been killed before any of its rows was on the disk.
+        fn start(&self) -> Life {
+            let (records, _, queue) = Queue::open();
+            let mut projector = self.open(&format!("rows-{}", self.made));
+            projector.catch_up().expect("caught up");
+            let (source, snapshots) = (self.log.source(), self.snapshots.clone());
+            let mut rows = Rows { projector, source, snapshots, fleet: "default".into(), every: EVERY };
+            let following = std::thread::spawn(move || rows.follow(&queue));
+            Life { records, following }
+        }
+
+        /// Makes durable records of an event each, and gives them to whoever lives.
+        fn commit(&mut self, life: &Life, count: u64) {
+            let (told, delivered) = std::sync::mpsc::channel();
+            let sink = Box::new(move |delivery| {
+                if let Delivery::Records(records) = delivery {
+                    told.send(records).expect("a test that listens");
+                }
+            });
+            let journal = self.log.open(sink).expect("a journal");
+            let by =
+                Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+            for _ in 0..count {
+                self.made += 1;
+                let now = Time::from_micros(1_795_251_600_000_000);
+                let (parts, type_name, data) = match journal.head() {
+                    None => (genesis(&by, now, Lineage::from_random(7)), "term.started.v1", "{}".into()),
+                    Some(head) => {
+                        let spec = r#"{"domain":"d1","total":{"cpu":1}}"#;
+                        let data = format!(r#"{{"name":"n-{}","spec":{spec}}}"#, self.made);
+                        (head.follow(&by, now, None), "node.applied.v1", data)
+                    }
+                };
+                let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
+                let mut draft = Draft::new();
+                draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+                journal.append(draft.seal(parts).expect("a record")).expect("room");
+                let records = delivered.recv().expect("a delivery");
+                life.records.waiting.send(records).expect("somebody follows");
+            }
+        }
+
+        /// Waits for the first snapshot.
+        fn snapshot(&self) -> Option<Position> {
+            for _ in 0..1000 {
+                if let Some((position, _)) = self.snapshots.list().expect("listed").first() {
+                    return Some(*position);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            None
+        }
+    }
+
+    fn copy(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).expect("a folder");
+        for entry in std::fs::read_dir(from).expect("listed") {
+            let entry = entry.expect("an entry");
+            let to = to.join(entry.file_name());
+            if entry.file_type().expect("a type").is_dir() {
+                copy(&entry.path(), &to);
+            } else {
+                std::fs::copy(entry.path(), to).expect("copied");
+            }
+        }
+    }
+
+    #[test]
+    fn lives_that_are_each_too_short_for_a_snapshot_leave_one_together() {
+        let mut rig = Rig::new();
+        let mut lives = Vec::new();
+        for _ in 0..2 {
+            let life = rig.start();
+            rig.commit(&life, EVERY - 3);
+            // It was killed: nothing of it ends in order before the test does.
+            lives.push(life);
+        }
+        let found =
+            rig.snapshot().expect("a snapshot, though each life had fewer events than are between two");
+        assert!(found.get() >= EVERY, "{found}");
+        for life in lives {
+            drop(life.records);
+            life.following.join().expect("no panic").expect("no error");
+        }
+    }
+
+    #[test]
+    fn rows_are_on_the_disk_before_a_snapshot_has_its_name() {
+        let mut rig = Rig::new();
+        let life = rig.start();
+        rig.commit(&life, EVERY + 1);
+        let snapshot = rig.snapshot().expect("a snapshot");
+        copy(&rig.dir.path().join("rows-0"), &rig.dir.path().join("left"));
+        let opened = rig.open("left");
+        assert!(opened.position() >= snapshot, "rows at {}, a snapshot at {snapshot}", opened.position());
+        drop(life.records);
+        life.following.join().expect("no panic").expect("no error");
     }
 }

@@ -35,6 +35,7 @@ use crate::duty::{Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::folder::Folder;
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
+use crate::open_files::OpenFiles;
 use crate::rows::{Queue, Rows, publisher};
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
@@ -52,6 +53,7 @@ pub enum Greeting {
 
 /// Runs a server in its folder until it is asked to stop.
 pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<()> {
+    let files = OpenFiles::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
@@ -78,7 +80,8 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let (drain, drained) = watch::channel(false);
     let mut office = tokio::spawn(office.run(drained));
 
-    let limits = Limits::of(&config.limits);
+    let mut limits = Limits::of(&config.limits);
+    limits.connections = files.connections(limits.connections);
     let connections = Connections::default();
     // The decider loses a session after one lease; then nobody waits for its link.
     let links = Links::new(connections.clone(), config.lease * 2, limits.executors);
@@ -86,7 +89,7 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
         root: root.clone(),
         desk: desk.clone(),
         reader: reader.clone(),
-        means: Means::of(&config),
+        means: Means::of(&config, &files),
         clusters: config.executors.clone(),
         connections,
     };

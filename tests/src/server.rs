@@ -25,6 +25,8 @@ pub struct Server {
     home: TempDir,
     data: PathBuf,
     settings: Vec<(String, String)>,
+    /// Soft and hard limit of open files, if not this process's own.
+    files: Option<(u64, u64)>,
     child: Option<Child>,
     address: String,
     listen: String,
@@ -65,12 +67,25 @@ impl Server {
         let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
         let data = home.path().to_owned();
         let listen = "127.0.0.1:0".into();
-        Server { home, data, settings: Vec::new(), child: None, address: String::new(), listen }
+        Server { home, data, settings: Vec::new(), files: None, child: None, address: String::new(), listen }
     }
 
     /// Sets an environment variable of its settings, from the next start on.
     pub fn set(&mut self, name: &str, value: &str) {
         self.settings.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Sets the soft and the hard limit of its open files, from the next start on.
+    pub fn limit_files(&mut self, soft: u64, hard: u64) {
+        self.files = Some((soft, hard));
+    }
+
+    fn command(&self) -> Command {
+        let Some((soft, hard)) = self.files else { return Command::new(program()) };
+        let mut shell = Command::new("sh");
+        let limited = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
+        shell.args(["-c", &limited]).arg(program());
+        shell
     }
 
     /// Keeps its data in a folder of its own under its home from now on. The folder.
@@ -96,7 +111,8 @@ impl Server {
         let said_before = self.log().len();
         let log =
             std::fs::File::options().create(true).append(true).open(self.home.path().join("server.log"));
-        let child = Command::new(program())
+        let child = self
+            .command()
             .args(["serve", "--listen", &self.listen, "--data-dir"])
             .arg(self.data())
             .envs(self.settings.iter().cloned())

@@ -387,3 +387,32 @@ fn what_a_process_said_last_can_be_read_after_its_end() {
         (String::from_utf8_lossy(&said.stdout).trim() == "broken because of x").then_some(())
     });
 }
+
+#[test]
+fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_started_with() {
+    let mut server = Server::new();
+    // As small as a shell's, for its size: the server asks for more, and keeps the half of what it gets.
+    server.limit_files(64, 300);
+    server.set("CHANCERY_SEGMENT_BYTES", "16KiB");
+    server.start_again();
+    let client = server.client();
+    let address = server.url().trim_start_matches("http://").to_owned();
+    let held = |count| -> Vec<_> {
+        (0..count).map(|_| std::net::TcpStream::connect(&address).expect("it listens")).collect()
+    };
+    set_up(&client, &sleeper());
+    let below = held(120);
+    // Many segments of the journal begin meanwhile, and rows are written.
+    for n in 0..30 {
+        let mut spec = client.read("plans/web")["spec"].clone();
+        spec["payloads"][0]["run"]["env"]["TEXT"] = json!(format!("{n}{}", "x".repeat(8000)));
+        client.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    }
+    drop(below);
+    let beyond = held(400);
+    until("the excess is turned away", || (server.client().get("/readyz").status == 503).then_some(()));
+    drop(beyond);
+    until("there is room again", || (server.client().get("/readyz").status == 200).then_some(()));
+    assert!(server.log().contains("limits.connections"), "it says why: {}", server.log());
+    deploy(&client, "d1", 0);
+}

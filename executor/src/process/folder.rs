@@ -41,6 +41,8 @@ pub(super) struct Wanted {
     pub(super) output: OutputLimits,
     #[serde(default)]
     pub(super) cgroup: Option<PathBuf>,
+    #[serde(default)]
+    pub(super) files: Option<u64>,
 }
 
 impl Wanted {

@@ -73,6 +73,9 @@ pub struct Config {
     pub output: OutputLimits,
     /// A folder of cgroup v2 in which each process with a limit of memory gets a group of its own.
     pub cgroup: Option<PathBuf>,
+    /// Descriptors that a process may have open to begin with: what this one may have, unless given. It may ask for
+    /// more, up to the hard limit.
+    pub files: Option<u64>,
 }
 
 /// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
@@ -113,6 +116,7 @@ struct Shared {
     program: KeeperProgram,
     output: OutputLimits,
     cgroup: Option<PathBuf>,
+    files: Option<u64>,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -120,13 +124,14 @@ struct Shared {
 impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program, output, cgroup } = config;
+        let Config { root, program, output, cgroup, files } = config;
         cgroup.as_deref().map_or(Ok(()), group::check)?;
         // What this process was left by whoever started it is not for keepers, which outlive it.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
-        let shared = Arc::new(Shared { root, program, output, cgroup, board: Board::default(), starts });
+        let board = Board::default();
+        let shared = Arc::new(Shared { root, program, output, cgroup, files, board, starts });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")

@@ -133,7 +133,7 @@ fn prepare_one(
     let group = wanted.group(payload, index);
     // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
     let memory = payload.memory.filter(|_| group.is_none());
-    let execute = Execute { argv, env, memory };
+    let execute = Execute { argv, env, memory, files: wanted.files };
     Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
 }
 

@@ -309,6 +309,7 @@ impl Tender {
             program: self.shared.program.clone(),
             output: self.shared.output,
             cgroup: self.shared.cgroup.clone(),
+            files: self.shared.files,
         };
         let written = self.folder.want(&wanted);
         self.wanted = Some(wanted);

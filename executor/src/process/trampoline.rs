@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 
 use chancery_events::observation::Hope;
 use rustix::fs::Mode;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// The line from the keeper.
@@ -24,6 +24,9 @@ pub(super) struct Execute {
     pub(super) env: BTreeMap<String, String>,
     /// Bytes of data and anonymous memory that it, and each that it starts, may have.
     pub(super) memory: Option<NonZeroU64>,
+    /// Descriptors that it may have open, until it asks for more.
+    #[serde(default)]
+    pub(super) files: Option<u64>,
 }
 
 /// The line to the keeper, if the program could not be executed.
@@ -58,14 +61,14 @@ fn execute_it(execute: &Execute) -> NotExecuted {
     let Some((program, args)) = execute.argv.split_first() else {
         return NotExecuted { message: "argv is empty".to_owned(), hope: Hope::Never };
     };
-    if let Err(error) = prepare(execute.memory) {
+    if let Err(error) = prepare(execute.memory, execute.files) {
         return NotExecuted { message: format!("prepare to execute {program}: {error}"), hope: Hope::Retry };
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
     NotExecuted { message: format!("execute {program}: {error}"), hope: hope(&error) }
 }
 
-fn prepare(memory: Option<NonZeroU64>) -> io::Result<()> {
+fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
     // Whoever started the server may have left it descriptors that nobody here knows of.
     close_fds::set_fds_cloexec(3, &[]);
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
@@ -75,6 +78,13 @@ fn prepare(memory: Option<NonZeroU64>) -> io::Result<()> {
         // Data, and not the address space: programs reserve far more of that than they use.
         let limit = Some(memory.get());
         setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit })?;
+    }
+    if let Some(files) = files {
+        // A server has raised its own, and what it raised comes down to here. Programs that use `select` break with
+        // descriptors of 1024 and more, and some close every one that they might have.
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        let current = Some(maximum.map_or(files, |maximum| files.min(maximum)));
+        setrlimit(Resource::Nofile, Rlimit { current, maximum })?;
     }
     Ok(())
 }

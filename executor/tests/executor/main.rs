@@ -50,6 +50,7 @@ fn run_tests() -> ExitCode {
         payloads::placeholders_and_readiness,
         payloads::what_is_wrong_with_a_run_is_said,
         payloads::nothing_but_the_standard_descriptors_reaches_a_process,
+        payloads::a_process_begins_with_the_descriptors_that_the_server_was_started_with,
         memory::what_asks_for_more_than_its_limit_is_refused_it,
         memory::a_limit_is_that_of_a_group_where_there_are_groups,
         memory::want_of_memory_is_told_of_the_death_that_it_was,

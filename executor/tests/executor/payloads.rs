@@ -7,7 +7,7 @@ use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use chancery_events::spec::{Port, Probe, Protocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Processes, Reader, log_files};
+use chancery_executor::process::{Config, Processes, Reader, log_files};
 
 use crate::world::{
     Root, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
@@ -172,4 +172,18 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
     let mut open: Vec<_> = open.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     open.sort();
     assert_eq!(open, ["0", "1", "2"]);
+}
+
+pub(crate) async fn a_process_begins_with_the_descriptors_that_the_server_was_started_with() {
+    let root = Root::new();
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let hard = hard.map_or("unlimited".to_owned(), |hard| hard.to_string());
+    let processes = Processes::open(Config { files: Some(77), ..config(root.path()) }).await.unwrap();
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let [pid] = root.payloads()[..] else { panic!("one process") };
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let files: Vec<_> = files.split_whitespace().take(2).collect();
+    assert_eq!(files, ["77", &hard], "soft as asked for, hard as it was");
 }

@@ -41,6 +41,7 @@ pub(crate) fn config(root: &Path) -> Config {
         },
         output: OutputLimits::default(),
         cgroup: None,
+        files: None,
     }
 }
 

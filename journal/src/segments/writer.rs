@@ -10,9 +10,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use rustix::io::Errno;
 
 use super::catalog::{Catalog, Segment, file_name};
 use super::disk::{Disk, DiskFile};
@@ -25,6 +27,11 @@ use crate::journal::{Delivery, Sink};
 
 /// A group is written in pieces of about this size, each with a sync of its own.
 const PIECE: usize = 4 << 20;
+
+/// What has no descriptor is tried so many times,
+const ATTEMPTS: u32 = 100;
+/// so far apart.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The file that is written to.
 pub(super) struct Open {
@@ -195,7 +202,10 @@ impl Writer {
         };
         let made = match made {
             // The disk was full a while ago, when nobody waited for the room. Maybe it is not any more.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => self.make_now(need),
+            // So with descriptors.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull || is_no_descriptor(&error) => {
+                self.make_now(need)
+            }
             made => made,
         };
         let (file, size) = made.map_err(failed("make the next segment in", &self.dir))?;
@@ -208,9 +218,30 @@ impl Writer {
 
     fn make_now(&self, need: u64) -> io::Result<(Box<dyn DiskFile>, u64)> {
         let size = self.next_size().max(need);
-        let file = spare::fill(&*self.disk, &self.dir.join(spare::NAME), size, &AtomicBool::new(false))?;
+        let path = self.dir.join(spare::NAME);
+        let file = patiently(|| spare::fill(&*self.disk, &path, size, &AtomicBool::new(false)))?;
         Ok((file, size))
     }
+}
+
+/// Whether it is for want of a descriptor, of this process or of the system: somebody may let go of one.
+fn is_no_descriptor(error: &io::Error) -> bool {
+    let error = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(error, Some(Errno::MFILE | Errno::NFILE))
+}
+
+/// Tries again for a while what fails for want of a descriptor: a peak of connections must not end the journal.
+fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if is_no_descriptor(&error) => {
+                tracing::warn!(%error, "the journal waits for a descriptor");
+                std::thread::sleep(PAUSE);
+            }
+            other => return other,
+        }
+    }
+    attempt()
 }
 
 /// The sink gets one error; it says what was tried with what.
@@ -228,7 +259,8 @@ pub(super) fn adopt(
 ) -> io::Result<Open> {
     let path = dir.join(file_name(first));
     disk.rename(&dir.join(spare::NAME), &path)?;
-    disk.sync_dir(dir)?;
+    // Its folder must be opened for that. No descriptor says nothing of what is on the disk, so it may be tried again.
+    patiently(|| disk.sync_dir(dir))?;
     let segment = Arc::new(Segment::new(first, path, 0, Some(Index::default())));
     Ok(Open { segment, file, offset: 0, size })
 }

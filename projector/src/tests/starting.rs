@@ -1,9 +1,11 @@
 //! Start-up: wherever rows, snapshots and journal stand, state and rows end up the same.
 
 use std::fs;
+use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_journal::snapshots::Snapshots;
+use chancery_journal::{Cursor, ReadError, Records, Source};
 
 use super::driver::{Driver, FLEET};
 use super::{assert_right, open, stored, tuning};
@@ -295,6 +297,40 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
         }
     }
     assert!(positions.len() > 1, "the disk never had anything");
+}
+
+/// A journal that had grown by all its records before the reader came to the end that it saw first.
+struct Growing {
+    log: Arc<dyn Source>,
+    seen: Cursor,
+}
+
+impl Source for Growing {
+    fn head(&self) -> Option<Cursor> {
+        Some(self.seen)
+    }
+
+    fn records(&self, from: Position) -> Result<Records, ReadError> {
+        self.log.records(from)
+    }
+}
+
+#[test]
+fn catching_up_ends_at_the_head_as_it_was_however_fast_the_journal_grows() {
+    let mut driver = Driver::new(41);
+    driver.found(6, 4);
+    (0..100).for_each(|_| driver.stir());
+    driver.settle();
+    for whole in [1, driver.records.len() / 2] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let seen = Cursor::after(&driver.records[whole - 1]);
+        let growing = Arc::new(Growing { log: driver.source(), seen });
+        let mut projector = Projector::open(dir.path(), FLEET, growing, None, tuning()).expect("opened");
+        for _ in 0..2 {
+            assert_eq!(projector.catch_up().expect("caught up"), seen.position);
+        }
+        assert_right(&projector, "caught up");
+    }
 }
 
 fn copy(from: &std::path::Path, to: &std::path::Path) {

@@ -90,7 +90,7 @@ settings! {
     "executors" Clusters "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
     "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
-    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time";
+    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time; fewer where the system allows too few open files";
     "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time";
     "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time";
     "limits.writes_per_second" Count "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";

@@ -39,6 +39,11 @@ const ROOM_EVENTS: usize = 810;
 /// The same in bytes: half a commit.
 const ROOM_BYTES: usize = MAX_BYTES / 2;
 
+/// Answers and messages that may be held back before no more inputs are taken,
+const HELD: usize = 16_384;
+/// and their bytes. What due work adds is bounded by the commits on their way.
+const HELD_BYTES: usize = 16 << 20;
+
 /// Names an intent's asker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
@@ -96,6 +101,17 @@ pub(super) enum Settled {
     Failed(Refusal),
 }
 
+impl Held {
+    /// About how many bytes it has: those that grow with what somebody asked for.
+    fn bytes(&self) -> usize {
+        match self {
+            // A verdict is shared with the keys, and has a bound.
+            Held::Answer(..) | Held::Close(_) => 0,
+            Held::Send(_, saying) => saying.bytes(),
+        }
+    }
+}
+
 /// The decider.
 pub struct Core {
     settings: Settings,
@@ -115,7 +131,10 @@ pub struct Core {
     begins: Option<Begins>,
     durable: Head,
     in_flight: VecDeque<(Position, Hash)>,
-    held: VecDeque<(Position, Held)>,
+    /// With their bytes.
+    held: VecDeque<(Position, usize, Held)>,
+    /// The bytes of what is held.
+    held_bytes: usize,
     /// Commits that were closed to make room, in order, before the one in the making.
     early: Vec<Record>,
     pub(super) sessions: Sessions,
@@ -154,6 +173,7 @@ impl Core {
             durable: Head { position, hash, term },
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
+            held_bytes: 0,
             early: Vec::new(),
             sessions,
             effects: Vec::new(),
@@ -222,6 +242,11 @@ impl Core {
     /// Whether the commit in the making must be closed before more goes in.
     pub fn is_full(&self) -> bool {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
+    }
+
+    /// Whether so much is held back that inputs must wait: what one of them adds need not be in a commit.
+    pub fn holds_enough(&self) -> bool {
+        self.held.len() >= HELD || self.held_bytes >= HELD_BYTES
     }
 
     /// Commits that were closed to make room: they go before the next that is sealed.
@@ -468,8 +493,9 @@ impl Core {
                 Some(_) | None => return false,
             }
         }
-        while self.held.front().is_some_and(|(position, _)| *position <= self.durable.position) {
-            let Some((_, held)) = self.held.pop_front() else { break };
+        while self.held.front().is_some_and(|(position, ..)| *position <= self.durable.position) {
+            let Some((_, bytes, held)) = self.held.pop_front() else { break };
+            self.held_bytes -= bytes;
             self.release(held);
         }
         true
@@ -485,7 +511,9 @@ impl Core {
         if position <= self.durable.position || too_early {
             self.release(held);
         } else {
-            self.held.push_back((position, held));
+            let bytes = held.bytes();
+            self.held_bytes += bytes;
+            self.held.push_back((position, bytes, held));
         }
     }
 

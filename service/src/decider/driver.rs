@@ -15,7 +15,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::{Hash, Record};
 use chancery_events::time::Time;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
+use chancery_journal::{AppendError, Cursor, Delivery, Journal, ReadError, Source};
 use chancery_machine::fleet::Fleet;
 
 use super::clock::{Clock, Reading};
@@ -79,9 +79,10 @@ impl Driver {
         &self.core
     }
 
-    /// Whether it takes inputs: if not, they wait for a delivery.
+    /// Whether it takes inputs: if not, they wait for a delivery. That one comes: what is held back waits for a commit
+    /// that is on its way, or is sealed by the next turn that has room for it.
     pub fn is_open(&self) -> bool {
-        !self.core.is_full() && self.waiting.is_empty()
+        !self.core.is_full() && !self.core.holds_enough() && self.waiting.is_empty()
     }
 
     /// Whether everything that was decided is durable.
@@ -139,6 +140,12 @@ impl Driver {
         self.waiting.extend(self.core.early());
     }
 
+    /// Something that was said may have waited for so long before it was given: no session is lost for that.
+    pub fn unheard(&mut self, span: std::time::Duration, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.unheard(span, now);
+    }
+
     /// Due work, then a commit if there is room for one on the way.
     pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
         let now = self.clock.read(at);
@@ -194,10 +201,10 @@ impl Driver {
     }
 }
 
-/// The hash of the record that ends at the position, if one does.
-fn recorded(source: &dyn Source, position: Position) -> Option<Hash> {
-    let record = source.records(position).ok()?.next()?.ok()?;
-    (record.last() == position).then(|| record.hash())
+/// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.
+fn recorded(source: &dyn Source, position: Position) -> Result<Option<Hash>, ReadError> {
+    let record = source.records(position)?.next().transpose()?;
+    Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
 }
 
 /// What came of an append: the record, if the journal has no room for it now.
@@ -208,5 +215,66 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
         Err(AppendError::Busy(record)) => Ok(Some(*record)),
         Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
         Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_journal::Records;
+
+    use super::*;
+
+    /// A source of which nothing can be read now.
+    struct Unreadable;
+
+    impl Source for Unreadable {
+        fn head(&self) -> Option<Cursor> {
+            None
+        }
+
+        fn records(&self, _: Position) -> Result<Records, ReadError> {
+            let failed =
+                || ReadError::Io { place: "a segment".into(), source: std::io::ErrorKind::Other.into() };
+            Ok(Box::new(std::iter::once_with(move || Err(failed()))))
+        }
+    }
+
+    #[test]
+    fn while_a_commit_is_on_its_way_only_so_much_is_taken_in() {
+        let (told, delivered) = std::sync::mpsc::channel();
+        let log = chancery_journal::memory::MemoryLog::new("default");
+        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let settings = Settings {
+            fleet: "default".parse().expect("a name"),
+            writer: chancery_events::id::Writer::from_random(1),
+            build: "test".into(),
+            address: None,
+            lease: std::time::Duration::from_secs(15),
+            part: 600,
+            replicas: 10,
+            inbox: None,
+        };
+        let fleet = Fleet::new(chancery_events::id::Lineage::from_random(1));
+        let at = Reading { wall: Time::EPOCH, steady: std::time::Duration::ZERO };
+        let mut driver = Driver::begin(settings, fleet, None, Arc::new(journal), at);
+        driver.turn(at).expect("a turn");
+        let beat = ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 };
+        let mut said = 0;
+        while driver.is_open() {
+            driver.said(Connection(1), beat.clone(), at);
+            said += 1;
+            assert!(said < 100_000, "nothing bounds what waits for the disk");
+        }
+        assert!(driver.effects().is_empty());
+        driver.take(delivered.recv().expect("a delivery"), &mut |_| {}).expect("its own");
+        assert!(driver.is_open());
+        assert!(driver.effects().len() >= said, "all of it has left");
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_not_one_that_is_not_there() {
+        assert!(recorded(&Unreadable, Position::new(1)).is_err());
+        let empty = chancery_journal::memory::MemoryLog::new("default").source();
+        assert!(matches!(recorded(&*empty, Position::new(1)), Ok(None)));
     }
 }

@@ -17,6 +17,7 @@ use super::clock::Reading;
 use super::core::{Effect, Settings, Ticket};
 use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
+use super::hearing::Hearing;
 use super::mailbox::Mailbox;
 
 /// The shortest pause when nothing can be done.
@@ -103,6 +104,7 @@ struct Loop {
     askers: BTreeMap<Ticket, oneshot::Sender<Verdict>>,
     executors: BTreeMap<Connection, Mailbox>,
     drains: bool,
+    hearing: Hearing,
 }
 
 fn reading(began: Instant) -> Reading {
@@ -129,6 +131,7 @@ impl Loop {
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
             drains: false,
+            hearing: Hearing::begin(Duration::ZERO),
         }
     }
 
@@ -138,9 +141,13 @@ impl Loop {
 
     async fn run(&mut self) -> Ended {
         loop {
+            let unheard = self.hearing.unheard(self.now().steady);
             if let Err(ended) = self.take_what_waits() {
                 return ended;
             }
+            let now = self.now();
+            self.hearing.left(self.inputs.len(), now.steady);
+            self.driver.unheard(unheard.max(self.hearing.unheard(now.steady)), now);
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
                 Err(ended) => return ended,
@@ -153,8 +160,10 @@ impl Loop {
                 continue;
             }
             // What is due and could not be done waits for a delivery; it is not asked for without end.
-            let due = self.driver.next_due(self.now());
+            let now = self.now();
+            let due = self.driver.next_due(now);
             let pause = due.map_or(Duration::from_hours(1), |due| due.max(PATIENCE));
+            let listens = self.is_open() && self.inputs.is_empty();
             tokio::select! {
                 biased;
                 delivery = self.following.deliveries.recv() => {
@@ -164,6 +173,9 @@ impl Loop {
                 }
                 input = self.inputs.recv(), if self.is_open() => self.input(input.unwrap_or(Input::Drain)),
                 () = tokio::time::sleep(pause) => {}
+            }
+            if listens {
+                self.hearing.waited(now.steady + pause, self.now().steady);
             }
         }
     }
@@ -208,6 +220,7 @@ impl Loop {
     }
 
     fn input(&mut self, input: Input) {
+        self.hearing.took();
         match input {
             Input::Intent(request, answer) => {
                 self.tickets += 1;

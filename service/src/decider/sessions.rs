@@ -21,6 +21,7 @@ use chancery_events::protocol::{
 };
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
+use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
 use chancery_machine::state::Incarnation;
@@ -33,6 +34,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Incarnations that are looked at for one part of an inventory.
 const LOOKED: usize = 4096;
+
+/// Reads the hash of the record that ends at a position, if one does.
+type Recorded<'a> = dyn Fn(Position) -> Result<Option<Hash>, ReadError> + 'a;
 
 /// The bytes of a command as it is sent.
 fn size(command: &Command) -> usize {
@@ -66,6 +70,8 @@ struct Live {
     seen: Position,
     /// When it was last heard.
     heard: Time,
+    /// The part of the inventory that was made last leaves when this is durable.
+    part: Position,
 }
 
 /// The sessions of a fleet.
@@ -80,6 +86,8 @@ pub(super) struct Sessions {
     retries: BTreeSet<(Time, IncarnationId)>,
     /// Those of them that an executor only has to look after, each once.
     looking: BTreeSet<IncarnationId>,
+    /// None is lost before this: there was too much that nobody heard.
+    spared: Time,
 }
 
 impl Sessions {
@@ -99,9 +107,11 @@ impl Sessions {
 
     fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, heard: Time) {
         self.by_cluster.insert(cluster.clone(), id);
-        let seen = Position::ZERO;
-        self.live
-            .insert(id, Live { executor, cluster, life: None, attached: None, sequence: 0, seen, heard });
+        let (seen, part) = (Position::ZERO, Position::ZERO);
+        self.live.insert(
+            id,
+            Live { executor, cluster, life: None, attached: None, sequence: 0, seen, heard, part },
+        );
     }
 
     /// Why a life may not resume the session, if it may not: of two over one scope that both believe to be alive, one
@@ -133,6 +143,8 @@ pub(super) struct Saying {
 #[derive(Debug)]
 struct Inventory {
     commands: Vec<Command>,
+    /// Their bytes.
+    bytes: usize,
     /// If there is more, behind which it goes on.
     rest: Option<IncarnationId>,
 }
@@ -151,14 +163,28 @@ enum What {
 }
 
 impl Saying {
+    /// The bytes of the commands in it.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.what {
+            What::Welcome { part, .. } | What::Inventory(part) => part.bytes,
+            What::Command(command) => size(command),
+            What::Accepted(_)
+            | What::Forget(_)
+            | What::Judged(..)
+            | What::Beat(_)
+            | What::Refused(..)
+            | What::Closed(_) => 0,
+        }
+    }
+
     /// With the head that is durable when it is said.
     pub(super) fn at(self, head: Head) -> FromDecider {
         let envelope = Envelope { head, ..self.envelope };
         match self.what {
-            What::Welcome { lineage, fleet, lease, part: Inventory { commands, rest } } => {
+            What::Welcome { lineage, fleet, lease, part: Inventory { commands, rest, bytes: _ } } => {
                 FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest }
             }
-            What::Inventory(Inventory { commands, rest }) => {
+            What::Inventory(Inventory { commands, rest, bytes: _ }) => {
                 FromDecider::Inventory { envelope, commands, rest }
             }
             What::Command(command) => FromDecider::Command { envelope, command },
@@ -191,14 +217,8 @@ impl Core {
         }
     }
 
-    /// An executor said something. `recorded` gives the hash of the record that ends at a position, if one does.
-    pub fn said(
-        &mut self,
-        connection: Connection,
-        message: ToDecider,
-        now: Time,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
-    ) {
+    /// An executor said something. `recorded` reads the hash of the record that ends at a position, if one does.
+    pub fn said(&mut self, connection: Connection, message: ToDecider, now: Time, recorded: &Recorded<'_>) {
         self.set_time(now);
         match message {
             ToDecider::Hello { executor, cluster, runtime, scope, life, seen } => {
@@ -221,12 +241,18 @@ impl Core {
                 self.say(id, What::Accepted(sequence));
             }
             ToDecider::More { attach, after } => {
-                if let Some(id) = self.speaker(connection, attach, now)
-                    && let Some(cluster) = self.sessions.live.get(&id).map(|live| live.cluster.clone())
-                {
-                    let part = self.inventory(&cluster, Some(after));
-                    self.say(id, What::Inventory(part));
+                let Some(id) = self.speaker(connection, attach, now) else { return };
+                let (head, durable) = (self.fleet.head(), self.durable().position);
+                let Some(live) = self.sessions.live.get_mut(&id) else { return };
+                // An executor asks for the next part when it has one. While the last is held back it has not, and what
+                // asks all the same is a word said twice: to do nothing is right then, and keeps what is held small.
+                if live.part > durable {
+                    return;
                 }
+                live.part = head;
+                let cluster = live.cluster.clone();
+                let part = self.inventory(&cluster, Some(after));
+                self.say(id, What::Inventory(part));
             }
             ToDecider::Heartbeat { attach, beat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
@@ -272,7 +298,7 @@ impl Core {
         life: Life,
         seen: Option<(Lineage, Head)>,
         now: Time,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
+        recorded: &Recorded<'_>,
     ) {
         // It said so and was closed meanwhile: a session opened for nobody would be lost by nobody.
         if !self.sessions.drawn.contains_key(&connection) {
@@ -317,11 +343,7 @@ impl Core {
     }
 
     /// Why an executor that has seen this may not work for this decider.
-    fn unfit(
-        &self,
-        seen: Option<(Lineage, Head)>,
-        recorded: &dyn Fn(Position) -> Option<Hash>,
-    ) -> Option<(String, Again)> {
+    fn unfit(&self, seen: Option<(Lineage, Head)>, recorded: &Recorded<'_>) -> Option<(String, Again)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
         let ancestor = lineages.ancestors.iter().find(|(ancestor, _)| *ancestor == lineage);
@@ -336,9 +358,19 @@ impl Core {
             );
             return Some((reason, Again::NewerElsewhere));
         }
-        // A head is the end of a record: if none ends there, or another one does, the histories differ.
-        (recorded(head.position) != Some(head.hash))
-            .then(|| (format!("it has seen another record at position {}", head.position), Again::Never))
+        match recorded(head.position) {
+            Ok(Some(hash)) if hash == head.hash => None,
+            // A head is the end of a record: if none ends there, or another one does, the histories differ.
+            Ok(_) => {
+                Some((format!("it has seen another record at position {}", head.position), Again::Never))
+            }
+            // Whether they differ has not been found out, and the next look may find it.
+            Err(error) => {
+                let position = head.position;
+                tracing::error!(%position, error = &error as &dyn std::error::Error, "what an executor has seen cannot be looked up");
+                Some((format!("the record at position {position} cannot be read now"), Again::Later))
+            }
+        }
     }
 
     fn attach(
@@ -359,8 +391,10 @@ impl Core {
             self.sessions.by_connection.remove(&old);
             self.hold(Held::Close(old));
         }
+        let head = self.fleet.head();
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
         (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, now);
+        live.part = head;
         self.sessions.by_connection.insert(connection, id);
         let part = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage(), self.fleet_name().clone(), self.lease());
@@ -374,7 +408,7 @@ impl Core {
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
         for (looked, id) in self.fleet.index().inventory_after(cluster, after).enumerate() {
             if bytes >= self.part() || looked >= LOOKED {
-                return Inventory { commands, rest: last };
+                return Inventory { commands, bytes, rest: last };
             }
             last = Some(id);
             // One that failed and is tried again later is sent when its time comes.
@@ -387,7 +421,7 @@ impl Core {
                 commands.push(command);
             }
         }
-        Inventory { commands, rest: None }
+        Inventory { commands, bytes, rest: None }
     }
 
     /// The last command of an incarnation, with all that it needs.
@@ -533,7 +567,7 @@ impl Core {
             self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
-        if now < self.agenda.grace {
+        if now < self.agenda.grace.max(self.sessions.spared) {
             return;
         }
         let lease = self.lease();
@@ -545,6 +579,15 @@ impl Core {
         }
     }
 
+    /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
+    /// one to be heard: an executor says something three times in each.
+    pub fn unheard(&mut self, span: Duration, now: Time) {
+        let lease = self.lease();
+        if span > lease / 4 {
+            self.sessions.spared = self.sessions.spared.max(now + lease / 2);
+        }
+    }
+
     fn end_session(&mut self, session: SessionId, end: SessionEnd) {
         let Some(by) = self.sessions.live.get(&session).map(|live| live.executor.clone()) else { return };
         self.observation(&by, Observation::SessionOver(SessionOver { session, end }));
@@ -553,7 +596,8 @@ impl Core {
     pub(super) fn next_session_due(&self) -> Option<Time> {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
         let lease = self.lease();
-        let lost = self.sessions.live.values().map(|live| self.agenda.grace.max(live.heard + lease)).min();
+        let spared = self.agenda.grace.max(self.sessions.spared);
+        let lost = self.sessions.live.values().map(|live| spared.max(live.heard + lease)).min();
         // One microsecond past the lease: being heard at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }

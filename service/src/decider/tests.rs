@@ -17,6 +17,7 @@ use chancery_events::refusal::Code;
 use chancery_events::spec::Runtime;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
+use chancery_journal::ReadError;
 use chancery_machine::advance::{Agenda, Step, advance};
 use chancery_machine::context::Context;
 use chancery_machine::fleet::{Fleet, Image};
@@ -152,7 +153,7 @@ impl Rig {
     }
 
     fn say(&mut self, connection: u64, message: ToDecider) {
-        self.core.said(Connection(connection), message, self.now, &|_| None);
+        self.core.said(Connection(connection), message, self.now, &|_| Ok(None));
     }
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
@@ -355,11 +356,30 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     for (recorded, expected) in
         [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
-        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| recorded);
+        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| Ok(recorded));
         let effects = rig.settle();
         let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
     }
+}
+
+#[test]
+fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let head = rig.core.durable();
+    rig.core.connected(Connection(1), Attach::from_random(1));
+    let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
+    let failing = |_| {
+        let source = std::io::Error::from_raw_os_error(24);
+        Err(ReadError::Io { place: "a segment".into(), source })
+    };
+    rig.core.said(Connection(1), hello.clone(), rig.now, &failing);
+    let (reason, again) = refusal(&rig.settle()).expect("refused");
+    assert_eq!(again, Again::Later, "{reason}");
+    assert!(reason.contains("cannot be read now"), "{reason}");
+    rig.core.said(Connection(1), hello, rig.now, &|_| Ok(Some(head.hash)));
+    assert_eq!(refusal(&rig.settle()), None);
 }
 
 /// Why a hello was refused, and whether it is to be asked again.
@@ -750,4 +770,87 @@ fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_wo
     let from = rig.journal.len();
     rig.settle();
     assert_eq!(rig.types(from), Vec::<&str>::new(), "and not tried again");
+}
+
+#[test]
+fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let more = ToDecider::More { attach: Attach::from_random(1), after: command.incarnation };
+    let parts = |effects: &[Effect]| {
+        sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
+    };
+    for _ in 0..2 {
+        // Something that is not durable yet holds back all that is said.
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        (0..50).for_each(|_| rig.say(1, more.clone()));
+        assert_eq!(parts(&rig.settle()), 1);
+    }
+    rig.say(1, more);
+    assert_eq!(parts(&rig.settle()), 1, "what was answered may be asked for again");
+}
+
+#[test]
+fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
+    type Says = fn(&mut Rig, u64);
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let words: [(&str, Says); 2] = [
+        ("small ones", |rig, n| {
+            rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: n });
+        }),
+        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, life(1, 1), None))),
+    ];
+    let text = "x".repeat(50_000);
+    let run = json!({"argv": ["app"], "env": {"TEXT": text}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({
+        "namespace": "ns", "service": "web", "payloads": [payload], "approval": {"create": "automatic"},
+        "sharing": "allowed",
+    });
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
+    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    for (which, say) in words {
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        let mut said = 0;
+        while !rig.core.holds_enough() {
+            say(&mut rig, said);
+            said += 1;
+            assert!(said <= 16_384, "{which}: nothing bounds them");
+        }
+        assert!(which == "small ones" || said < 200, "{which}: {said}");
+        rig.settle();
+        assert!(!rig.core.holds_enough(), "{which} have left");
+    }
+}
+
+#[test]
+fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
+    rig.now = rig.now + LEASE * 4;
+    rig.core.unheard(LEASE * 3, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
+    let due = rig.core.next_due().expect("a lease ends");
+    assert!(due > rig.now, "it does not ask again at once");
+    rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 });
+    rig.now = rig.now + LEASE;
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "it was heard in time");
+    rig.now = rig.now + LEASE;
+    rig.core.unheard(LEASE / 5, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
 }

@@ -40,7 +40,8 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
             _ = connections.join_next(), if !connections.is_empty() => continue,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
-                // A connection that was lost before it was taken, or no file descriptor: neither lasts.
+                // A connection that was lost before it was taken; or no descriptor is free, which lasts until somebody
+                // lets go of one. It is kept from happening by taking fewer connections than there are descriptors.
                 Err(error) => {
                     tracing::warn!(%error, "taking a connection failed");
                     tokio::time::sleep(Duration::from_millis(50)).await;

@@ -127,6 +127,71 @@ fn play(options: &Options, failing: &Arc<Failing>, append: Append) -> (Vec<Recor
     (acknowledged, was_told)
 }
 
+/// Has no descriptor for so many openings of a file or a folder, once it is told to.
+#[derive(Default)]
+struct Scarce {
+    short: AtomicI64,
+    refused: AtomicU64,
+}
+
+struct ScarceDisk(Arc<Scarce>);
+
+impl ScarceDisk {
+    fn open_one(&self) -> io::Result<()> {
+        if self.0.short.fetch_sub(1, Ordering::SeqCst) > 0 {
+            self.0.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(rustix::io::Errno::MFILE.into());
+        }
+        Ok(())
+    }
+}
+
+impl Disk for ScarceDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.open_one()?;
+        FileSystem.create(path)
+    }
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.open_one()?;
+        FileSystem.open(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        FileSystem.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        FileSystem.remove(path)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.open_one()?;
+        FileSystem.sync_dir(dir)
+    }
+}
+
+#[test]
+fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
+    for short in [1, 2, 3] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let options = options(dir.path(), 2000, 2000);
+        let scarce = Arc::new(Scarce::default());
+        let (to, delivered) = sink();
+        let disk = arc(ScarceDisk(scarce.clone()));
+        let (journal, _) = SegmentJournal::open_on(disk, &options, to).expect("open");
+        let records = some_records(40);
+        for (n, record) in records.iter().enumerate() {
+            // Some of the forty begin a segment, and half of them find it made already.
+            scarce.short.store(short, Ordering::SeqCst);
+            let how = [SegmentJournal::append, SegmentJournal::append_here][n % 2];
+            how(&journal, record.clone()).expect("taken");
+            wait_for(&delivered, record);
+        }
+        scarce.short.store(0, Ordering::SeqCst);
+        journal.close().expect("closed");
+        assert!(scarce.refused.load(Ordering::SeqCst) > 0, "no segment was begun meanwhile");
+        let (_, found) = recover(&options).expect("open");
+        assert_eq!(found.len(), records.len());
+    }
+}
+
 #[test]
 fn a_full_queue_says_so_and_takes_more_later() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -1,0 +1,90 @@
+//! Up to when everything that was said has been heard: whose word waits unread must not be found silent.
+//!
+//! The decider's loop is deaf while the disk stands still, while much waits before it, and while the machine or the
+//! process does. Pure: it is told the monotonic clock, and what is left in the queue.
+
+use std::time::Duration;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    /// All that came before this has been taken.
+    until: Duration,
+    /// What will be so when so many more have been taken: all that came before this.
+    ahead: Option<(Duration, usize)>,
+}
+
+impl Hearing {
+    /// Nobody has said anything yet.
+    pub(super) const fn begin(now: Duration) -> Hearing {
+        Hearing { until: now, ahead: None }
+    }
+
+    /// An input was taken.
+    pub(super) fn took(&mut self) {
+        if let Some((came, left)) = &mut self.ahead {
+            *left -= 1;
+            if *left == 0 {
+                self.until = self.until.max(*came);
+                self.ahead = None;
+            }
+        }
+    }
+
+    /// So many inputs are left in the queue.
+    pub(super) fn left(&mut self, inputs: usize, now: Duration) {
+        if inputs == 0 {
+            self.until = self.until.max(now);
+            self.ahead = None;
+        } else if self.ahead.is_none() {
+            self.ahead = Some((now, inputs));
+        }
+    }
+
+    /// It waited at an empty queue and would have heard anything at once. It meant to wake up at `end`: if that is long
+    /// past, the process stood still, and nobody heard anything since.
+    pub(super) fn waited(&mut self, end: Duration, now: Duration) {
+        self.until = self.until.max(end.min(now));
+    }
+
+    /// For how long something may have waited that was not heard.
+    pub(super) fn unheard(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn what_is_left_in_the_queue_is_unheard_until_it_has_been_taken() {
+        let mut hearing = Hearing::begin(at(0));
+        hearing.left(0, at(10));
+        assert_eq!(hearing.unheard(at(12)), at(2), "it may have come just after");
+        hearing.left(3, at(20));
+        assert_eq!(hearing.unheard(at(20)), at(10));
+        hearing.took();
+        hearing.took();
+        hearing.left(700, at(25));
+        assert_eq!(hearing.unheard(at(25)), at(15), "one of the three is still there");
+        hearing.took();
+        assert_eq!(hearing.unheard(at(25)), at(5), "all that came up to 20 was heard, whatever came since");
+        hearing.left(700, at(26));
+        (0..700).for_each(|_| hearing.took());
+        assert_eq!(hearing.unheard(at(27)), at(1), "a queue that is never empty is heard with its delay");
+    }
+
+    #[test]
+    fn who_waits_hears_and_who_stood_still_does_not() {
+        let mut hearing = Hearing::begin(at(0));
+        hearing.waited(at(100), at(60));
+        assert_eq!(hearing.unheard(at(60)), at(0), "an idle hour is not a deaf one");
+        hearing.waited(at(100), at(190));
+        assert_eq!(hearing.unheard(at(190)), at(90), "it slept over its time");
+    }
+}

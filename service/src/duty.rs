@@ -16,14 +16,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow};
 use chancery_events::id::{Lineage, Position, Writer};
-use chancery_journal::{Delivery, Journal};
+use chancery_events::record::Watermark;
+use chancery_journal::{Delivery, Journal, Source};
 use chancery_machine::fleet::Fleet;
-use chancery_projector::fold::Fold;
+use chancery_projector::{Fold, FoldError};
 use tokio::sync::{oneshot, watch};
 
 use crate::decider::core::Settings;
+use crate::decider::inbox::{Inbox, InboxGone};
 use crate::decider::{Decider, Ended, Following, Input, Over, Start, start};
 use crate::rows::States;
 
@@ -90,6 +92,17 @@ pub enum Turns {
     Told(watch::Receiver<bool>),
 }
 
+/// What goes on beside a decider, for as long as there is one here.
+pub trait Beside: Send + Sync {
+    /// Takes up the inbox, if there is one, where the journal has answered it up to the watermark. An
+    /// [`InboxGone`] ends the server; whatever else fails is tried again. Blocks.
+    fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>>;
+
+    /// Begins; it ends when the decider does. `inbox` is where letters are to be read, and up to where they must be
+    /// before deadlines count.
+    fn begin(&self, decider: &Decider, inbox: Option<(u64, u64)>, source: Arc<dyn Source>) -> Result<()>;
+}
+
 /// A server's share in deciding.
 pub struct Office {
     /// How it decides; each decider is a writer of its own.
@@ -104,6 +117,8 @@ pub struct Office {
     pub queue: usize,
     /// Whose turn it is.
     pub turns: Turns,
+    /// What goes on beside a decider.
+    pub beside: Option<Arc<dyn Beside>>,
     /// Where it tells who decides.
     pub duty: watch::Sender<Duty>,
 }
@@ -115,7 +130,18 @@ impl Office {
             if !self.follow(&mut drain).await? {
                 return Ok(());
             }
-            let (decider, ended) = self.take_over().await?;
+            let (decider, ended) = match self.take_over().await {
+                Ok(begun) => begun,
+                Err(error) if self.is_final(&error) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "this server could not take over; it tries again"
+                    );
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
             self.duty.send_replace(Duty::Decides(decider.clone()));
             let (why, following) = decide(&decider, ended, self.turns.clone(), &mut drain).await?;
             self.following = following;
@@ -155,14 +181,14 @@ impl Office {
             // Of a decider that has stepped down since: what became of it is read.
             Some(Delivery::Indefinite(error)) => tracing::warn!(%error, "an append has no outcome"),
             Some(Delivery::Stopped(error)) => return Err(Ended::Stopped(error.to_string()).into()),
-            None => bail!("the journal is gone"),
+            None => return Err(Lost("the journal is gone").into()),
         }
         Ok(())
     }
 
     /// Starts a decider with the state at what was published last, after all that there is.
     async fn take_over(&mut self) -> Result<(Decider, oneshot::Receiver<Over>)> {
-        let mut fold = self.states.ask().await.context("the projector has stopped")?;
+        let mut fold = self.states.ask().await.ok_or(Lost("the projector has stopped"))?;
         loop {
             let source = self.journal.source();
             fold = tokio::task::spawn_blocking(move || -> Result<Fold> {
@@ -182,16 +208,34 @@ impl Office {
                 break;
             }
         }
-        let (fleet, head) = match fold.into_state() {
-            Some(state) => (state.fleet, Some(state.at)),
-            None => (Fleet::new(Lineage::from_random(random())), None),
+        let (fleet, head, watermark) = match fold.into_state() {
+            Some(state) => (state.fleet, Some(state.at), state.watermark),
+            None => (Fleet::new(Lineage::from_random(random())), None, None),
         };
+        let inbox = match self.beside.clone() {
+            Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
+            None => None,
+        };
+        let letters = inbox.as_ref().map(|inbox| (inbox.next(), inbox.tail()));
         tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
-        let settings = Settings { writer: Writer::from_random(random()), ..self.settings.clone() };
+        let settings = Settings { writer: Writer::from_random(random()), inbox, ..self.settings.clone() };
         let following = self.lend();
         let begin =
             Start { settings, fleet, head, journal: Arc::clone(&self.journal), following, queue: self.queue };
-        start(begin).context("start the decider")
+        let (decider, ended) = start(begin).context("start the decider")?;
+        if let Some(beside) = &self.beside {
+            beside.begin(&decider, letters, self.journal.source())?;
+        }
+        Ok((decider, ended))
+    }
+
+    /// Whether trying again is of no use.
+    fn is_final(&self, error: &anyhow::Error) -> bool {
+        matches!(self.turns, Turns::Ours)
+            || error.is::<InboxGone>()
+            || error.is::<FoldError>()
+            || error.is::<Ended>()
+            || error.is::<Lost>()
     }
 
     /// What follows the journal, until it is given back.
@@ -244,6 +288,11 @@ impl Turns {
         }
     }
 }
+
+/// A part of the server has ended: so must the rest.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Lost(&'static str);
 
 fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0

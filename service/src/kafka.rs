@@ -2,17 +2,24 @@
 
 pub mod commands;
 pub mod election;
+mod export;
+mod inbox;
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use chancery_events::record::Watermark;
 use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
 use chancery_journal::kafka::{Client, KafkaJournal, Options};
 use chancery_journal::segments;
-use chancery_journal::{Journal, Sink};
+use chancery_journal::{Journal, Sink, Source};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::config::Kafka;
+use crate::decider::Decider;
+use crate::decider::inbox::Inbox;
+use crate::duty::Beside;
 use election::Election;
 
 /// The cluster as the settings have it.
@@ -47,6 +54,48 @@ pub fn open(
     tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
     let (election, turns) = election::stand(&client, &names.inbox, settings.partition, settings.session)?;
     Ok((Arc::new(journal), election, turns))
+}
+
+/// What goes on beside a decider: letters come in, events go out.
+pub struct Posts {
+    letters: Option<inbox::Letters>,
+    export: Option<export::Export>,
+    runtime: Handle,
+}
+
+impl Posts {
+    /// As the settings have it.
+    pub fn new(settings: &Kafka, brokers: &str, prefix: &str) -> Result<Posts> {
+        let (client, names, partition) = (client(settings, brokers)?, Names::of(prefix), settings.partition);
+        let letters = settings.inbox.clone().map(|binding| inbox::Letters {
+            client: client.clone(),
+            topic: names.inbox,
+            partition,
+            binding,
+        });
+        let export = settings.events.then_some(export::Export { client, topic: names.events, partition });
+        Ok(Posts { letters, export, runtime: Handle::current() })
+    }
+}
+
+impl Beside for Posts {
+    fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>> {
+        self.letters.as_ref().map(|letters| letters.take_up(watermark)).transpose()
+    }
+
+    fn begin(&self, decider: &Decider, inbox: Option<(u64, u64)>, source: Arc<dyn Source>) -> Result<()> {
+        if let (Some(letters), Some((next, tail))) = (self.letters.clone(), inbox) {
+            let (decider, runtime) = (decider.clone(), self.runtime.clone());
+            let bring = move || letters.bring(next, tail, &decider, &runtime);
+            std::thread::Builder::new().name("inbox".into()).spawn(bring).context("start a thread")?;
+        }
+        if let Some(export) = self.export.clone() {
+            let decider = decider.clone();
+            let run = move || export.run(&*source, &decider);
+            std::thread::Builder::new().name("export".into()).spawn(run).context("start a thread")?;
+        }
+        Ok(())
+    }
 }
 
 /// What is unsafe about the topics.

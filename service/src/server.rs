@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::config::{Clusters, Config, Place};
 use crate::decider::Following;
 use crate::decider::core::{PART, Settings};
-use crate::duty::{Desk, Duty, Office, Turns};
+use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::folder::Folder;
 use crate::http::{App, Hub, Limits, Links, LogFile, LogStream, Logs, Metrics, Rates};
@@ -242,7 +242,7 @@ impl Parts {
         options.largest_segment = config.segment_bytes;
         options.first_segment = options.first_segment.min(config.segment_bytes);
         let dir = options.dir.clone();
-        let Opened { journal, turns, election } = Opened::open(config, options, sink)?;
+        let Opened { journal, turns, election, beside } = Opened::open(config, options, sink)?;
         let source = journal.source();
         let head = journal.head();
         let snapshots = Snapshots::open(home.join("snapshots"))?;
@@ -293,6 +293,7 @@ impl Parts {
             states,
             queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
             turns,
+            beside,
             duty,
         };
         let desk = Desk { duty: told, decider, own: Arc::clone(own) };
@@ -338,6 +339,7 @@ struct Opened {
     journal: Arc<dyn Journal>,
     turns: Turns,
     election: Option<Election>,
+    beside: Option<Arc<dyn Beside>>,
 }
 
 #[cfg(feature = "kafka")]
@@ -354,7 +356,13 @@ impl Opened {
             Place::Kafka { brokers, prefix } => {
                 let (journal, election, turns) =
                     crate::kafka::open(&config.kafka, brokers, prefix, options, sink)?;
-                Ok(Opened { journal, turns: Turns::Told(turns), election: Some(election) })
+                let posts = crate::kafka::Posts::new(&config.kafka, brokers, prefix)?;
+                Ok(Opened {
+                    journal,
+                    turns: Turns::Told(turns),
+                    election: Some(election),
+                    beside: Some(Arc::new(posts)),
+                })
             }
             #[cfg(not(feature = "kafka"))]
             Place::Kafka { .. } => bail!(NO_KAFKA),
@@ -373,7 +381,7 @@ impl Opened {
                 cut.kept.display()
             );
         }
-        Ok(Opened { journal: Arc::new(journal), turns: Turns::Ours, election: None })
+        Ok(Opened { journal: Arc::new(journal), turns: Turns::Ours, election: None, beside: None })
     }
 }
 

@@ -172,10 +172,11 @@ impl Topics {
     /// What is unsafe about a topic. Blocks for moments while it asks for the topic's partitions.
     pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
         let mut findings = Vec::new();
-        if let Some(copies) = self.copies(topic)?
-            && copies < COPIES
-            && role != Role::Events
-        {
+        let Some(copies) = self.copies(topic)? else {
+            let reason = "there is no such topic: `chancery init-topics` makes it".into();
+            return Err(Failed { doing: format!("look at topic {topic} at {}", self.brokers), reason });
+        };
+        if copies < COPIES && role != Role::Events {
             findings.push(Finding {
                 topic: topic.to_owned(),
                 setting: "replication factor".into(),

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use chancery_events::letter::Binding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::process::OutputLimits;
 
@@ -101,6 +102,10 @@ pub struct Kafka {
     pub session: Duration,
     /// Whether unsafe topics are taken.
     pub unsafe_topics: bool,
+    /// Whether events are written for consumers.
+    pub events: bool,
+    /// For whom the inbox speaks, if it is read.
+    pub inbox: Option<Binding>,
     /// Settings of librdkafka.
     pub client: BTreeMap<String, String>,
 }
@@ -287,6 +292,15 @@ impl Config {
                 partition: i32::try_from(settings::number(text("kafka.partition"))?)
                     .map_err(|_| "kafka.partition: there are not so many")?,
                 session: settings::span(text("kafka.session"))?,
+                events: settings::switch(text("kafka.events"))?,
+                inbox: match settings::scope(text("inbox.scope"))? {
+                    Some(scope) => {
+                        let actor =
+                            text("inbox.actor").parse().map_err(|error| format!("inbox.actor: {error}"))?;
+                        Some(Binding { actor, scope })
+                    }
+                    None => None,
+                },
                 unsafe_topics: settings::switch(text("kafka.unsafe_topics"))?,
                 client: settings::pairs(text("kafka.client"))?,
             },

@@ -56,6 +56,7 @@ fn what(kind: Type) -> &'static str {
         Type::Switch => "`yes`, `no`",
         Type::Journal => "`embedded`, or `kafka://HOST:PORT,…/PREFIX`",
         Type::MaybeAddress => "host with its port, or nothing",
+        Type::Scope => "types of intents between commas, also with `*`, or nothing",
         Type::Pairs => "`key=value` between commas, or nothing",
     }
 }

@@ -6,6 +6,7 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use chancery_events::amount::parse_bytes;
+use chancery_events::letter::Scope;
 use chancery_events::name::{Actor, BadName, FleetName};
 
 use chancery_executor::process::OutputLimits;
@@ -48,6 +49,8 @@ pub enum Type {
     Journal,
     /// An address with its port, or nothing.
     MaybeAddress,
+    /// Types of intents between commas, or nothing.
+    Scope,
     /// `key=value` between commas, or nothing.
     Pairs,
 }
@@ -104,6 +107,9 @@ settings! {
     "kafka.partition" Number "0" "CHANCERY_KAFKA_PARTITION" "the fleet's partition of the topics";
     "kafka.session" Span "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
     "kafka.unsafe_topics" Switch "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
+    "kafka.events" Switch "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
+    "inbox.scope" Scope "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
+    "inbox.actor" Actor "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
     "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka for TLS, SASL and the like: security.protocol=ssl,ssl.ca.location=/etc/ca.pem";
     "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
@@ -147,6 +153,7 @@ impl Setting {
                 (!is_fine).then(|| format!("write a host with its port as in server-1:7440, not {text:?}"))
             }
             Type::Pairs => pairs(text).err(),
+            Type::Scope => scope(text).err(),
         }
     }
 }
@@ -233,6 +240,13 @@ pub(super) fn journal(text: &str) -> Result<Place, String> {
 fn is_topic(prefix: &str) -> bool {
     let letters = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(letters)
+}
+
+pub(super) fn scope(text: &str) -> Result<Option<Scope>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error| format!("{error}"))
 }
 
 pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {

@@ -95,6 +95,11 @@ impl Decider {
         self.queue.send(input).await.map_err(|_| Stopped)
     }
 
+    /// Whether it has ended, whatever it is told.
+    pub fn has_stopped(&self) -> bool {
+        self.queue.is_closed()
+    }
+
     /// How many inputs wait.
     pub fn backlog(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()

@@ -148,6 +148,11 @@ impl Inbox {
     pub fn next(&self) -> u64 {
         self.next
     }
+
+    /// The offset that the next letter would have got when it was taken up.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
 }
 
 /// How far a decider has come.

@@ -17,6 +17,7 @@ mod stream;
 mod table;
 mod w1;
 mod w10;
+mod w11;
 mod w12;
 mod w2;
 mod w3;
@@ -61,6 +62,7 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W8", what: "placement on the pure machine", run: w8::run },
     Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
     Workload { name: "W10", what: "two million replicas, from intent to ready", run: w10::run },
+    Workload { name: "W11", what: "durable appends to the journal on Kafka", run: w11::run },
     Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
 ];
 

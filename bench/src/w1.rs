@@ -7,6 +7,7 @@
 //! delivered; no program here writes like that, but it shows what a record costs.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -16,7 +17,7 @@ use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::record::{Begins, Draft, Hash, HeaderParts};
 use chancery_events::time::Time;
 use chancery_journal::segments::{Options, SegmentJournal};
-use chancery_journal::{Delivery, Journal as _};
+use chancery_journal::{Delivery, Journal, Sink};
 
 use crate::CALLERS;
 use crate::floor::Floor;
@@ -103,7 +104,7 @@ fn parts(first: Position, prev: Hash, begins: Option<Begins>) -> HeaderParts {
 
 /// How a group is appended.
 #[derive(Clone, Copy)]
-enum How {
+pub(crate) enum How {
     /// Always left to the journal's thread.
     Left,
     /// Written where it was collected, if nothing else waits.
@@ -118,7 +119,7 @@ enum Word {
 }
 
 /// A committer that collects what waits.
-struct Group {
+pub(crate) struct Group {
     queue: Sender<Word>,
     committer: JoinHandle<Result<()>>,
     _folder: tempfile::TempDir,
@@ -126,6 +127,17 @@ struct Group {
 
 impl Group {
     fn open(how: How) -> Result<Group> {
+        Group::over(how, |folder, sink| {
+            let (journal, _) = SegmentJournal::open(&Options::new(folder, "bench"), sink)?;
+            Ok(Box::new(journal))
+        })
+    }
+
+    /// Over a journal that is opened in a folder of its own.
+    pub(crate) fn over(
+        how: How,
+        open: impl FnOnce(&Path, Sink) -> Result<Box<dyn Journal>>,
+    ) -> Result<Group> {
         let folder = crate::folder()?;
         let (queue, words) = channel();
         let told = queue.clone();
@@ -137,8 +149,8 @@ impl Group {
             // The committer ends first.
             let _ = told.send(word);
         });
-        let (journal, _) = SegmentJournal::open(&Options::new(folder.path(), "bench"), sink)?;
-        let committer = std::thread::spawn(move || commit(&journal, &words, how));
+        let journal = open(folder.path(), sink)?;
+        let committer = std::thread::spawn(move || commit(&*journal, &words, how));
         Ok(Group { queue, committer, _folder: folder })
     }
 
@@ -149,7 +161,7 @@ impl Group {
         Ok(cell)
     }
 
-    fn caller(&self, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
+    pub(crate) fn caller(&self, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
         let queue = self.queue.clone();
         let (done, durable) = sync_channel(1);
         move || {
@@ -158,13 +170,13 @@ impl Group {
         }
     }
 
-    fn close(self) -> Result<()> {
+    pub(crate) fn close(self) -> Result<()> {
         self.queue.send(Word::Close).context("close")?;
         self.committer.join().map_err(|_| anyhow::anyhow!("the committer panicked"))?
     }
 }
 
-fn commit(journal: &SegmentJournal, words: &Receiver<Word>, how: How) -> Result<()> {
+fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()> {
     let (mut draft, mut callers) = (Draft::new(), Vec::new());
     let mut flying: VecDeque<Vec<SyncSender<()>>> = VecDeque::new();
     let (mut first, mut prev, mut begins) = (Position::FIRST, Hash::ZERO, Some(Begins::Term));
@@ -206,7 +218,7 @@ fn commit(journal: &SegmentJournal, words: &Receiver<Word>, how: How) -> Result<
 }
 
 /// A line of 400 bytes.
-fn line() -> Vec<u8> {
+pub(crate) fn line() -> Vec<u8> {
     let mut line = br#"{"k":"fact","t":"bench.appended.v1","c":1,"d":""#.to_vec();
     line.resize(398, b'x');
     line.extend_from_slice(br#""}"#);

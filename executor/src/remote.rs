@@ -1,11 +1,16 @@
 //! Links to a decider over HTTP: all requests go out from here, so that an executor may stand behind a firewall.
 //!
+//! Of several servers any will do: one that does not decide passes on what it is told. After a failure the next one is
+//! tried.
+//!
 //! One long answer carries what the decider says, a line a message. What the executor says goes in requests of its
 //! own, one after the other, each naming how many messages were said before: one whose answer was lost is repeated,
 //! and the server takes from it what it has not. Whatever else goes wrong ends the link, and the session begins
 //! again from a hello. Silence is the session's to judge: it has a lease.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chancery_events::name::FleetName;
@@ -41,6 +46,40 @@ const LONGEST: usize = 4 << 20;
 const WAITING: usize = 64;
 /// What is read of an answer that is a problem.
 const PROBLEM: usize = 64 << 10;
+
+/// The servers of a fleet.
+#[derive(Clone, Debug)]
+pub struct Remotes {
+    all: Vec<Remote>,
+    /// The one that was tried last.
+    at: Arc<AtomicUsize>,
+}
+
+impl Remotes {
+    /// Those at the addresses between commas, each `http://host[:port][/before]`.
+    pub fn new(servers: &str, fleet: &FleetName) -> Result<Remotes, BadServer> {
+        let all: Vec<_> =
+            servers.split(',').map(|one| Remote::new(one.trim(), fleet)).collect::<Result<_, _>>()?;
+        Ok(Remotes { all, at: Arc::default() })
+    }
+
+    /// Opens a link, to the server that had the last one if that can be.
+    pub async fn connect(&self) -> io::Result<Link> {
+        let first = self.at.load(Ordering::Relaxed);
+        let mut failed = None;
+        for tried in 0..self.all.len() {
+            let at = (first + tried) % self.all.len();
+            match self.all[at].connect().await {
+                Ok(link) => {
+                    self.at.store(at, Ordering::Relaxed);
+                    return Ok(link);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| io::Error::other("no server is named")))
+    }
+}
 
 /// Where a decider is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use chancery_events::name::FleetName;
 use chancery_executor::Stop;
-use chancery_executor::remote::Remote;
+use chancery_executor::remote::Remotes;
 
 use crate::executors::{self, Means, Who};
 use crate::server::stop_signal;
@@ -21,7 +21,7 @@ pub enum Ended {
 
 /// Runs an executor until it is asked to stop, or must.
 pub async fn run(server: &str, fleet: &FleetName, who: Who, root: &Path, means: &Means) -> Result<Ended> {
-    let remote = Remote::new(server, fleet)?;
+    let remote = Remotes::new(server, fleet)?;
     let mut stop = stop_signal()?;
     std::fs::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor begins");

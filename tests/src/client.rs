@@ -91,9 +91,17 @@ impl Client {
         self.send("POST", "/v1/fleets/default/intents", &headers, event.to_string().as_bytes())
     }
 
+    /// The same, until somebody decides.
+    pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> Answer {
+        until("somebody decides", || {
+            let answer = self.intent(key, type_name, data);
+            (answer.json()["code"] != "no_decider").then_some(answer)
+        })
+    }
+
     /// Posts an intent that must be accepted. Its position.
     pub fn must(&self, type_name: &str, data: &Value) -> u64 {
-        let answer = self.intent(&uuid::Uuid::new_v4().to_string(), type_name, data);
+        let answer = self.decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
         let position = answer.json()["position"].as_u64().expect("a position");
         self.told.fetch_max(position, Ordering::Relaxed);

@@ -31,6 +31,12 @@ impl Executor {
         Executor::start_in(Rc::new(dir), server, name, runtime)
     }
 
+    /// The same, for servers at those addresses.
+    pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> Executor {
+        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a folder");
+        Executor::start_at(Rc::new(dir), servers, name, runtime)
+    }
+
     /// Starts another over the same folder.
     #[must_use]
     pub fn start_beside(&self, server: &Server, name: &str, runtime: &str) -> Executor {
@@ -38,7 +44,11 @@ impl Executor {
     }
 
     fn start_in(dir: Rc<TempDir>, server: &Server, name: &str, runtime: &str) -> Executor {
-        let words = ["executor", "--server", &server.url(), "--cluster", "local", "--name", name, runtime];
+        Executor::start_at(dir, &server.url(), name, runtime)
+    }
+
+    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &str) -> Executor {
+        let words = ["executor", "--server", servers, "--cluster", "local", "--name", name, runtime];
         let mut executor = Executor { dir, child: None, args: words.map(str::to_owned).to_vec() };
         executor.start_again();
         executor

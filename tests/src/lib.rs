@@ -19,11 +19,13 @@ mod client;
 mod executor;
 mod processes;
 mod server;
+mod standbys;
 
 pub use client::{Answer, Client};
 pub use executor::Executor;
 pub use processes::{Payload, payloads};
 pub use server::{NotUp, Server, program};
+pub use standbys::Standbys;
 
 use std::time::{Duration, Instant};
 

@@ -142,6 +142,11 @@ impl Server {
         up.map_err(|status| not_up(self, status))
     }
 
+    /// Whether it was started, and not ended from here.
+    pub fn is_up(&self) -> bool {
+        self.child.is_some()
+    }
+
     /// How it ended, if it did by itself.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.as_mut()?.try_wait().expect("it is ours")?;

@@ -5,6 +5,7 @@ mod checks;
 mod executors;
 mod imports;
 mod kafka;
+mod kafka_fleet;
 mod kafka_journal;
 mod kills;
 mod newcomers;

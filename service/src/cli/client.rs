@@ -5,8 +5,9 @@
 //!
 //! | what happened | next |
 //! |---|---|
-//! | no connection | try again; after the last: unreachable |
+//! | no connection | try the next server; after the last try: unreachable |
 //! | connection lost, 504 | try again with the same key; after the last: outcome unknown |
+//! | 503, `no_decider` | try again for as long as one takes over, without counting |
 //! | 503, `retryable` | try again with the same key; after the last: busy, unless an earlier try is unknown |
 //! | any other answer | that is the answer |
 
@@ -24,8 +25,10 @@ use super::context::Context;
 use super::error::{CliError, Exit, Pointed, advice, exit_of};
 use super::table::add;
 
-/// How often something is tried.
-const TRIES: u32 = 3;
+/// How often something is tried, and each server once.
+const TRIES: usize = 3;
+/// How often it is asked who decides: long enough for a server to take over.
+const TAKEOVER: u32 = 40;
 
 /// The answer to an intent.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,6 +71,8 @@ pub(super) struct Client<'a> {
     pub(super) context: &'a Context,
     agent: ureq::Agent,
     streams: ureq::Agent,
+    /// Which of the servers is asked.
+    at: Cell<usize>,
     /// The last verdict's position: reads after it see what it recorded.
     seen: Cell<u64>,
 }
@@ -85,6 +90,7 @@ impl<'a> Client<'a> {
             context,
             agent: config().timeout_global(Some(Duration::from_mins(1))).build().new_agent(),
             streams: config().build().new_agent(),
+            at: Cell::new(0),
             seen: Cell::new(0),
         }
     }
@@ -95,7 +101,21 @@ impl<'a> Client<'a> {
     }
 
     fn url(&self, path: &str) -> String {
-        format!("{}/v1/fleets/{}{path}", self.context.server, self.context.fleet)
+        format!("{}/v1/fleets/{}{path}", self.server(), self.context.fleet)
+    }
+
+    fn servers(&self) -> impl Iterator<Item = &str> {
+        self.context.server.split(',').map(|server| server.trim().trim_end_matches('/'))
+    }
+
+    /// The next server is asked from now on.
+    fn go_on(&self) {
+        self.at.set((self.at.get() + 1) % self.servers().count().max(1));
+    }
+
+    /// The server that is asked now.
+    fn server(&self) -> &str {
+        self.servers().nth(self.at.get()).unwrap_or(&self.context.server)
     }
 
     /// Reads `path` of the fleet; `doing` says what for, as in `read node/node-1`.
@@ -138,7 +158,11 @@ impl<'a> Client<'a> {
         for (name, value) in query {
             request = request.query(name, value);
         }
-        let response = request.call().map_err(|error| self.unread(doing, &lost(error)))?;
+        let response = request.call().map_err(|error| {
+            let error = self.unread(doing, &lost(error));
+            self.go_on();
+            error
+        })?;
         let status = response.status().as_u16();
         let mut body = response.into_body();
         if status != 200 {
@@ -165,9 +189,9 @@ impl<'a> Client<'a> {
         // The data goes as its own text: numbers beyond what a generic value holds stay exact.
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
-        let url = self.url("/intents");
         let sent = self.tried(|| {
-            let request = self.agent.post(&url).header("content-type", "application/cloudevents+json");
+            let request =
+                self.agent.post(self.url("/intents")).header("content-type", "application/cloudevents+json");
             answer(request.send(body.as_str()))
         });
         let (status, body) = sent.map_err(|lost| self.unasked(doing, &lost, &key))?;
@@ -189,9 +213,20 @@ impl<'a> Client<'a> {
     /// Once it is unknown what became of a try, "busy" to a later one does not make it known.
     fn tried(&self, mut send: impl FnMut() -> Result<(u16, String), Lost>) -> Result<(u16, String), Lost> {
         let mut unknown = None;
-        for tried in 1..=TRIES {
-            let last = tried == TRIES;
+        let count = self.servers().count();
+        let most = TRIES.max(count);
+        let mut vacant = 0;
+        let mut tried = 0;
+        while tried < most {
+            tried += 1;
+            let last = tried == most;
             match send() {
+                Ok((503, body)) if code(&body) == "no_decider" && vacant < TAKEOVER => {
+                    vacant += 1;
+                    tried -= 1;
+                    std::thread::sleep(self.context.backoff * 4);
+                    continue;
+                }
                 Ok((status, body)) if !retryable(status, &body) => return Ok((status, body)),
                 Ok((status, body)) if last && unknown.is_none() => return Ok((status, body)),
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),
@@ -200,8 +235,11 @@ impl<'a> Client<'a> {
                 Err(before) if last && unknown.is_none() => return Err(before),
                 Err(Lost::Before(_)) => {}
             }
+            self.go_on();
             if !last {
-                std::thread::sleep(self.context.backoff * 4_u32.pow(tried - 1));
+                // One round of the servers, before it is worth waiting.
+                let round = u32::try_from((tried - 1) / count).unwrap_or(u32::MAX);
+                std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round));
             }
         }
         Err(Lost::Midway(unknown.unwrap_or_default()))
@@ -209,7 +247,7 @@ impl<'a> Client<'a> {
 
     /// A read that came to nothing: nothing was changed by it.
     fn unread(&self, doing: &str, lost: &Lost) -> CliError {
-        let server = &self.context.server;
+        let server = self.server();
         let message = match lost {
             Lost::Before(why) => {
                 format!("{doing}: cannot reach {server}: {why}; start a server with 'chancery dev'")
@@ -228,7 +266,7 @@ impl<'a> Client<'a> {
                 format!(
                     "{doing}: nobody knows whether it was done, {} gave no answer: {why}\n\
                      look before asking again; its idempotency key is {key}",
-                    self.context.server
+                    self.server()
                 ),
             ),
         }
@@ -264,6 +302,11 @@ fn lost(error: ureq::Error) -> Lost {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => Lost::Before(format!("no such address: {error}")),
         other => Lost::Midway(other.to_string()),
     }
+}
+
+/// What kind of problem it is, if it is one.
+fn code(body: &str) -> String {
+    serde_json::from_str::<Problem>(body).map_or(String::new(), |problem| problem.code)
 }
 
 fn retryable(status: u16, body: &str) -> bool {

@@ -44,7 +44,7 @@ fn what(kind: Type) -> &'static str {
         Type::Folder => "folder",
         Type::MaybeFolder => "absolute path of a folder, or nothing",
         Type::Listen => "address with its port, on loopback",
-        Type::Url => "`http://…`",
+        Type::Url => "`http://…`, also several between commas",
         Type::Fleet | Type::Actor => "name",
         Type::Filter => "filter",
         Type::LogFormat => "`text`, `json`",

@@ -23,7 +23,7 @@ pub enum Type {
     MaybeFolder,
     /// An address on this machine, with its port.
     Listen,
-    /// Where a server is, `http://…`.
+    /// Where servers are, `http://…` between commas.
     Url,
     /// The name of a fleet.
     Fleet,
@@ -82,7 +82,7 @@ macro_rules! settings {
 settings! {
     "data_dir" Folder "./chancery-data" "CHANCERY_DATA_DIR" "where the journal and everything made from it are kept";
     "listen" Listen "127.0.0.1:7440" "CHANCERY_LISTEN" "where the server takes requests; loopback only";
-    "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to";
+    "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to; several between commas, of which the first that answers is taken";
     "journal" Journal "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
     "advertise" MaybeAddress "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
     "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
@@ -132,7 +132,7 @@ impl Setting {
                 (!is_fine).then(|| format!("write an absolute path, not {text:?}"))
             }
             Type::Listen => listen(text).err(),
-            Type::Url => url(text).err(),
+            Type::Url => text.split(',').find_map(|one| url(one.trim()).err()),
             Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
             Type::Actor => text.parse::<Actor>().err().map(|error| error.to_string()),
             Type::LogFormat => {

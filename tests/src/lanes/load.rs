@@ -95,7 +95,9 @@ impl Shared {
                 if matches!(ending, Ending::Ok { .. }) {
                     break;
                 }
-                std::thread::sleep(Duration::from_millis(5));
+                // Whoever takes over takes seconds to.
+                let is_nobody_there = answer.json()["code"] == "no_decider";
+                std::thread::sleep(Duration::from_millis(if is_nobody_there { 100 } else { 5 }));
             }
         }
         Ok(())
@@ -174,7 +176,7 @@ fn ending(answer: &Answer) -> Ending {
         (200..300, Some(position), _) => Ending::Ok { position, verdict: Verdict::Accepted },
         (400..600, Some(position), Some(code)) => Ending::Ok { position, verdict: Verdict::Refused(*code) },
         // Both say that nothing was recorded.
-        (503, None, _) if matches!(code, Some("busy" | "timeout")) => Ending::Fail,
+        (503, None, _) if matches!(code, Some("busy" | "timeout" | "no_decider")) => Ending::Fail,
         // Nobody heard it.
         (0, ..) if answer.text.contains("Connection refused") => Ending::Fail,
         _ => Ending::Unknown,

@@ -7,6 +7,7 @@
 //! | `executors` | `kill -9` of an executor outside the server, which goes on | a deployment, a random moment, the kill, the next start |
 //! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
+//! | `takeovers` | on a real Kafka of three brokers: see there | the next of eight faults |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
 //! In reading order: the fleet, producers, the evidence, then the lanes.
@@ -20,6 +21,7 @@ mod frames;
 mod kills;
 pub mod load;
 mod pauses;
+mod takeovers;
 
 use std::any::Any;
 use std::fmt;
@@ -43,11 +45,14 @@ pub enum Lane {
     DiskFull,
     /// Files of the journal are torn or altered.
     Damage,
+    /// Servers and brokers of a fleet on Kafka die and stand still.
+    Takeovers,
 }
 
 impl Lane {
     /// Every one.
-    pub const ALL: &[Lane] = &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::DiskFull, Lane::Damage];
+    pub const ALL: &[Lane] =
+        &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::DiskFull, Lane::Damage, Lane::Takeovers];
 
     /// The word for it.
     pub const fn word(self) -> &'static str {
@@ -57,6 +62,7 @@ impl Lane {
             Lane::Pauses => "pauses",
             Lane::DiskFull => "disk-full",
             Lane::Damage => "damage",
+            Lane::Takeovers => "takeovers",
         }
     }
 
@@ -66,6 +72,7 @@ impl Lane {
             Lane::Kills | Lane::Executors => 50,
             Lane::Pauses | Lane::DiskFull => 5,
             Lane::Damage => 20,
+            Lane::Takeovers => 25,
         }
     }
 
@@ -86,6 +93,7 @@ impl Lane {
                 Lane::Pauses => pauses::run,
                 Lane::DiskFull => disk_full::run,
                 Lane::Damage => damage::run,
+                Lane::Takeovers => takeovers::run,
             };
             // What does not come to pass in a minute panics: that is a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(|| run(now, seed, &mut tally)))

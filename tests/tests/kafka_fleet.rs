@@ -1,0 +1,240 @@
+//! Fleets on a real Kafka: what producers and consumers meet who speak nothing but Kafka, and what outlives a server.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_tests::kafka::shared;
+use chancery_tests::lanes::Lane;
+use chancery_tests::lanes::evidence::records;
+use chancery_tests::{Executor, Server, Standbys, payloads, program, until};
+use serde_json::{Value, json};
+
+const SCOPE: (&str, &str) = ("CHANCERY_INBOX_SCOPE", "capability.*,cluster.apply");
+
+fn kcat(args: &[&str], input: &str) -> String {
+    let mut kcat = Command::new("kcat")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("kcat runs (on Debian: apt-get install kcat)");
+    kcat.stdin.take().expect("it is piped").write_all(input.as_bytes()).expect("kcat reads");
+    let output = kcat.wait_with_output().expect("kcat ends");
+    assert!(output.status.success(), "kcat {args:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Every event that consumers find, as kcat shows it.
+fn exported(prefix: &str) -> Vec<Value> {
+    let topic = format!("{prefix}.events");
+    let text = kcat(&["-b", shared(1).bootstrap(), "-t", &topic, "-C", "-e", "-J", "-q"], "");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn header<'a>(event: &'a Value, name: &str) -> &'a str {
+    let headers = event["headers"].as_array().expect("headers");
+    let at = headers.iter().position(|header| header == name).unwrap_or_else(|| panic!("{name} in {event}"));
+    headers[at + 1].as_str().expect("text")
+}
+
+/// What stands in the journal, by type: its data.
+fn told(server: &Server, type_name: &str) -> Vec<Value> {
+    let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
+    let mut standbys = Standbys::start(shared(1), "goes-on", 3, &[]);
+    let decider = standbys.decider();
+    let (other, third) = ((decider + 1) % 3, (decider + 2) % 3);
+    let apply = json!({"name": "T", "spec": {"type": "T", "score": 1}});
+    // Asked of one that does not decide, read from another, at the position that was told.
+    let answer = standbys.servers[other].client().decided("key-1", "capability.apply", &apply);
+    assert_eq!(answer.status, 201, "{}", answer.text);
+    let position = answer.json()["position"].as_u64().expect("a position");
+    let row = standbys.servers[third]
+        .client()
+        .get(&format!("/v1/fleets/default/capabilities/T?min_position={position}"));
+    assert_eq!(row.status, 200, "{}", row.text);
+    // An executor outside, which knows all three.
+    let home = tempfile::tempdir().expect("a folder");
+    let client = standbys.servers[other].client();
+    chancery_tests::lanes::fleet::set_up(&client, &chancery_tests::lanes::fleet::sleeper());
+    let mut executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    chancery_tests::lanes::fleet::deploy(&client, "d1", 3);
+    client.wait_for("web", "running", 3);
+    let before = payloads(home.path());
+    standbys.servers[decider].kill();
+    let now = until("another server decides", || standbys.decides());
+    assert_ne!(now, decider);
+    // The same key gets the same verdict, whoever answers.
+    let again = until("the key is answered", || {
+        let answer = standbys.servers[third].client().intent("key-1", "capability.apply", &apply);
+        (answer.status == 201).then_some(answer)
+    });
+    assert_eq!(again.json()["position"].as_u64(), Some(position));
+    chancery_tests::lanes::fleet::deploy(&standbys.servers[now].client(), "d2", 4);
+    standbys.servers[now].client().wait_for("web", "running", 4);
+    let after = payloads(home.path());
+    assert!(
+        before.iter().all(|payload| after.contains(payload)),
+        "no process was lost: {before:?} {after:?}"
+    );
+    chancery_tests::lanes::fleet::deploy(&standbys.servers[now].client(), "d3", 0);
+    until("nothing runs", || payloads(home.path()).is_empty().then_some(()));
+    assert_eq!(executor.stop(), Some(0));
+    standbys.servers[decider].start_again();
+    for server in &mut standbys.servers {
+        assert_eq!(server.stop(), Some(0), "{}", server.log());
+    }
+    let all: Vec<Vec<Arc<Record>>> =
+        standbys.servers.iter().map(|server| records(server.data()).expect("a mirror")).collect();
+    let shortest = all.iter().map(Vec::len).min().expect("three");
+    assert!(all.iter().all(|records| records[..shortest] == all[0][..shortest]), "all hold the same bytes");
+    let checked = standbys.servers[0].cli(&["verify", standbys.servers[0].data().to_str().expect("a path")]);
+    assert!(checked.contains("the chain holds"), "{checked}");
+}
+
+#[test]
+fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
+    let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
+    let mut standbys = Standbys::start(shared(1), "letters", 2, &settings);
+    let brokers = shared(1).bootstrap();
+    let binary = |id: &str, type_name: &str, data: &str| {
+        let headers = [
+            "ce_specversion=1.0".to_owned(),
+            format!("ce_id={id}"),
+            "ce_source=elsewhere".into(),
+            format!("ce_type=chancery.{type_name}.v1"),
+            "content-type=application/json".into(),
+        ];
+        let mut args = vec!["-b", brokers, "-t", "letters.inbox", "-P", "-p", "0"];
+        for header in &headers {
+            args.extend(["-H", header]);
+        }
+        kcat(&args, data);
+    };
+    let capability = |name: &str| json!({"name": name, "spec": {"type": "T", "score": 1}}).to_string();
+    binary("a", "capability.apply", &capability("one"));
+    binary("a", "capability.apply", &capability("one"));
+    let structured = json!({
+        "specversion": "1.0", "id": "b", "source": "elsewhere", "type": "chancery.capability.apply.v1",
+        "datacontenttype": "application/json", "actor": "mallory", "data": {"name": "two", "spec": {"type": "T", "score": 2}},
+    });
+    let args = [
+        "-b",
+        brokers,
+        "-t",
+        "letters.inbox",
+        "-P",
+        "-p",
+        "0",
+        "-H",
+        "content-type=application/cloudevents+json",
+    ];
+    kcat(&args, &structured.to_string());
+    kcat(&["-b", brokers, "-t", "letters.inbox", "-P", "-p", "0"], "no CloudEvent at all");
+    binary("c", "capability.invent", "{}");
+    binary("d", "capability.apply", "{\"name\": ");
+    binary("e", "plan.delete", "{\"name\": \"web\"}");
+    binary("f", "operation.approve", "{\"operations\": []}");
+    let decider = standbys.decider();
+    let server = &standbys.servers[decider];
+    until("the last letter is answered", || (told(server, "operation.approve.v1").len() == 1).then_some(()));
+    assert_eq!(told(server, "capability.apply.v1").len(), 2, "each asked for once");
+    let applied = told(server, "capability.apply.v1");
+    assert!(applied.iter().all(|event| event["actor"] == "mail"), "{applied:?}");
+    assert_eq!(applied[1]["claimedactor"], "mallory");
+    let refused = told(server, "inbox.refused.v1");
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    let denied = told(server, "intent.refused.v1");
+    assert!(denied.len() == 2 && denied.iter().all(|event| event["data"]["code"] == "denied"), "{denied:?}");
+    // Sent once more, and the server that would answer dies: the next one knows.
+    standbys.servers[decider].kill();
+    binary("a", "capability.apply", &capability("one"));
+    binary("g", "capability.apply", &capability("three"));
+    let now = until("another server decides", || standbys.decides());
+    let server = &standbys.servers[now];
+    until("the last letter is answered", || (told(server, "capability.apply.v1").len() == 3).then_some(()));
+    let row = server.client().get("/v1/fleets/default/capabilities/one").json();
+    assert_eq!(row["version"], 1, "{row}");
+}
+
+#[test]
+fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
+    let mut standbys = Standbys::start(shared(1), "consumed", 2, &[]);
+    let ask = |standbys: &Standbys, at: usize, from: u64, to: u64| {
+        for i in from..to {
+            let data = json!({"name": format!("c{i}"), "spec": {"type": "T", "score": i}});
+            standbys.servers[at].client().must("capability.apply", &data);
+        }
+    };
+    let decider = standbys.decider();
+    ask(&standbys, decider, 0, 20);
+    standbys.servers[decider].kill();
+    let now = until("another server decides", || standbys.decides());
+    ask(&standbys, now, 20, 40);
+    let last = standbys.servers[now].client().items("capabilities?limit=100");
+    assert_eq!(last.len(), 40);
+    let events = until("the last event is there", || {
+        let events = exported("consumed");
+        events.iter().any(|event| header(event, "ce_subject") == "capability/c39").then_some(events)
+    });
+    let mut next = 1;
+    for event in &events {
+        let id: u64 = header(event, "ce_id").parse().expect("a number");
+        // At least once: what comes again is not above the last.
+        assert!(id <= next, "{id} after {next}: {event}");
+        if id == next {
+            next += 1;
+            assert_eq!(header(event, "content-type"), "application/json");
+            assert_eq!(header(event, "ce_source"), "/fleets/default");
+            assert!(header(event, "ce_type").starts_with("chancery."));
+            let _: Value = serde_json::from_str(event["payload"].as_str().expect("data")).expect("JSON");
+        }
+    }
+    assert!(Position::new(next) > Position::new(100), "only {next} events");
+}
+
+#[test]
+fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
+    let journal = format!("kafka://{}/unsafe", shared(1).bootstrap());
+    let run = |args: &[&str]| Command::new(program()).args(args).output().expect("the program runs");
+    let missing = run(&["doctor", "--journal", &journal]);
+    assert!(
+        String::from_utf8_lossy(&missing.stderr).contains("`chancery init-topics` makes it"),
+        "{missing:?}"
+    );
+    let made = run(&["init-topics", "--journal", &journal]);
+    assert!(made.status.success(), "{made:?}");
+    let text = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(text.contains("unsafe.journal: made, 1 partitions, 1 copies"), "{text}");
+    let again = run(&["init-topics", "--journal", &journal]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains("unsafe.journal: is there"), "{again:?}");
+    let doctor = run(&["doctor", "--journal", &journal]);
+    let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert_eq!(doctor.status.code(), Some(1));
+    assert!(
+        text.contains("min.insync.replicas is 1, and must be 2") && text.contains("kafka-configs"),
+        "{text}"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().to_str().expect("a path");
+    let refused = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--journal", &journal]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("and must be"), "{refused:?}");
+}
+
+#[test]
+fn eight_faults_of_servers_and_brokers_lose_nothing_and_decide_nothing_twice() {
+    let (tally, ran) = Lane::Takeovers.run(8, 1);
+    println!("{tally:?}");
+    ran.unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (8, 0, 0, 0));
+    assert!(tally.acknowledged > 100, "only {} intents were acknowledged", tally.acknowledged);
+}

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::Clusters;
 use chancery::decider::core::{PART, Settings};
 use chancery::decider::{Decider, Ended, Following, Input, NoVerdict, Over, Start};
+use chancery::duty::Desk;
 use chancery::executors::{Connections, Host, Means};
 use chancery::http::Hub;
 use chancery::rows::{Queue, Rows, publisher};
@@ -191,7 +192,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     let (stop, stopped) = watch::channel(false);
     let host = Host {
         root: dir.join("executors"),
-        decider: decider.clone(),
+        desk: Desk::with(decider.clone()),
         reader: reader.clone(),
         means: Means { output: OutputLimits::default(), cgroup: None, files: None },
         clusters: Clusters::All,
@@ -219,10 +220,10 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     stop.send_replace(true);
     executors.await?;
     decider.tell(Input::Drain).await?;
-    match ended.await? {
-        Ended::Drained => {}
-        other => return Err(other.into()),
-    }
+    let (why, following) = ended.await?;
+    ensure!(matches!(why, Ended::Drained), "the decider ended: {why}");
+    // The projector ends when nobody publishes any more.
+    drop(following);
     drop(decider);
     projector.join().map_err(|_| anyhow!("the projector panicked"))??;
     let bytes = (written(&*source, Position::FIRST)? - bytes_before) as f64 / replicas as f64;

@@ -64,6 +64,13 @@ pub struct Desk {
 }
 
 impl Desk {
+    /// Where a decider is here for good.
+    pub fn with(decider: Decider) -> Desk {
+        let (_, duty) = watch::channel(Duty::Decides(decider));
+        let (_, there) = watch::channel(None);
+        Desk { duty, decider: there, own: "".into() }
+    }
+
     /// Where they go now.
     pub fn find(&self) -> Where {
         if let Duty::Decides(decider) = &*self.duty.borrow() {

@@ -132,7 +132,7 @@ fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
     let opened = open(&fresh);
     assert_eq!(
         (opened.read, opened.head.map(|head| head.hash)),
-        (20, records.last().map(|record| record.hash()))
+        (20, records.last().map(chancery_events::record::Record::hash))
     );
 }
 

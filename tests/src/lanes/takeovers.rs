@@ -108,6 +108,14 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     fill(survivor, "end", 5);
     evidence.push(Evidence::gather(survivor)?);
     empty(survivor, "over");
+    for server in &standbys.servers {
+        let logs = [
+            ("in the journal does not count", "records that do not count"),
+            ("has no outcome", "appends without an outcome"),
+        ];
+        let found = logs.map(|(text, what)| format!("{} {what}", server.log().matches(text).count()));
+        println!("one server saw {}", found.join(", "));
+    }
     let (code, log) = (executor.stop(), executor.log());
     ensure!(code == Some(0), "the executor does not stop as it is asked to:\n{log}");
     for server in &mut standbys.servers {

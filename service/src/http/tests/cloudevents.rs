@@ -161,7 +161,7 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
 async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
     let mut world = World::new();
     let (queue, mut inputs) = tokio::sync::mpsc::channel(2);
-    world.app.desk = super::world::desk(crate::duty::Duty::Decides(crate::decider::Decider::over(queue)));
+    world.app.desk = crate::duty::Desk::with(crate::decider::Decider::over(queue));
     let answered = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         let mut count = 0;

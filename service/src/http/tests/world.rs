@@ -16,11 +16,11 @@ use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal, Signature, genesis};
 use chancery_projector::{Projector, Tuning};
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use crate::decider::{Decider, Input, Verdict};
-use crate::duty::{Desk, Duty};
+use crate::duty::Desk;
 use crate::executors::Connections;
 use crate::http::{App, Hub, Limits, Links, Metrics, NoLogs, Rates, router};
 
@@ -41,13 +41,6 @@ pub(super) struct World {
     /// What the decider heard of executors.
     pub(super) heard: mpsc::UnboundedReceiver<Input>,
     _folder: tempfile::TempDir,
-}
-
-/// Where intents go: to a decider here, or nowhere that is known.
-pub(super) fn desk(duty: Duty) -> Desk {
-    let (_, duty) = watch::channel(duty);
-    let (_, decider) = watch::channel(None);
-    Desk { duty, decider, own: "127.0.0.1:1".into() }
 }
 
 /// An answer.
@@ -114,7 +107,7 @@ impl World {
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
         let app = App {
             fleet: "default".parse().expect("a name"),
-            desk: desk(Duty::Decides(Decider::over(queue))),
+            desk: Desk::with(Decider::over(queue)),
             reader,
             source: log.source(),
             hub,

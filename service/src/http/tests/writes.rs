@@ -214,7 +214,7 @@ async fn a_full_queue_is_busy_and_nothing_is_recorded() {
     let mut world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
     let (queue, _inputs) = tokio::sync::mpsc::channel(1);
     queue.try_send(crate::decider::Input::Drain).expect("room");
-    world.app.desk = super::world::desk(crate::duty::Duty::Decides(crate::decider::Decider::over(queue)));
+    world.app.desk = crate::duty::Desk::with(crate::decider::Decider::over(queue));
     let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
     assert_eq!(answer.problem().1, "busy");
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod checks;
+mod compose;
 mod executors;
 mod imports;
 mod kafka;

@@ -1,0 +1,323 @@
+//! The files for containers, `Dockerfile` and `docker-compose.yml`, against the program that they run: its settings, its
+//! command line, and what one service says of another. No container engine is wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use chancery::cli::{Cli, Command as Asked, Local};
+use chancery::config::{Config, FILE_ENV, Layers, Place, SETTINGS};
+use chancery_tests::Server;
+use clap::Parser as _;
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Deserialize)]
+struct Compose {
+    services: BTreeMap<String, Service>,
+    volumes: BTreeMap<String, Option<Value>>,
+}
+
+#[derive(Deserialize)]
+struct Service {
+    image: String,
+    #[serde(default)]
+    command: Vec<String>,
+    environment: BTreeMap<String, Value>,
+    network_mode: String,
+    restart: String,
+    healthcheck: Option<Healthcheck>,
+    #[serde(default)]
+    volumes: Vec<String>,
+    #[serde(default)]
+    depends_on: BTreeMap<String, Depends>,
+}
+
+#[derive(Deserialize)]
+struct Healthcheck {
+    test: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Depends {
+    condition: String,
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn read(name: &str) -> String {
+    std::fs::read_to_string(file(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn compose() -> Compose {
+    serde_saphyr::from_str(&read("docker-compose.yml")).expect("docker-compose.yml")
+}
+
+/// What an instruction of the last stage of the Dockerfile says, the last time that it stands there.
+fn instruction(name: &str) -> String {
+    let text = read("Dockerfile");
+    let stage = text.rsplit_once("\nFROM ").expect("two stages").1;
+    let said = stage.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).next_back();
+    said.unwrap_or_else(|| panic!("the Dockerfile has no {name}")).to_owned()
+}
+
+fn words(json: &str) -> Vec<String> {
+    serde_json::from_str(json).expect("the form of an instruction that needs no shell")
+}
+
+impl Compose {
+    fn with_image(&self, name: &str) -> impl Iterator<Item = (&str, &Service)> {
+        let is = move |service: &Service| service.image.starts_with(name);
+        self.services.iter().filter(move |(_, service)| is(service)).map(|(name, it)| (name.as_str(), it))
+    }
+
+    fn brokers(&self) -> Vec<&Service> {
+        self.with_image("apache/kafka:").map(|(_, service)| service).collect()
+    }
+
+    /// Services that run this program.
+    fn ours(&self) -> Vec<(&str, &Service)> {
+        self.with_image("chancery:").collect()
+    }
+
+    /// Whether others wait for the end of the service.
+    fn ends(&self, name: &str) -> bool {
+        let mut waits = self.services.values().filter_map(|service| service.depends_on.get(name));
+        waits.any(|depends| depends.condition == "service_completed_successfully")
+    }
+}
+
+impl Service {
+    fn setting(&self, name: &str) -> String {
+        match self.environment.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => panic!("{name} is not set: {:?}", self.environment),
+        }
+    }
+
+    /// Its environment, over that of the image.
+    fn environment(&self) -> BTreeMap<String, String> {
+        let (name, value) =
+            instruction("ENV").split_once('=').map(|(n, v)| (n.into(), v.into())).expect("ENV");
+        let own = self.environment.keys().map(|name| (name.clone(), self.setting(name)));
+        std::iter::once((name, value)).chain(own).collect()
+    }
+
+    /// As the program reads it.
+    fn config(&self) -> Config {
+        let layers = Layers { env: self.environment().into_iter().collect(), ..Layers::default() };
+        Config::read(layers).unwrap_or_else(|error| panic!("{:?}: {error}", self.environment))
+    }
+
+    /// What it runs.
+    fn cli(&self) -> Cli {
+        let usual = words(&instruction("CMD"));
+        let command = if self.command.is_empty() { &usual } else { &self.command };
+        parse(words(&instruction("ENTRYPOINT")).iter().chain(command))
+    }
+
+    /// What its check runs, as Compose hands it over.
+    fn check(&self) -> Vec<String> {
+        let test = &self.healthcheck.as_ref().expect("a check").test;
+        test.iter().map(|word| word.replace("$$", "$")).collect()
+    }
+
+    /// The volume or the folder that is seen at a place.
+    fn mounted(&self, place: &str) -> Option<&str> {
+        let parts = |volume: &'_ str| volume.split(':').nth(1) == Some(place);
+        self.volumes.iter().find(|volume| parts(volume)).and_then(|volume| volume.split(':').next())
+    }
+}
+
+fn parse<'a>(words: impl IntoIterator<Item = &'a String>) -> Cli {
+    let words: Vec<_> = words.into_iter().collect();
+    Cli::try_parse_from(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+#[test]
+fn every_service_has_settings_and_a_command_that_the_program_takes() {
+    let compose = compose();
+    let known: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.env).chain([FILE_ENV]).collect();
+    for (name, service) in compose.ours() {
+        for variable in service.environment().keys() {
+            assert!(known.contains(variable.as_str()), "{name}: {variable} is no setting");
+        }
+        let config = service.config();
+        match service.cli().command {
+            Asked::Local(Local::Serve(_) | Local::InitTopics { .. }) => {
+                assert!(matches!(config.journal, Place::Kafka { .. }), "{name} has its journal on Kafka");
+            }
+            Asked::Local(Local::Executor(executor)) => {
+                let dir = executor.dir();
+                let kept = service.mounted(dir.to_str().expect("text"));
+                assert!(kept.is_some(), "{name}: what {} says of what runs is kept", dir.display());
+            }
+            Asked::Client(_) => {}
+            other @ Asked::Local(_) => panic!("{name}: {other:?}"),
+        }
+        // A check that asks a server is a command as well.
+        if let Some(check) = service.healthcheck.as_ref().map(|_| service.check())
+            && check[1] == "chancery"
+        {
+            assert_eq!(check[0], "CMD");
+            parse(&check[1..]);
+        }
+    }
+}
+
+#[test]
+fn services_are_where_the_others_look_for_them() {
+    let compose = compose();
+    let (mut brokers, mut voters, mut taken) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for broker in compose.brokers() {
+        let listeners = broker.setting("KAFKA_LISTENERS");
+        let at: BTreeMap<_, _> = listeners.split(',').filter_map(|one| one.split_once("://")).collect();
+        let (clients, controllers) = (at["PLAINTEXT"], at["CONTROLLER"]);
+        assert_eq!(broker.setting("KAFKA_ADVERTISED_LISTENERS"), format!("PLAINTEXT://{clients}"));
+        assert_eq!(broker.setting("BROKER"), clients, "its check asks the broker itself");
+        brokers.insert(clients.to_owned());
+        voters.insert(format!("{}@{controllers}", broker.setting("KAFKA_NODE_ID")));
+        for address in [clients, controllers] {
+            assert!(address.starts_with("127.0.0.1:"), "nobody else reaches {address}");
+            assert!(taken.insert(address.to_owned()), "{address} has one owner");
+        }
+    }
+    for broker in compose.brokers() {
+        let told: BTreeSet<_> =
+            broker.setting("KAFKA_CONTROLLER_QUORUM_VOTERS").split(',').map(str::to_owned).collect();
+        assert_eq!(told, voters);
+    }
+
+    let (mut servers, mut prefixes, mut folders) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for (name, service) in compose.ours() {
+        let config = service.config();
+        if let Place::Kafka { brokers: asked, prefix } = &config.journal {
+            assert_eq!(asked.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), brokers, "{name}");
+            prefixes.insert(prefix.clone());
+        }
+        if matches!(service.cli().command, Asked::Local(Local::Serve(_))) {
+            let address = config.listen.to_string();
+            assert!(taken.insert(address.clone()), "{address} has one owner");
+            servers.insert(format!("http://{address}"));
+            let kept = service.mounted(config.data_dir.to_str().expect("text"));
+            assert!(
+                folders.insert(kept.expect("a server keeps its mirror")),
+                "{name} has a folder of its own"
+            );
+        }
+    }
+    assert_eq!((servers.len(), prefixes.len()), (3, 1), "three servers of one fleet");
+    for (name, service) in compose.ours() {
+        if service.environment.contains_key("CHANCERY_SERVER") {
+            for server in service.config().server.split(',') {
+                assert!(servers.contains(server), "{name} asks {server}, which is none of {servers:?}");
+            }
+        }
+    }
+    assert!(servers.contains(&Config::read(Layers::default()).expect("defaults").server), "the usual one");
+    for (name, service) in &compose.services {
+        assert_eq!(service.network_mode, "host", "{name}");
+    }
+}
+
+#[test]
+fn brokers_keep_what_they_acknowledge() {
+    let compose = compose();
+    let brokers = compose.brokers();
+    assert_eq!(brokers.len(), 3);
+    let common = read("tests/kafka/common.sh");
+    let version = common.lines().find_map(|line| line.strip_prefix("version=")).expect("a version");
+    let mut kept = BTreeSet::new();
+    for broker in &brokers {
+        assert_eq!(broker.image, format!("apache/kafka:{version}"), "as in the tests");
+        for (name, value) in [
+            ("KAFKA_DEFAULT_REPLICATION_FACTOR", "3"),
+            ("KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR", "3"),
+            ("KAFKA_MIN_INSYNC_REPLICAS", "2"),
+            ("KAFKA_UNCLEAN_LEADER_ELECTION_ENABLE", "false"),
+            ("KAFKA_AUTO_CREATE_TOPICS_ENABLE", "false"),
+        ] {
+            assert_eq!(broker.setting(name), value, "{name}");
+        }
+        assert_eq!(broker.setting("CLUSTER_ID"), brokers[0].setting("CLUSTER_ID"));
+        let volume = broker.mounted(&broker.setting("KAFKA_LOG_DIRS")).expect("a volume");
+        assert!(kept.insert(volume), "{volume} is of one broker");
+    }
+}
+
+#[test]
+fn what_stays_has_a_check_and_comes_back_and_nobody_waits_for_what_never_is() {
+    let compose = compose();
+    for (name, service) in &compose.services {
+        if compose.ends(name) {
+            assert_eq!((service.restart.as_str(), service.healthcheck.is_none()), ("no", true), "{name}");
+        } else {
+            assert_eq!(
+                (service.restart.as_str(), service.healthcheck.is_some()),
+                ("unless-stopped", true),
+                "{name}"
+            );
+        }
+        for (other, depends) in &service.depends_on {
+            let stays = !compose.ends(other);
+            let wanted = if stays { "service_healthy" } else { "service_completed_successfully" };
+            assert!(compose.services.contains_key(other), "{name} waits for {other}");
+            assert_eq!(depends.condition, wanted, "{name} waits for {other}");
+        }
+        for volume in service.volumes.iter().filter_map(|volume| volume.split(':').next()) {
+            let is_there = if volume.starts_with('.') {
+                file(volume).exists()
+            } else {
+                compose.volumes.contains_key(volume)
+            };
+            assert!(is_there, "{name}: {volume}");
+        }
+    }
+}
+
+#[test]
+fn the_image_is_made_with_the_pinned_toolchain_from_all_crates_and_runs_as_a_user() {
+    let (dockerfile, toolchain) = (read("Dockerfile"), read("rust-toolchain.toml"));
+    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel");
+    let base = format!("FROM rust:{}-bookworm AS build", channel.trim_matches('"'));
+    assert!(dockerfile.lines().any(|line| line == base), "{base}");
+    assert!(dockerfile.contains("--locked"));
+    assert_eq!(words(&instruction("ENTRYPOINT")), ["chancery"]);
+    let user = instruction("USER");
+    assert!(
+        user.split(':').all(|id| id.parse::<u32>().is_ok_and(|id| id > 0)),
+        "{user} is a number and not root"
+    );
+
+    let (ignored, manifest) = (read(".dockerignore"), read("Cargo.toml"));
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).expect("members");
+    for member in words(members) {
+        assert!(ignored.lines().any(|line| line == format!("!{member}")), "{member} is of the workspace");
+    }
+}
+
+#[test]
+fn the_check_of_a_server_tells_one_that_is_ready_from_one_that_is_gone() {
+    let compose = compose();
+    let is_server = |service: &&Service| matches!(service.cli().command, Asked::Local(Local::Serve(_)));
+    let service = compose.ours().into_iter().map(|(_, service)| service).find(is_server).expect("a server");
+    let check = service.check();
+    assert_eq!(check[0], "CMD");
+    let mut server = Server::start();
+    let address = server.url().trim_start_matches("http://").to_owned();
+    let run = || {
+        let mut check = Command::new(&check[1])
+            .args(&check[2..])
+            .env("CHANCERY_LISTEN", &address)
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it runs");
+        check.wait().expect("it ends").success()
+    };
+    assert!(run(), "it is ready");
+    server.kill();
+    assert!(!run(), "it is gone");
+}

@@ -29,7 +29,7 @@ use crate::decider::inbox::{Inbox, InboxGone};
 use crate::decider::{Decider, Ended, Following, Input, Over, Start, start};
 use crate::rows::States;
 
-/// Before a server whose decider was overtaken takes over again, if it is still its turn.
+/// Before a server whose decider has ended takes over again, if it is still its turn.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What this server does.
@@ -156,12 +156,10 @@ impl Office {
             match (why, &self.turns) {
                 (Ended::Drained, _) if *drain.borrow() => return Ok(()),
                 (Ended::Drained, _) => tracing::info!("this server stands by"),
-                (why @ Ended::Overtaken(_), Turns::Told(_)) => {
-                    tracing::warn!(%why, "this server stands by");
-                    tokio::time::sleep(PAUSE).await;
-                }
+                (why @ Ended::Overtaken(_), Turns::Told(_)) => tracing::warn!(%why, "this server stands by"),
                 (why, _) => return Err(why.into()),
             }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -210,6 +208,9 @@ impl Office {
             while self.following.published < fold.position() {
                 let delivery = self.following.deliveries.recv().await;
                 self.take(delivery)?;
+            }
+            while let Ok(delivery) = self.following.deliveries.try_recv() {
+                self.take(Some(delivery))?;
             }
             if self.following.published == fold.position() {
                 break;

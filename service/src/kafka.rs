@@ -12,7 +12,7 @@ use chancery_events::record::Watermark;
 use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
 use chancery_journal::kafka::{Client, KafkaJournal, Options};
 use chancery_journal::segments;
-use chancery_journal::{Journal, Sink, Source};
+use chancery_journal::{Cursor, Journal, Sink, Source};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -27,14 +27,14 @@ pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
     Ok(Client::new(brokers, settings.client.clone())?)
 }
 
-/// Opens the journal and stands for election. Must not be called where other tasks would wait.
+/// Opens the journal. Must not be called where other tasks would wait.
 pub fn open(
     settings: &Kafka,
     brokers: &str,
     prefix: &str,
     mirror: segments::Options,
     sink: Sink,
-) -> Result<(Arc<dyn Journal>, Election, watch::Receiver<bool>)> {
+) -> Result<(Arc<dyn Journal>, Option<Cursor>)> {
     let client = client(settings, brokers)?;
     let names = Names::of(prefix);
     let findings = tokio::runtime::Handle::current().block_on(check(&client, &names))?;
@@ -52,8 +52,13 @@ pub fn open(
         Options { mirror, ..Options::new(client.clone(), &names.journal, settings.partition, "", &fleet) };
     let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
     tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
-    let (election, turns) = election::stand(&client, &names.inbox, settings.partition, settings.session)?;
-    Ok((Arc::new(journal), election, turns))
+    Ok((Arc::new(journal), opened.head))
+}
+
+/// Stands for election: once this server could take over at once.
+pub fn stand(settings: &Kafka, brokers: &str, prefix: &str) -> Result<(Election, watch::Receiver<bool>)> {
+    let client = client(settings, brokers)?;
+    election::stand(&client, &Names::of(prefix).inbox, settings.partition, settings.session)
 }
 
 /// What goes on beside a decider: letters come in, events go out.

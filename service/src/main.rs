@@ -70,9 +70,10 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
         }
         Local::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
         #[cfg(feature = "kafka")]
-        Local::InitTopics { partitions, .. } => {
+        Local::InitTopics { partitions, copies, .. } => {
             log(&config)?;
-            let done = runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions))?;
+            let done =
+                runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
             std::io::stdout().write_all(done.as_bytes())?;
             Ok(ExitCode::SUCCESS)
         }

@@ -22,7 +22,7 @@ use chancery_events::name::ClusterName;
 use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Delivery, Journal, Sink, Source};
+use chancery_journal::{Cursor, Delivery, Journal, Sink, Source};
 use chancery_projector::{Projector, Reader, Tuning};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -242,9 +242,8 @@ impl Parts {
         options.largest_segment = config.segment_bytes;
         options.first_segment = options.first_segment.min(config.segment_bytes);
         let dir = options.dir.clone();
-        let Opened { journal, turns, election, beside } = Opened::open(config, options, sink)?;
+        let Opened { journal, head, beside } = Opened::open(config, options, sink)?;
         let source = journal.source();
-        let head = journal.head();
         let snapshots = Snapshots::open(home.join("snapshots"))?;
         if head.is_none()
             && let Some((position, file)) = snapshots.list()?.last()
@@ -261,6 +260,7 @@ impl Parts {
             Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
                 .context("open the read models")?;
         projector.catch_up().context("fold the journal")?;
+        let (turns, election) = stand(config)?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let hub = Arc::new(Hub::new());
@@ -334,11 +334,11 @@ impl Parts {
     }
 }
 
-/// The journal, and who else may write it.
+/// The journal as it was found.
 struct Opened {
     journal: Arc<dyn Journal>,
-    turns: Turns,
-    election: Option<Election>,
+    /// Deliveries begin behind it.
+    head: Option<Cursor>,
     beside: Option<Arc<dyn Beside>>,
 }
 
@@ -348,21 +348,27 @@ use crate::kafka::election::Election;
 #[cfg(not(feature = "kafka"))]
 type Election = std::convert::Infallible;
 
+/// Whose turn it is to decide: with an embedded journal always this server's.
+fn stand(config: &Config) -> Result<(Turns, Option<Election>)> {
+    match &config.journal {
+        #[cfg(feature = "kafka")]
+        Place::Kafka { brokers, prefix } => {
+            let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix)?;
+            Ok((Turns::Told(turns), Some(election)))
+        }
+        _ => Ok((Turns::Ours, None)),
+    }
+}
+
 impl Opened {
     fn open(config: &Config, options: Options, sink: Sink) -> Result<Opened> {
         match &config.journal {
             Place::Embedded => Opened::embedded(&options, sink),
             #[cfg(feature = "kafka")]
             Place::Kafka { brokers, prefix } => {
-                let (journal, election, turns) =
-                    crate::kafka::open(&config.kafka, brokers, prefix, options, sink)?;
+                let (journal, head) = crate::kafka::open(&config.kafka, brokers, prefix, options, sink)?;
                 let posts = crate::kafka::Posts::new(&config.kafka, brokers, prefix)?;
-                Ok(Opened {
-                    journal,
-                    turns: Turns::Told(turns),
-                    election: Some(election),
-                    beside: Some(Arc::new(posts)),
-                })
+                Ok(Opened { journal, head, beside: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]
             Place::Kafka { .. } => bail!(NO_KAFKA),
@@ -381,7 +387,7 @@ impl Opened {
                 cut.kept.display()
             );
         }
-        Ok(Opened { journal: Arc::new(journal), turns: Turns::Ours, election: None, beside: None })
+        Ok(Opened { journal: Arc::new(journal), head: opened.head, beside: None })
     }
 }
 

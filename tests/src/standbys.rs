@@ -14,8 +14,9 @@ impl Standbys {
     /// Makes the topics of a prefix and starts so many servers with them, and with settings.
     pub fn start(cluster: &Cluster, prefix: &str, count: usize, settings: &[(&str, &str)]) -> Standbys {
         let journal = format!("kafka://{}/{prefix}", cluster.bootstrap());
+        let copies = cluster.bootstrap().split(',').count();
         let made = std::process::Command::new(program())
-            .args(["init-topics", "--journal", &journal])
+            .args(["init-topics", "--journal", &journal, "--copies", &copies.to_string()])
             .output()
             .expect("the program runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

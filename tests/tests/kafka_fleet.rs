@@ -210,11 +210,13 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
         String::from_utf8_lossy(&missing.stderr).contains("`chancery init-topics` makes it"),
         "{missing:?}"
     );
-    let made = run(&["init-topics", "--journal", &journal]);
+    let few = run(&["init-topics", "--journal", &journal]);
+    assert!(String::from_utf8_lossy(&few.stderr).contains("the cluster has 1 brokers"), "{few:?}");
+    let made = run(&["init-topics", "--journal", &journal, "--copies", "1"]);
     assert!(made.status.success(), "{made:?}");
     let text = String::from_utf8_lossy(&made.stdout).into_owned();
     assert!(text.contains("unsafe.journal: made, 1 partitions, 1 copies"), "{text}");
-    let again = run(&["init-topics", "--journal", &journal]);
+    let again = run(&["init-topics", "--journal", &journal, "--copies", "1"]);
     assert!(String::from_utf8_lossy(&again.stdout).contains("unsafe.journal: is there"), "{again:?}");
     let doctor = run(&["doctor", "--journal", &journal]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();

@@ -140,6 +140,8 @@ pub(super) struct Ready {
     pub(super) opened: Opened,
 }
 
+/// How long nothing must come before the last offsets are taken to hold nothing.
+const QUIET: Duration = Duration::from_secs(2);
 /// How long nothing comes, although the topic's end was not reached, before it is said.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -264,6 +266,7 @@ impl Filling<'_> {
     fn fill(&mut self, reader: &Reader, from: i64, ends: i64) -> Result<(), OpenError> {
         let mut is_placed = self.place.is_none();
         let mut heard = Instant::now();
+        let mut ended = None;
         // An empty partition ends where it begins.
         while from < ends || !is_placed {
             match reader
@@ -272,6 +275,7 @@ impl Filling<'_> {
             {
                 Next::Value(offset, value) => {
                     heard = Instant::now();
+                    ended = None;
                     if is_placed {
                         self.take(offset, value)?;
                     } else if self
@@ -287,7 +291,15 @@ impl Filling<'_> {
                         break;
                     }
                 }
-                Next::End => break,
+                Next::End => ended = Some(Instant::now()),
+                // The last offsets may hold nothing. A broker that has just begun to lead may not know yet how far the
+                // topic goes: it must say so, and nothing must come for a while.
+                Next::Nothing if ended.is_some_and(|ended| ended.elapsed() > QUIET) => {
+                    if watermarks(self.options)?.1 >= ends {
+                        break;
+                    }
+                    ended = Some(Instant::now());
+                }
                 Next::Nothing if heard.elapsed() > SILENCE => {
                     heard = Instant::now();
                     tracing::warn!(

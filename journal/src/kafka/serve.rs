@@ -85,7 +85,8 @@ impl Loop {
         };
         self.shared.writing.close();
         self.shared.writing.end();
-        is_well &= self.shared.mirror.close().is_ok();
+        // A disk that does not answer would not let it close.
+        is_well = is_well && self.shared.mirror.close().is_ok();
         if is_well {
             self.keep_place();
         }
@@ -165,9 +166,16 @@ impl Loop {
     /// Leaves the record to the mirror, waiting for room.
     fn mirror(&mut self, record: &Arc<Record>) -> Result<(), Stopped> {
         let mut record = (**record).clone();
+        let began = Instant::now();
         loop {
             match self.shared.mirror.append(record) {
                 Ok(()) => return Ok(()),
+                Err(AppendError::Busy(_)) if began.elapsed() > self.outcome => {
+                    return Err(self.stop(format!(
+                        "the mirror has taken nothing for {} s: its disk does not answer",
+                        self.outcome.as_secs()
+                    )));
+                }
                 Err(AppendError::Busy(back)) => {
                     record = *back;
                     std::thread::sleep(ROOM);

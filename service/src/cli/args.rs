@@ -323,6 +323,9 @@ pub enum Local {
         /// Partitions of each: fleets that there is room for
         #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
         partitions: u16,
+        /// Copies of each partition, each on a broker of its own
+        #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+        copies: u16,
     },
     /// Look whether the topics of a journal on Kafka may lose what was acknowledged, and say how to mend it
     Doctor {

@@ -224,6 +224,7 @@ impl<'a> Client<'a> {
                 Ok((503, body)) if code(&body) == "no_decider" && vacant < TAKEOVER => {
                     vacant += 1;
                     tried -= 1;
+                    self.go_on();
                     std::thread::sleep(self.context.backoff * 4);
                     continue;
                 }

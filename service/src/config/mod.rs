@@ -291,7 +291,7 @@ impl Config {
             kafka: Kafka {
                 partition: i32::try_from(settings::number(text("kafka.partition"))?)
                     .map_err(|_| "kafka.partition: there are not so many")?,
-                session: settings::span(text("kafka.session"))?,
+                session: settings::session(text("kafka.session"))?,
                 events: settings::switch(text("kafka.events"))?,
                 inbox: match settings::scope(text("inbox.scope"))? {
                     Some(scope) => {

@@ -52,6 +52,7 @@ fn what(kind: Type) -> &'static str {
         Type::Span => "duration of at least `1s`: `30s`, `5m`, `24h`",
         Type::Bytes => "bytes, at least `1KiB`, also with a unit: `64MiB`",
         Type::Count => "whole number, at least 1",
+        Type::Session => "duration of at least `6s`",
         Type::Number => "whole number",
         Type::Switch => "`yes`, `no`",
         Type::Journal => "`embedded`, or `kafka://HOST:PORT,…/PREFIX`",

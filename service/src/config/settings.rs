@@ -43,6 +43,8 @@ pub enum Type {
     Count,
     /// A whole number.
     Number,
+    /// A duration with its unit, at least as long as brokers take it.
+    Session,
     /// `yes` or `no`.
     Switch,
     /// `embedded`, or `kafka://HOST:PORT,HOST:PORT/PREFIX`.
@@ -105,12 +107,12 @@ settings! {
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
     "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
     "kafka.partition" Number "0" "CHANCERY_KAFKA_PARTITION" "the fleet's partition of the topics";
-    "kafka.session" Span "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
+    "kafka.session" Session "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
     "kafka.unsafe_topics" Switch "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
     "kafka.events" Switch "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
     "inbox.scope" Scope "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
     "inbox.actor" Actor "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
-    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka for TLS, SASL and the like: security.protocol=ssl,ssl.ca.location=/etc/ca.pem";
+    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a; TLS wants a build of rdkafka with its feature ssl";
     "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
@@ -143,6 +145,7 @@ impl Setting {
             Type::Bytes => bytes(text).err(),
             Type::Count => count(text).err(),
             Type::Number => number(text).err(),
+            Type::Session => session(text).err(),
             Type::Switch => switch(text).err(),
             Type::Journal => journal(text).err(),
             Type::MaybeAddress => {
@@ -193,6 +196,14 @@ pub(super) fn clusters(text: &str) -> Result<Clusters, String> {
 pub(super) fn span(text: &str) -> Result<Duration, String> {
     let span = parse_span(text).map_err(|error| error.to_string())?;
     if span < Duration::from_secs(1) { Err("write a duration of at least 1s".into()) } else { Ok(span) }
+}
+
+pub(super) fn session(text: &str) -> Result<Duration, String> {
+    let session = span(text)?;
+    if session < Duration::from_secs(6) {
+        return Err("write at least 6s: brokers refuse less, and then no server decides".into());
+    }
+    Ok(session)
 }
 
 pub(super) fn bytes(text: &str) -> Result<u64, String> {

@@ -58,6 +58,8 @@ pub struct Driver {
     clock: Clock,
     /// Sealed, and not taken by the journal yet.
     waiting: VecDeque<Record>,
+    /// Whether it is to end.
+    drains: bool,
 }
 
 impl Driver {
@@ -71,7 +73,7 @@ impl Driver {
     ) -> Driver {
         let clock = Clock::begin(head.map_or(Time::EPOCH, |head| head.time), at);
         let core = Core::take_over(settings, fleet, head, at.wall);
-        Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new() }
+        Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new(), drains: false }
     }
 
     /// The decider without its journal.
@@ -119,6 +121,7 @@ impl Driver {
     /// Nothing more comes in: what no commit carries yet gets one.
     pub fn drain(&mut self, at: Reading) {
         let now = self.clock.read(at);
+        self.drains = true;
         self.core.last_letter(now);
     }
 
@@ -149,7 +152,8 @@ impl Driver {
     /// Due work, then a commit if there is room for one on the way.
     pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
         let now = self.clock.read(at);
-        let more = self.core.work(now);
+        // One that is to end takes no step that another could take: the next decider would not get its turn.
+        let more = !self.drains && self.core.work(now);
         self.waiting.extend(self.core.early());
         while let Some(record) = self.waiting.pop_front() {
             if let Some(record) = given(self.journal.append(record))? {

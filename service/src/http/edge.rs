@@ -127,6 +127,11 @@ fn addressed(app: &App, call: &Call) -> Result<Params, Problem> {
     Params::read(&call.parts.uri)
 }
 
+/// How long another server may take to answer: so that what is not known can still be said in time.
+fn patience(app: &App) -> Duration {
+    app.limits.request.mul_f32(0.8)
+}
+
 async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
     let params = addressed(app, &call);
     let body = match sent {
@@ -136,7 +141,7 @@ async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Bod
                 Ok(saying) => saying.take(app, body).await,
                 // It may have been opened through this server, on the one that decides.
                 Err(problem) if problem.is(GONE) => match app.desk.find() {
-                    Where::There(there) => forward::send(&there, &call.parts, body).await,
+                    Where::There(there) => forward::send(&there, &call.parts, body, patience(app)).await,
                     Where::Here(_) | Where::Nobody => {
                         discard(body, app.limits.body, app.limits.body_read).await;
                         Err(problem)
@@ -155,7 +160,9 @@ async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Bod
         params.end(&[])?;
         let decider = match app.desk.find() {
             Where::Here(decider) => decider,
-            Where::There(there) => return forward::send(&there, &call.parts, body?.into()).await,
+            Where::There(there) => {
+                return forward::send(&there, &call.parts, body?.into(), patience(app)).await;
+            }
             Where::Nobody => return Err(forward::nobody()),
         };
         return match call.found.route.does {

@@ -43,7 +43,15 @@ pub(super) fn was_forwarded(headers: &HeaderMap) -> bool {
 }
 
 /// Sends the request to the server at `there`.
-pub(super) async fn send(there: &Arc<str>, parts: &Parts, body: Body) -> Result<Response<Body>, Problem> {
+///
+/// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
+/// can still be said.
+pub(super) async fn send(
+    there: &Arc<str>,
+    parts: &Parts,
+    body: Body,
+    patience: Duration,
+) -> Result<Response<Body>, Problem> {
     if was_forwarded(&parts.headers) {
         return Err(nobody());
     }
@@ -66,13 +74,17 @@ pub(super) async fn send(there: &Arc<str>, parts: &Parts, body: Body) -> Result<
     });
     let request = request(there, parts, body).map_err(unreachable)?;
     // From here on it may have arrived, whatever is heard of it.
-    let answer = sender.send_request(request).await.map_err(|error| {
+    let unknown = |why: String| {
         let detail = format!(
-            "ask the decider at {there}: {error}; it may or may not be recorded: repeat the request with the same \
+            "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
              idempotency key, and the answer will be that of this one"
         );
         Problem::new(UNKNOWN_OUTCOME, detail)
-    })?;
+    };
+    let answer = match timeout(patience, sender.send_request(request)).await {
+        Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
+        Err(_) => return Err(unknown("there was no answer".into())),
+    };
     let (mut head, body) = answer.into_parts();
     for name in &OURS {
         head.headers.remove(name);

@@ -8,8 +8,8 @@ use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
 use super::client;
 use crate::config::{Config, Place};
 
-/// As many copies as there are brokers, up to so many.
-const COPIES: usize = 3;
+/// So many copies survive a broker and go on without another.
+const SAFE: u16 = 3;
 
 /// The cluster and the topics of the configuration.
 fn place(config: &Config) -> Result<(Topics, Names)> {
@@ -28,21 +28,27 @@ fn all(names: &Names) -> [(&str, Role); 3] {
 }
 
 /// Makes the topics that are not there; what is there stays as it is. What it did.
-pub async fn init_topics(config: &Config, partitions: u16) -> Result<String> {
+pub async fn init_topics(config: &Config, partitions: u16, copies: u16) -> Result<String> {
     let (topics, names) = place(config)?;
-    let copies = topics.brokers()?.min(COPIES);
+    let brokers = topics.brokers()?;
+    if brokers < usize::from(copies) {
+        bail!(
+            "make topics with {copies} copies: the cluster has {brokers} brokers; wait until all are up, or write --copies \
+             {brokers}: what is on one broker alone is lost with it"
+        );
+    }
     let mut text = String::new();
     for (topic, role) in all(&names) {
-        let made = topics.make(topic, role, i32::from(partitions), i32::try_from(copies)?).await?;
+        let made = topics.make(topic, role, i32::from(partitions), i32::from(copies)).await?;
         let did =
             if made { format!("made, {partitions} partitions, {copies} copies") } else { "is there".into() };
         writeln!(text, "{topic}: {did}")?;
     }
-    if copies < COPIES {
+    if copies < SAFE {
         writeln!(
             text,
-            "There are fewer than {COPIES} brokers: what one of them loses is lost. A server takes such topics with \
-             kafka.unsafe_topics=yes alone."
+            "With fewer than {SAFE} copies a server takes them with kafka.unsafe_topics=yes alone: what one broker loses \
+             may be lost."
         )?;
     }
     Ok(text)

@@ -1,4 +1,7 @@
-//! Whose turn it is: the group of all servers on the inbox gives each partition to one of them.
+//! Whose turn it is: the group of a fleet's servers on the inbox gives the fleet's partition to one of them.
+//!
+//! Each partition has a group of its own, so that fleets with servers of their own may share topics: of what a group gives
+//! to its members, that partition alone has a meaning.
 //!
 //! A member that is not heard for the session's length loses what it has, and another gets it; one that leaves gives it
 //! back at once. That is a hint: the term says whose commits count. Nothing is read here, and nothing is committed to
@@ -73,7 +76,7 @@ pub fn stand(
     let (is_ours, told) = watch::channel(false);
     let mut config = client.config();
     config
-        .set("group.id", format!("{inbox}.deciders"))
+        .set("group.id", format!("{inbox}.deciders.{partition}"))
         .set("session.timeout.ms", session.as_millis().to_string())
         .set("heartbeat.interval.ms", (session.as_millis() / 5).max(100).to_string())
         .set("max.poll.interval.ms", (session.as_millis() * 2).to_string())

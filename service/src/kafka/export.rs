@@ -73,7 +73,11 @@ impl Export {
     }
 
     fn write(&self, source: &dyn Source, decider: &Decider) -> Result<()> {
-        let mut last = self.last()?;
+        let mut last = match self.last()? {
+            Some(last) => last,
+            // All were deleted for their age: consumers have seen them, or never will.
+            None => source.head().map_or(Position::ZERO, |head| head.position),
+        };
         let failed = Arc::new(AtomicBool::new(false));
         let mut config = self.client.producer(OUTCOME);
         // What could not be written must not leave a hole before what could.
@@ -135,8 +139,8 @@ impl Export {
         }
     }
 
-    /// The position of the last event in the topic.
-    fn last(&self) -> Result<Position> {
+    /// The position of the last event in the topic; zero if it never held any, none if it holds none any more.
+    fn last(&self) -> Result<Option<Position>> {
         let asking = self.client.watcher().context("reach the brokers for the events topic")?;
         let (begins, ends) = asking
             .fetch_watermarks(&self.topic, self.partition, ASKING)
@@ -145,11 +149,11 @@ impl Export {
         while end > begins {
             let from = (end - BACK).max(begins);
             if let Some(last) = self.last_between(from, end)? {
-                return Ok(last);
+                return Ok(Some(last));
             }
             end = from;
         }
-        Ok(Position::ZERO)
+        Ok((ends == 0).then_some(Position::ZERO))
     }
 
     fn last_between(&self, from: i64, end: i64) -> Result<Option<Position>> {

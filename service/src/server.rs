@@ -346,7 +346,7 @@ struct Opened {
 use crate::kafka::election::Election;
 /// There is none without Kafka.
 #[cfg(not(feature = "kafka"))]
-type Election = std::convert::Infallible;
+struct Election(std::convert::Infallible);
 
 /// Whose turn it is to decide: with an embedded journal always this server's.
 fn stand(config: &Config) -> Result<(Turns, Option<Election>)> {

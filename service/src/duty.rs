@@ -81,6 +81,14 @@ impl Desk {
         there.filter(|there| *there != self.own).map_or(Where::Nobody, Where::There)
     }
 
+    /// Waits until this server decides; for ever if it never will.
+    pub async fn decides(&self) {
+        let mut duty = self.duty.clone();
+        if duty.wait_for(|duty| matches!(duty, Duty::Decides(_))).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// The decider, if it is here.
     pub fn here(&self) -> Option<Decider> {
         match &*self.duty.borrow() {

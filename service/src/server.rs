@@ -79,6 +79,13 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
     let (stopping, stopped) = watch::channel(false);
     let (drain, drained) = watch::channel(false);
     let mut office = tokio::spawn(office.run(drained));
+    if config.journal == Place::Embedded {
+        // Nobody else will: whoever is told that this server is up may ask it at once.
+        tokio::select! {
+            () = desk.decides() => {}
+            over = &mut office => return over.context("join the decider")?,
+        }
+    }
 
     let mut limits = Limits::of(&config.limits);
     limits.connections = files.connections(limits.connections);

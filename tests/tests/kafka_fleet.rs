@@ -179,8 +179,9 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
     standbys.servers[decider].kill();
     let now = until("another server decides", || standbys.decides());
     ask(&standbys, now, 20, 40);
-    let last = standbys.servers[now].client().items("capabilities?limit=100");
-    assert_eq!(last.len(), 40);
+    until("all are there to be read", || {
+        (standbys.servers[now].client().items("capabilities?limit=100").len() == 40).then_some(())
+    });
     let events = until("the last event is there", || {
         let events = exported("consumed");
         events.iter().any(|event| header(event, "ce_subject") == "capability/c39").then_some(events)

@@ -112,8 +112,8 @@ pub struct PlanIndex {
 }
 
 impl PlanIndex {
-    /// Whom to take when there are too many: unhealthy ones first, then in the fullest domain, then the newest,
-    /// then by name. The same journal gives the same choice.
+    /// Whom to take when there are too many: unhealthy ones first, then in the fullest domain (of several as full, the
+    /// first by name), then the newest there, then by name. The same journal gives the same choice.
     pub fn victim(&self) -> Option<&ReplicaName> {
         let healthy = self.candidates.keys().next()?.0;
         let fullness =

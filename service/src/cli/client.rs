@@ -154,15 +154,23 @@ impl<'a> Client<'a> {
         query: &[(&str, String)],
         accept: &str,
     ) -> Result<impl Read + use<>, CliError> {
-        let mut request = self.streams.get(self.url(path)).header("accept", accept);
-        for (name, value) in query {
-            request = request.query(name, value);
-        }
-        let response = request.call().map_err(|error| {
-            let error = self.unread(doing, &lost(error));
-            self.go_on();
-            error
-        })?;
+        let mut left = self.servers().count();
+        let response = loop {
+            let mut request = self.streams.get(self.url(path)).header("accept", accept);
+            for (name, value) in query {
+                request = request.query(name, value);
+            }
+            left = left.saturating_sub(1);
+            match request.call() {
+                Ok(response) => break response,
+                Err(_) if left > 0 => self.go_on(),
+                Err(error) => {
+                    let error = self.unread(doing, &lost(error));
+                    self.go_on();
+                    return Err(error);
+                }
+            }
+        };
         let status = response.status().as_u16();
         let mut body = response.into_body();
         if status != 200 {
@@ -222,6 +230,14 @@ impl<'a> Client<'a> {
             let last = tried == most;
             match send() {
                 Ok((503, body)) if code(&body) == "no_decider" && vacant < TAKEOVER => {
+                    vacant += 1;
+                    tried -= 1;
+                    self.go_on();
+                    std::thread::sleep(self.context.backoff * 4);
+                    continue;
+                }
+                // Of several servers one is gone, and another has said that nobody decides yet.
+                Err(Lost::Before(_)) if (1..TAKEOVER).contains(&vacant) => {
                     vacant += 1;
                     tried -= 1;
                     self.go_on();

@@ -217,6 +217,18 @@ fn a_retry_carries_the_same_key_and_time() {
 }
 
 #[test]
+fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is_waited_for() {
+    // A port that nobody has any more.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let vacant = || problem(503, "no_decider", true);
+    let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
+    let (server, asked) = serve(script);
+    let context = context(format!("http://{gone},{server}"), None);
+    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    assert_eq!((found.position, asked.try_iter().count()), (7, 7));
+}
+
+#[test]
 fn what_went_wrong_decides_the_exit_code() {
     let cases = [
         (vec![problem(404, "not_found", false)], Exit::NotFound),

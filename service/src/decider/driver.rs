@@ -34,8 +34,8 @@ pub enum Ended {
     /// The journal stopped: nothing more can be made durable.
     #[error("the journal stopped: {0}")]
     Stopped(String),
-    /// Another decider has taken over.
-    #[error("another decider has taken over: {0}")]
+    /// Another decider has taken over, or may have.
+    #[error("this one decides no more: {0}")]
     Overtaken(String),
 }
 

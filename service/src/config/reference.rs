@@ -18,7 +18,7 @@ fn reference() -> String {
          there is\none. The file is `{FILE}` in the folder where a command is run, or the one that `--config` or \
          `{FILE_ENV}`\nnames. The variable is the name in capitals: `limits.queue` is `CHANCERY_LIMITS_QUEUE`. \
          `chancery config show` tells\nevery value and where it came from. What cannot be read is refused with its \
-         place, and so is a name in the file that is not known. This page is made\nfrom the program.\n\n\
+         place, and so is a name in the file that is\nnot known. This page is made from the program.\n\n\
          ```toml\nlease = \"30s\"\n\n[limits]\nqueue = 8192\n```\n\n\
          | setting | flag | what it is | unless set | meaning |\n|---|---|---|---|---|\n"
     );

@@ -18,5 +18,6 @@ pub use chancery_machine::keys::Accepted;
 pub use driver::Ended;
 pub use handle::{Connection, Decider, Input, NoVerdict, Stopped, Verdict};
 pub use mailbox::{Full, Letters, Mailbox, mailbox};
+pub(crate) use run::random;
 pub use run::{Following, Over, Publish, Start, start};
 pub use way::{Room, Share, Way};

@@ -26,7 +26,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::decider::core::Settings;
 use crate::decider::inbox::{Inbox, InboxGone};
-use crate::decider::{Decider, Ended, Following, Input, Over, Start, start};
+use crate::decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use crate::rows::States;
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
@@ -238,9 +238,11 @@ impl Office {
         let following = self.lend();
         let begin =
             Start { settings, fleet, head, journal: Arc::clone(&self.journal), following, queue: self.queue };
-        let (decider, ended) = start(begin).context("start the decider")?;
+        // What follows the journal has been lent: whatever fails now is the end.
+        let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
-            beside.begin(&decider, letters, self.journal.source())?;
+            let begun = beside.begin(&decider, letters, self.journal.source());
+            begun.context(Lost("what goes on beside the decider could not be started"))?;
         }
         Ok((decider, ended))
     }
@@ -309,7 +311,3 @@ impl Turns {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Lost(&'static str);
-
-fn random() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().0
-}

@@ -29,8 +29,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::{Clusters, Config, Place};
-use crate::decider::Following;
 use crate::decider::core::{PART, Settings};
+use crate::decider::{Following, random};
 use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::folder::Folder;
@@ -363,7 +363,9 @@ fn stand(config: &Config) -> Result<(Turns, Option<Election>)> {
             let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix)?;
             Ok((Turns::Told(turns), Some(election)))
         }
-        _ => Ok((Turns::Ours, None)),
+        #[cfg(not(feature = "kafka"))]
+        Place::Kafka { .. } => bail!(NO_KAFKA),
+        Place::Embedded => Ok((Turns::Ours, None)),
     }
 }
 
@@ -396,10 +398,6 @@ impl Opened {
         }
         Ok(Opened { journal: Arc::new(journal), head: opened.head, beside: None })
     }
-}
-
-fn random() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().0
 }
 
 fn greet(config: &Config, address: &str) {

@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chancery_events::record::Record;
 
@@ -47,6 +47,10 @@ use writing::Writing;
 
 pub use client::{Client, LARGEST, NotFree};
 pub use open::{OpenError, Opened, Partition};
+pub use reader::is_gone;
+
+/// What a mirror that has no room gets to make some.
+const ROOM: Duration = Duration::from_millis(1);
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
@@ -144,6 +148,27 @@ impl Drop for KafkaJournal {
     fn drop(&mut self) {
         // Whoever wants to know how it went calls `close`.
         let _ = self.close();
+    }
+}
+
+/// Leaves a record to the mirror, waiting for room; for so long that its disk must be at fault.
+fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        match mirror.append(record) {
+            Ok(()) => return Ok(()),
+            Err(AppendError::Busy(_)) if began.elapsed() > patience => {
+                return Err(format!(
+                    "it has taken nothing for {} s: its disk does not answer",
+                    patience.as_secs()
+                ));
+            }
+            Err(AppendError::Busy(back)) => {
+                record = *back;
+                std::thread::sleep(ROOM);
+            }
+            Err(error) => return Err(error.to_string()),
+        }
     }
 }
 

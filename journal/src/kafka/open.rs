@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use chancery_events::id::Position;
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::Hash;
 use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 
@@ -27,9 +27,9 @@ use super::place::Place;
 use super::reader::{ASKING, Next, Reader};
 use super::recent::Recent;
 use super::writing::Writing;
-use super::{Options, Shared, lock};
+use super::{Options, Shared, give, lock};
 use crate::chain::{Broken, Chain, Cursor, Link};
-use crate::journal::{AppendError, Delivery, Journal as _, ReadError, Records, Sink, Source};
+use crate::journal::{Delivery, Journal as _, ReadError, Records, Sink, Source};
 use crate::segments::{self, Cut, SegmentJournal};
 
 /// What was found.
@@ -326,14 +326,14 @@ impl Filling<'_> {
             }
         };
         self.place = Some(Place {
-            topic: self.options.topic.clone(),
+            topic: self.options.topic.as_str().into(),
             partition: self.options.partition,
             offset,
             position: record.last(),
             hash: record.hash(),
         });
         if record.first() > self.held {
-            return self.add(record);
+            return give(self.mirror, record, self.options.outcome).map_err(OpenError::Write);
         }
         match self.same.next().transpose()? {
             Some(held) if held.hash() == record.hash() => Ok(()),
@@ -352,20 +352,6 @@ impl Filling<'_> {
             place: Box::new(Partition::of(self.options)),
             position,
             reason: reason.to_owned(),
-        }
-    }
-
-    /// Leaves a record to the mirror, waiting for room.
-    fn add(&self, mut record: Record) -> Result<(), OpenError> {
-        loop {
-            match self.mirror.append(record) {
-                Ok(()) => return Ok(()),
-                Err(AppendError::Busy(back)) => {
-                    record = *back;
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) => return Err(OpenError::Write(error.to_string())),
-            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::record::Hash;
@@ -15,7 +16,7 @@ const FILE: &str = "kafka.json";
 /// The record that ends at `position` stands at `offset`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
-    pub(super) topic: String,
+    pub(super) topic: Arc<str>,
     pub(super) partition: i32,
     pub(super) offset: i64,
     pub(super) position: Position,
@@ -34,7 +35,7 @@ impl Place {
             }
         };
         match serde_json::from_slice::<Place>(&bytes) {
-            Ok(place) => Some(place).filter(|place| place.topic == topic && place.partition == partition),
+            Ok(place) => Some(place).filter(|place| *place.topic == *topic && place.partition == partition),
             Err(error) => {
                 tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
                 None

@@ -69,7 +69,8 @@ impl Reader {
     }
 }
 
-fn is_gone(error: &KafkaError) -> bool {
+/// Whether what is read stands there no more, as against what passes by itself.
+pub fn is_gone(error: &KafkaError) -> bool {
     match error {
         KafkaError::MessageConsumptionFatal(_) => true,
         KafkaError::MessageConsumption(code) => {
@@ -78,6 +79,7 @@ fn is_gone(error: &KafkaError) -> bool {
                 Code::OffsetOutOfRange | Code::AutoOffsetReset | Code::InvalidMessage | Code::BadMessage
             )
         }
+        // A broker that is away, a leader that is elected, and whatever a later library adds.
         _ => false,
     }
 }

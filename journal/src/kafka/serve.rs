@@ -10,9 +10,9 @@ use chancery_events::record::Record;
 
 use super::place::Place;
 use super::reader::{Next, Reader};
-use super::{Options, Shared, lock};
+use super::{Options, Shared, give, lock};
 use crate::chain::{Chain, Link};
-use crate::journal::{AppendError, Delivery, Journal as _, Sink};
+use crate::journal::{Delivery, Journal as _, Sink};
 
 /// How long to wait for a record before looking at everything else.
 const WAIT: Duration = Duration::from_millis(20);
@@ -21,8 +21,6 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 /// So often is the place in the topic kept.
 const KEEP: Duration = Duration::from_secs(1);
-/// What a mirror that has no room gets to make some.
-const ROOM: Duration = Duration::from_millis(1);
 
 /// See the module.
 pub(super) struct Loop {
@@ -31,7 +29,7 @@ pub(super) struct Loop {
     chain: Chain,
     sink: Sink,
     dir: PathBuf,
-    topic: String,
+    topic: Arc<str>,
     partition: i32,
     outcome: Duration,
     batch: Vec<Arc<Record>>,
@@ -62,7 +60,7 @@ impl Loop {
             chain,
             sink,
             dir: options.mirror.dir.clone(),
-            topic: options.topic.clone(),
+            topic: options.topic.as_str().into(),
             partition: options.partition,
             outcome: options.outcome,
             batch: Vec::new(),
@@ -136,7 +134,7 @@ impl Loop {
             Ok(Link::Record(record)) => {
                 self.bytes += record.bytes().len();
                 let place = Place {
-                    topic: self.topic.clone(),
+                    topic: Arc::clone(&self.topic),
                     partition: self.partition,
                     offset,
                     position: record.last(),
@@ -163,30 +161,11 @@ impl Loop {
         Ok(())
     }
 
-    /// Leaves the record to the mirror, waiting for room.
-    fn mirror(&mut self, record: &Arc<Record>) -> Result<(), Stopped> {
-        let mut record = (**record).clone();
-        let began = Instant::now();
-        loop {
-            match self.shared.mirror.append(record) {
-                Ok(()) => return Ok(()),
-                Err(AppendError::Busy(_)) if began.elapsed() > self.outcome => {
-                    return Err(self.stop(format!(
-                        "the mirror has taken nothing for {} s: its disk does not answer",
-                        self.outcome.as_secs()
-                    )));
-                }
-                Err(AppendError::Busy(back)) => {
-                    record = *back;
-                    std::thread::sleep(ROOM);
-                }
-                Err(error) => {
-                    let why = lock(&self.shared.broken).take();
-                    let why = why.unwrap_or_else(|| error.to_string());
-                    return Err(self.stop(format!("the mirror takes nothing more: {why}")));
-                }
-            }
-        }
+    fn mirror(&mut self, record: &Record) -> Result<(), Stopped> {
+        give(&self.shared.mirror, record.clone(), self.outcome).map_err(|error| {
+            let why = lock(&self.shared.broken).take().unwrap_or(error);
+            self.stop(format!("the mirror takes nothing more: {why}"))
+        })
     }
 
     fn deliver(&mut self) {

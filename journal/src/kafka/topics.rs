@@ -75,15 +75,25 @@ impl fmt::Display for Finding {
 
 /// The cluster could not be asked, or refused.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing}: {reason}")]
+#[error("{doing}")]
 pub struct Failed {
     doing: String,
-    reason: String,
+    source: Why,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    #[error(transparent)]
+    Kafka(#[from] KafkaError),
+    #[error("there was no answer")]
+    Silence,
+    #[error("there is no such topic: `chancery init-topics` makes it")]
+    NoTopic,
 }
 
 fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> Failed {
     let doing = doing.into();
-    move |error| Failed { doing, reason: error.to_string() }
+    move |error| Failed { doing, source: error.into() }
 }
 
 /// A rule about a setting: the value, and what may happen otherwise.
@@ -173,8 +183,10 @@ impl Topics {
     pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
-            let reason = "there is no such topic: `chancery init-topics` makes it".into();
-            return Err(Failed { doing: format!("look at topic {topic} at {}", self.brokers), reason });
+            return Err(Failed {
+                doing: format!("look at topic {topic} at {}", self.brokers),
+                source: Why::NoTopic,
+            });
         };
         if copies < COPIES && role != Role::Events {
             findings.push(Finding {
@@ -230,8 +242,8 @@ impl Topics {
         let answer = asked.map_err(failed(doing()))?.into_iter().next();
         match answer {
             Some(Ok(config)) => Ok(config),
-            Some(Err(code)) => Err(Failed { doing: doing(), reason: code.to_string() }),
-            None => Err(Failed { doing: doing(), reason: "there was no answer".into() }),
+            Some(Err(code)) => Err(Failed { doing: doing(), source: KafkaError::AdminOp(code).into() }),
+            None => Err(Failed { doing: doing(), source: Why::Silence }),
         }
     }
 
@@ -254,8 +266,8 @@ impl Topics {
         match made.into_iter().next() {
             Some(Ok(_)) => Ok(true),
             Some(Err((_, Code::TopicAlreadyExists))) => Ok(false),
-            Some(Err((_, code))) => Err(Failed { doing: doing(), reason: code.to_string() }),
-            None => Err(Failed { doing: doing(), reason: "there was no answer".into() }),
+            Some(Err((_, code))) => Err(Failed { doing: doing(), source: KafkaError::AdminOp(code).into() }),
+            None => Err(Failed { doing: doing(), source: Why::Silence }),
         }
     }
 }

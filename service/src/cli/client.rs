@@ -228,22 +228,21 @@ impl<'a> Client<'a> {
         while tried < most {
             tried += 1;
             let last = tried == most;
-            match send() {
-                Ok((503, body)) if code(&body) == "no_decider" && vacant < TAKEOVER => {
-                    vacant += 1;
-                    tried -= 1;
-                    self.go_on();
-                    std::thread::sleep(self.context.backoff * 4);
-                    continue;
-                }
-                // Of several servers one is gone, and another has said that nobody decides yet.
-                Err(Lost::Before(_)) if (1..TAKEOVER).contains(&vacant) => {
-                    vacant += 1;
-                    tried -= 1;
-                    self.go_on();
-                    std::thread::sleep(self.context.backoff * 4);
-                    continue;
-                }
+            let sent = send();
+            // One that is gone says nothing against another that has said so.
+            let is_vacant = match &sent {
+                Ok((status, body)) => *status == 503 && code(body) == "no_decider",
+                Err(Lost::Before(_)) => vacant > 0,
+                Err(Lost::Midway(_)) => false,
+            };
+            if is_vacant && vacant < TAKEOVER {
+                vacant += 1;
+                tried -= 1;
+                self.go_on();
+                std::thread::sleep(self.context.backoff * 4);
+                continue;
+            }
+            match sent {
                 Ok((status, body)) if !retryable(status, &body) => return Ok((status, body)),
                 Ok((status, body)) if last && unknown.is_none() => return Ok((status, body)),
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),

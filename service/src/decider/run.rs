@@ -282,6 +282,7 @@ impl Loop {
     }
 }
 
-fn random() -> u64 {
+/// For names that nobody else has: writers, attaches, lineages.
+pub(crate) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
 }

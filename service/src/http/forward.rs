@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use axum::http::{HeaderName, HeaderValue, Request, Response, header};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -37,11 +37,6 @@ pub(super) fn nobody() -> Problem {
     Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
 }
 
-/// Whether it came from another server.
-pub(super) fn was_forwarded(headers: &HeaderMap) -> bool {
-    headers.contains_key(FORWARDED)
-}
-
 /// Sends the request to the server at `there`.
 ///
 /// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
@@ -52,7 +47,7 @@ pub(super) async fn send(
     body: Body,
     patience: Duration,
 ) -> Result<Response<Body>, Problem> {
-    if was_forwarded(&parts.headers) {
+    if parts.headers.contains_key(FORWARDED) {
         return Err(nobody());
     }
     let unreachable = |why: String| {

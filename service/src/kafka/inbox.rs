@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_events::letter::{Binding, Letter};
 use chancery_events::record::Watermark;
-use chancery_journal::kafka::Client;
+use chancery_journal::kafka::{Client, is_gone};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message as _};
-use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::runtime::Handle;
 
 use crate::decider::inbox::{Inbox, Topic};
@@ -130,16 +129,6 @@ impl End {
 fn give_up(decider: &Decider, runtime: &Handle, why: &str) {
     tracing::error!(why, "the inbox cannot be read any more");
     let _ = runtime.block_on(decider.tell(Input::Drain));
-}
-
-fn is_gone(error: &KafkaError) -> bool {
-    match error {
-        KafkaError::MessageConsumptionFatal(_) => true,
-        KafkaError::MessageConsumption(code) => {
-            matches!(code, Code::OffsetOutOfRange | Code::AutoOffsetReset)
-        }
-        _ => false,
-    }
 }
 
 fn letter(message: &BorrowedMessage<'_>) -> Letter {

@@ -36,17 +36,46 @@ use crate::ledger::Tally;
 use crate::sim::Random;
 use crate::{Executor, Server, Standbys, until};
 
-/// The faults, in the order in which they come.
-const FAULTS: [&str; 8] = [
-    "kill of the deciding server",
-    "pause of the deciding server past its session",
-    "kill of the leading broker",
-    "stop of the deciding server",
-    "pause of a broker",
-    "kill of the controller",
-    "fewer brokers in sync than wanted",
-    "kill of every broker",
-];
+/// What is struck.
+#[derive(Clone, Copy)]
+enum Blow {
+    KillDecider,
+    PauseDecider,
+    KillLeader,
+    StopDecider,
+    PauseBroker,
+    KillController,
+    KillTwoBrokers,
+    KillBrokers,
+}
+
+impl Blow {
+    /// In the order in which they come.
+    const ALL: [Blow; 8] = [
+        Blow::KillDecider,
+        Blow::PauseDecider,
+        Blow::KillLeader,
+        Blow::StopDecider,
+        Blow::PauseBroker,
+        Blow::KillController,
+        Blow::KillTwoBrokers,
+        Blow::KillBrokers,
+    ];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Blow::KillDecider => "kill of the deciding server",
+            Blow::PauseDecider => "pause of the deciding server past its session",
+            Blow::KillLeader => "kill of the leading broker",
+            Blow::StopDecider => "stop of the deciding server",
+            Blow::PauseBroker => "pause of a broker",
+            Blow::KillController => "kill of the controller",
+            Blow::KillTwoBrokers => "fewer brokers in sync than wanted",
+            Blow::KillBrokers => "kill of every broker",
+        }
+    }
+}
+
 /// What the group waits before a server that is silent is out of it.
 const SESSION: Duration = Duration::from_secs(6);
 
@@ -67,7 +96,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let load = Load::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
     let letters = Letters::begin(cluster.bootstrap(), 2);
     for round in 0..rounds {
-        let fault = FAULTS[(round % FAULTS.len() as u64) as usize];
+        let blow = Blow::ALL[(round % Blow::ALL.len() as u64) as usize];
         let decider = standbys.decider();
         // Whom clients ask is not whom the fault hits, two times out of three.
         let asked = if random.chance(333) { decider } else { (decider + 1) % 3 };
@@ -80,8 +109,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         });
         std::thread::sleep(Duration::from_millis(random.below(500)));
         let began = Instant::now();
-        let takeover = strike(fault, decider, &mut standbys, &cluster, &load, &mut random)?;
-        tally.fault(fault);
+        let takeover = strike(blow, decider, &mut standbys, &cluster, &load, &mut random)?;
+        tally.fault(blow.word());
         tally.rounds += 1;
         // Something is acknowledged again.
         let survivor = &standbys.servers[(decider + 1) % 3];
@@ -91,7 +120,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
             (survivor.client().intent(&key, "capability.apply", &data).status / 100 == 2).then_some(())
         });
         println!(
-            "round {round}: {fault}: {} acknowledged again after {:.1} s",
+            "round {round}: {}: {} acknowledged again after {:.1} s",
+            blow.word(),
             takeover.map_or(String::new(), |after| format!(
                 "another server decides after {:.1} s,",
                 after.as_secs_f64()
@@ -142,7 +172,7 @@ fn at_rest(server: &Server) {
 
 /// Does it, and has everything up again. How long it took until another server decided, if one had to.
 fn strike(
-    fault: &str,
+    blow: Blow,
     decider: usize,
     standbys: &mut Standbys,
     cluster: &Cluster,
@@ -155,15 +185,15 @@ fn strike(
         began.elapsed()
     };
     let survivor = standbys.servers[(decider + 1) % 3].url();
-    match fault {
-        "kill of the deciding server" => {
+    match blow {
+        Blow::KillDecider => {
             standbys.servers[decider].kill();
             load.moved(&survivor);
             let took = others(standbys);
             standbys.servers[decider].start_again();
             Ok(Some(took))
         }
-        "stop of the deciding server" => {
+        Blow::StopDecider => {
             let code = standbys.servers[decider].stop();
             ensure!(code == Some(0), "it stops with {code:?}:\n{}", standbys.servers[decider].log());
             load.moved(&survivor);
@@ -171,7 +201,7 @@ fn strike(
             standbys.servers[decider].start_again();
             Ok(Some(took))
         }
-        "pause of the deciding server past its session" => {
+        Blow::PauseDecider => {
             standbys.servers[decider].signal(Signal::STOP);
             load.moved(&survivor);
             std::thread::sleep(SESSION);
@@ -196,27 +226,27 @@ fn strike(
             );
             Ok(Some(took))
         }
-        "kill of the leading broker" => {
+        Blow::KillLeader => {
             let leader = leader(cluster);
             cluster.kill(leader);
             std::thread::sleep(Duration::from_secs(3));
             cluster.restart(leader);
             Ok(None)
         }
-        "pause of a broker" => {
+        Blow::PauseBroker => {
             let broker = 1 + random.below(3) as u32;
             cluster.pause(broker);
             std::thread::sleep(Duration::from_millis(random.between(2000, 5000)));
             cluster.resume(broker);
             Ok(None)
         }
-        "kill of the controller" => {
+        Blow::KillController => {
             cluster.kill(100);
             std::thread::sleep(Duration::from_millis(random.between(500, 3000)));
             cluster.restart(100);
             Ok(None)
         }
-        "fewer brokers in sync than wanted" => {
+        Blow::KillTwoBrokers => {
             cluster.kill(1);
             cluster.kill(2);
             std::thread::sleep(Duration::from_millis(random.between(1000, 4000)));
@@ -224,7 +254,7 @@ fn strike(
             cluster.restart(2);
             Ok(None)
         }
-        "kill of every broker" => {
+        Blow::KillBrokers => {
             for broker in 1..=3 {
                 cluster.kill(broker);
             }
@@ -233,7 +263,6 @@ fn strike(
             }
             Ok(None)
         }
-        other => unreachable!("{other}"),
     }
 }
 

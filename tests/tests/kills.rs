@@ -30,6 +30,11 @@ fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_clock_that_leaps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
+    run(Lane::Clock, 6);
+}
+
+#[test]
 fn a_torn_tail_is_cut_loudly_and_a_flipped_bit_is_refused_and_named() {
     run(Lane::Damage, 10);
 }

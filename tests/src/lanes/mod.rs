@@ -6,12 +6,14 @@
 //! | `kills` | `kill -9` of the server | a deployment, a random moment, the kill, the next start |
 //! | `executors` | `kill -9` of an executor outside the server, which goes on | a deployment, a random moment, the kill, the next start |
 //! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
+//! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
 //! | `takeovers` | on a real Kafka of three brokers: see there | the next of eight faults |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
 //! In reading order: the fleet, producers, the evidence, then the lanes.
 
+mod clock;
 mod damage;
 mod disk_full;
 pub mod evidence;
@@ -41,6 +43,8 @@ pub enum Lane {
     Executors,
     /// The server stands still, and goes on.
     Pauses,
+    /// The wall clock of the server leaps.
+    Clock,
     /// No space on the disk.
     DiskFull,
     /// Files of the journal are torn or altered.
@@ -52,7 +56,7 @@ pub enum Lane {
 impl Lane {
     /// Every one.
     pub const ALL: &[Lane] =
-        &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::DiskFull, Lane::Damage, Lane::Takeovers];
+        &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::Clock, Lane::DiskFull, Lane::Damage, Lane::Takeovers];
 
     /// The word for it.
     pub const fn word(self) -> &'static str {
@@ -60,6 +64,7 @@ impl Lane {
             Lane::Kills => "kills",
             Lane::Executors => "executors",
             Lane::Pauses => "pauses",
+            Lane::Clock => "clock",
             Lane::DiskFull => "disk-full",
             Lane::Damage => "damage",
             Lane::Takeovers => "takeovers",
@@ -71,7 +76,7 @@ impl Lane {
         match self {
             Lane::Kills | Lane::Executors => 50,
             Lane::Pauses | Lane::DiskFull => 5,
-            Lane::Damage => 20,
+            Lane::Clock | Lane::Damage => 20,
             Lane::Takeovers => 25,
         }
     }
@@ -91,6 +96,7 @@ impl Lane {
                 Lane::Kills => kills::run,
                 Lane::Executors => executors::run,
                 Lane::Pauses => pauses::run,
+                Lane::Clock => clock::run,
                 Lane::DiskFull => disk_full::run,
                 Lane::Damage => damage::run,
                 Lane::Takeovers => takeovers::run,

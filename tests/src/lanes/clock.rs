@@ -1,0 +1,90 @@
+//! The wall clock of the server leaps, forth and back, by seconds or by days, while it runs and while it is down: what was
+//! told stays true, what runs goes on, and the journal's time does not go back.
+//!
+//! The server is the real one, under libfaketime (on Debian: faketime), which gives it another wall clock and leaves its
+//! monotonic one alone, as a step of the real clock would.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use chancery_events::time::Time;
+use serde_json::Value;
+
+use super::evidence::{Evidence, judge};
+use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::load::Load;
+use crate::ledger::Tally;
+use crate::sim::Random;
+use crate::Server;
+
+/// Leaps, in seconds, at most; about two days.
+const LEAP: u64 = 170_000;
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut server = Server::new();
+    let clock = server.home().join("clock");
+    std::fs::write(&clock, "+0")?;
+    server.set("LD_PRELOAD", library()?.to_str().context("a path that is text")?);
+    server.set("FAKETIME_TIMESTAMP_FILE", clock.to_str().context("a path that is text")?);
+    server.set("FAKETIME_NO_CACHE", "1");
+    server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    server.start_again();
+    set_up(&server.client(), &sleeper());
+    by_hand(&server.client(), &sleeper());
+    fill(&server, "begin", 3);
+    let file = server.home().join("history.jsonl");
+    let load = Load::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
+    for round in 0..rounds {
+        std::thread::sleep(Duration::from_millis(random.between(100, 500)));
+        let is_down = round % 3 == 2;
+        if is_down {
+            server.kill();
+        }
+        // While it is down, by turns far forth and back: a server that starts takes the time as it is, if it is later.
+        let far = is_down || random.chance(500);
+        let size = if far { random.between(60, LEAP) } else { random.between(1, 60) };
+        let forth = if is_down { round % 6 == 2 } else { random.chance(500) };
+        let sign = if forth { '+' } else { '-' };
+        std::fs::write(&clock, format!("{sign}{size}"))?;
+        tally.fault("leap of the clock");
+        tally.rounds += 1;
+        if is_down {
+            server.start_again();
+            load.moved(&server.url());
+        }
+        // Something is decided at the new time.
+        deploy(&server.client(), &format!("round-{round}"), 3);
+        ensure!(server.ended().is_none(), "the server ended because its clock leapt:\n{}", server.log());
+    }
+    let history = load.end()?;
+    let mut evidence = vec![Evidence::gather(&server)?];
+    ensure!(rounds < 3 || has_leapt(&server)?, "the program has not seen another clock");
+    empty(&server, "end");
+    fill(&server, "end", 5);
+    evidence.push(Evidence::gather(&server)?);
+    empty(&server, "over");
+    ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
+    judge(server.data(), &history, &evidence, tally)
+}
+
+/// Whether anything was decided at a time that is not ours: else nothing was tried.
+fn has_leapt(server: &Server) -> Result<bool> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as i64;
+    for event in server.cli(&["events", "-o", "jsonl", "--types", "deployment.created.v1"]).lines() {
+        let event: Value = serde_json::from_str(event)?;
+        let time: Time = event["time"].as_str().context("an event has a time")?.parse()?;
+        if (time.micros() / 1_000_000 - now).abs() > 50 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The library, wherever the system keeps it.
+fn library() -> Result<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = folders.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
+    found.context("libfaketime is not installed (on Debian: apt-get install faketime)")
+}

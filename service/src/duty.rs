@@ -241,8 +241,8 @@ impl Office {
         // What follows the journal has been lent: whatever fails now is the end.
         let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
-            let begun = beside.begin(&decider, letters, self.journal.source());
-            begun.context(Lost("what goes on beside the decider could not be started"))?;
+            let also = beside.begin(&decider, letters, self.journal.source());
+            also.context(Lost("what goes on beside the decider could not be started"))?;
         }
         Ok((decider, ended))
     }

@@ -1,4 +1,4 @@
-//! The HTTP API: what people and programs see of a fleet, and how they ask for something.
+//! The HTTP API: what people and programs see of fleets, and how they ask for something.
 //!
 //! ```text
 //! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
@@ -32,6 +32,7 @@ mod typed;
 mod wanted;
 mod write;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -43,18 +44,45 @@ pub use hub::Hub;
 pub use limits::Limits;
 pub use links::Links;
 pub use logs::{LogFile, LogStream, Logs, NoLogs};
-pub use metrics::Metrics;
+pub use metrics::{Figures, Metrics};
 pub use openapi::openapi;
 pub use rate::Rates;
 pub use serve::serve;
 
 use crate::duty::Desk;
 
+/// What the API shows.
+#[derive(Clone)]
+pub struct Api {
+    /// The fleets of the server.
+    pub fleets: BTreeMap<FleetName, Arc<App>>,
+    /// What they share.
+    pub common: Arc<Common>,
+}
+
+/// What the fleets of a server share.
+#[derive(Debug)]
+pub struct Common {
+    /// What one caller may take.
+    pub limits: Limits,
+    /// How often it may ask.
+    pub rates: Rates,
+    /// Counts.
+    pub metrics: Metrics,
+}
+
+impl Common {
+    /// Nobody has taken anything yet.
+    pub fn new(limits: Limits) -> Common {
+        Common { rates: Rates::of(&limits), limits, metrics: Metrics::new() }
+    }
+}
+
 /// What the API shows of one fleet.
 #[derive(Clone)]
 pub struct App {
-    /// Whose API it is.
-    pub fleet: FleetName,
+    /// What it shares with the other fleets of the server.
+    pub common: Arc<Common>,
     /// Knows who decides intents.
     pub desk: Desk,
     /// Reads rows.
@@ -63,21 +91,17 @@ pub struct App {
     pub source: Arc<dyn Source>,
     /// Gives new records to streams: the decider's `publish` puts them in.
     pub hub: Arc<Hub>,
-    /// Counts.
-    pub metrics: Arc<Metrics>,
+    /// Counts what is the fleet's own.
+    pub figures: Arc<Figures>,
     /// Finds what processes have written.
     pub logs: Arc<dyn Logs>,
     /// Executors outside this process.
     pub links: Arc<Links>,
-    /// What one caller may take.
-    pub limits: Limits,
-    /// How often it may ask.
-    pub rates: Arc<Rates>,
 }
 
 /// The API without its listener.
-pub fn router(app: App) -> Router {
-    Router::new().fallback(edge::answer).with_state(Arc::new(app))
+pub fn router(api: Api) -> Router {
+    Router::new().fallback(edge::answer).with_state(Arc::new(api))
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ pub fn open(
     settings: &Kafka,
     brokers: &str,
     prefix: &str,
+    partition: i32,
     mirror: segments::Options,
     sink: Sink,
 ) -> Result<(Arc<dyn Journal>, Option<Cursor>)> {
@@ -48,17 +49,21 @@ pub fn open(
         );
     }
     let fleet = Arc::clone(&mirror.fleet);
-    let options =
-        Options { mirror, ..Options::new(client.clone(), &names.journal, settings.partition, "", &fleet) };
+    let options = Options { mirror, ..Options::new(client.clone(), &names.journal, partition, "", &fleet) };
     let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
     tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
     Ok((Arc::new(journal), opened.head))
 }
 
 /// Stands for election: once this server could take over at once.
-pub fn stand(settings: &Kafka, brokers: &str, prefix: &str) -> Result<(Election, watch::Receiver<bool>)> {
+pub fn stand(
+    settings: &Kafka,
+    brokers: &str,
+    prefix: &str,
+    partition: i32,
+) -> Result<(Election, watch::Receiver<bool>)> {
     let client = client(settings, brokers)?;
-    election::stand(&client, &Names::of(prefix).inbox, settings.partition, settings.session)
+    election::stand(&client, &Names::of(prefix).inbox, partition, settings.session)
 }
 
 /// What goes on beside a decider: letters come in, events go out.
@@ -70,8 +75,8 @@ pub struct Posts {
 
 impl Posts {
     /// As the settings have it.
-    pub fn new(settings: &Kafka, brokers: &str, prefix: &str) -> Result<Posts> {
-        let (client, names, partition) = (client(settings, brokers)?, Names::of(prefix), settings.partition);
+    pub fn new(settings: &Kafka, brokers: &str, prefix: &str, partition: i32) -> Result<Posts> {
+        let (client, names) = (client(settings, brokers)?, Names::of(prefix));
         let letters = settings.inbox.clone().map(|binding| inbox::Letters {
             client: client.clone(),
             topic: names.inbox,

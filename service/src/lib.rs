@@ -6,6 +6,7 @@
 pub mod decider;
 pub mod duty;
 pub mod executors;
+pub mod fleet;
 pub mod folder;
 pub mod http;
 #[cfg(feature = "kafka")]

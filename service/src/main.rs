@@ -85,7 +85,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         #[cfg(not(feature = "kafka"))]
-        Local::InitTopics { .. } | Local::Doctor { .. } => anyhow::bail!(chancery::server::NO_KAFKA),
+        Local::InitTopics { .. } | Local::Doctor { .. } => anyhow::bail!(chancery::fleet::NO_KAFKA),
         Local::Openapi => {
             let mut out = std::io::stdout();
             serde_json::to_writer_pretty(&mut out, &chancery::http::openapi())?;

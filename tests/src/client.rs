@@ -26,17 +26,18 @@ impl Answer {
     }
 }
 
-/// A client of one server, for the fleet `default`.
+/// A client of one server, for one of its fleets.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: ureq::Agent,
     url: String,
+    fleet: String,
     /// The last position that it was told: it reads what it wrote.
     told: Arc<AtomicU64>,
 }
 
 impl Client {
-    /// For the server at the URL.
+    /// For the fleet `default` of the server at the URL.
     pub fn new(url: &str) -> Client {
         Client::patient(url, Duration::from_secs(30))
     }
@@ -45,7 +46,13 @@ impl Client {
     pub fn patient(url: &str, patience: Duration) -> Client {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).build();
-        Client { agent: config.into(), url: url.to_owned(), told: Arc::default() }
+        Client { agent: config.into(), url: url.to_owned(), fleet: "default".into(), told: Arc::default() }
+    }
+
+    /// For another fleet of the same server.
+    #[must_use]
+    pub fn of(&self, fleet: &str) -> Client {
+        Client { fleet: fleet.into(), told: Arc::default(), ..self.clone() }
     }
 
     /// `GET` of a path.
@@ -59,7 +66,7 @@ impl Client {
         let joint = if path.contains('?') { '&' } else { '?' };
         let rows = told > 0 && !path.contains("/history") && !path.contains("min_position");
         let path = if rows { format!("{path}{joint}min_position={told}") } else { path.to_owned() };
-        let answer = self.get(&format!("/v1/fleets/default/{path}"));
+        let answer = self.get(&format!("/v1/fleets/{}/{path}", self.fleet));
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text);
         answer.json()
     }
@@ -88,7 +95,12 @@ impl Client {
             "actor": "ann", "data": data,
         });
         let headers = [("content-type", "application/cloudevents+json")];
-        self.send("POST", "/v1/fleets/default/intents", &headers, event.to_string().as_bytes())
+        self.send(
+            "POST",
+            &format!("/v1/fleets/{}/intents", self.fleet),
+            &headers,
+            event.to_string().as_bytes(),
+        )
     }
 
     /// The same, until somebody decides.

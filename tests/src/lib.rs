@@ -25,7 +25,7 @@ pub use client::{Answer, Client};
 pub use executor::Executor;
 pub use processes::{Payload, payloads};
 pub use server::{NotUp, Server, program};
-pub use standbys::Standbys;
+pub use standbys::{Standbys, decides};
 
 use std::time::{Duration, Instant};
 

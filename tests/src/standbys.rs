@@ -17,6 +17,7 @@ impl Standbys {
         let copies = cluster.bootstrap().split(',').count();
         let made = std::process::Command::new(program())
             .args(["init-topics", "--journal", &journal, "--copies", &copies.to_string()])
+            .envs(settings.iter().copied())
             .output()
             .expect("the program runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -51,13 +52,25 @@ impl Standbys {
 
     /// Which one says that it decides now.
     pub fn decides(&self) -> Option<usize> {
-        let decides =
-            |server: &Server| server.client().get("/metrics").text.contains("\nchancery_decides 1\n");
-        (0..self.servers.len()).find(|at| self.servers[*at].is_up() && decides(&self.servers[*at]))
+        self.decides_for("default")
+    }
+
+    /// The same, for one fleet of several.
+    pub fn decides_for(&self, fleet: &str) -> Option<usize> {
+        (0..self.servers.len())
+            .find(|at| self.servers[*at].is_up() && decides(&self.servers[*at], fleet) == Some(true))
     }
 
     /// Where all of them are, for executors.
     pub fn urls(&self) -> String {
         self.servers.iter().map(Server::url).collect::<Vec<_>>().join(",")
     }
+}
+
+/// Whether the server decides for the fleet, if it says so.
+pub fn decides(server: &Server, fleet: &str) -> Option<bool> {
+    let figures = server.client().get("/metrics").text;
+    let figure = format!("\nchancery_decides{{fleet=\"{fleet}\"}} ");
+    let (_, value) = figures.split_once(&figure)?;
+    Some(value.starts_with('1'))
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod checks;
 mod compose;
 mod executors;
+mod fleets;
 mod imports;
 mod kafka;
 mod kafka_fleet;

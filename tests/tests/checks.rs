@@ -289,7 +289,7 @@ fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
     until("no process is left", || payloads(server.data()).is_empty().then_some(()));
     until("no place is held", || (free(&client) == 32_000).then_some(()));
     until("no folder is left", || {
-        let nodes = std::fs::read_dir(server.data().join("executors/local/nodes")).ok()?;
+        let nodes = std::fs::read_dir(server.data().join("executors/default/local/nodes")).ok()?;
         let left =
             nodes.flatten().flat_map(|node| std::fs::read_dir(node.path()).into_iter().flatten()).count();
         (left == 0).then_some(())

@@ -320,9 +320,9 @@ pub enum Local {
         /// Where the journal is to be: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
-        /// Partitions of each: fleets that there is room for
-        #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-        partitions: u16,
+        /// Partitions of each: fleets that there is room for [default: as many as the fleets of the settings need]
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+        partitions: Option<u16>,
         /// Copies of each partition, each on a broker of its own
         #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
         copies: u16,
@@ -368,6 +368,9 @@ pub struct Server {
     /// Where the journal is: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
     #[arg(long, value_name = "WHERE")]
     pub journal: Option<String>,
+    /// The fleets it has, between commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: that of --fleet]
+    #[arg(long, value_name = "NAMES")]
+    pub fleets: Option<String>,
     /// Where the other servers reach this one [env: CHANCERY_ADVERTISE]
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,

@@ -29,6 +29,8 @@ use super::table::add;
 const TRIES: usize = 3;
 /// How often it is asked who decides: long enough for a server to take over.
 const TAKEOVER: u32 = 40;
+/// After so many of these, whoever waits is told what for.
+const WORD: u32 = 2;
 
 /// The answer to an intent.
 #[derive(Clone, Debug, Deserialize)]
@@ -228,9 +230,9 @@ impl<'a> Client<'a> {
         while tried < most {
             tried += 1;
             let last = tried == most;
-            let sent = send();
+            let answer = send();
             // One that is gone says nothing against another that has said so.
-            let is_vacant = match &sent {
+            let is_vacant = match &answer {
                 Ok((status, body)) => *status == 503 && code(body) == "no_decider",
                 Err(Lost::Before(_)) => vacant > 0,
                 Err(Lost::Midway(_)) => false,
@@ -238,11 +240,17 @@ impl<'a> Client<'a> {
             if is_vacant && vacant < TAKEOVER {
                 vacant += 1;
                 tried -= 1;
+                if vacant == WORD {
+                    eprintln!(
+                        "chancery: no server decides for fleet {} at the moment; asking again",
+                        self.context.fleet
+                    );
+                }
                 self.go_on();
                 std::thread::sleep(self.context.backoff * 4);
                 continue;
             }
-            match sent {
+            match answer {
                 Ok((status, body)) if !retryable(status, &body) => return Ok((status, body)),
                 Ok((status, body)) if last && unknown.is_none() => return Ok((status, body)),
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),

@@ -74,6 +74,7 @@ impl Cli {
                 ("data_dir", "--data-dir", server.data_dir.clone()),
                 ("listen", "--listen", server.listen.clone()),
                 ("journal", "--journal", server.journal.clone()),
+                ("fleets", "--fleets", server.fleets.clone()),
                 ("advertise", "--advertise", server.advertise.clone()),
                 ("executors", "--executors", server.executors.clone()),
                 ("log", "--log", server.log.clone()),

@@ -96,8 +96,6 @@ pub enum Place {
 /// How Kafka is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kafka {
-    /// The fleet's partition of the topics.
-    pub partition: i32,
     /// How long a server may be silent before another one decides.
     pub session: Duration,
     /// Whether unsafe topics are taken.
@@ -161,6 +159,8 @@ pub struct Config {
     pub server: String,
     /// The fleet that commands are about.
     pub fleet: FleetName,
+    /// The fleets of a server, each with its partition on Kafka.
+    pub fleets: BTreeMap<FleetName, i32>,
     /// Who asks.
     pub actor: Actor,
     /// Which log lines are written.
@@ -284,13 +284,13 @@ impl Config {
                     .into());
             }
         };
+        let fleet: FleetName = text("fleet").parse().map_err(|error| format!("fleet: {error}"))?;
+        let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
         Ok(Config {
             data_dir: text("data_dir").into(),
             listen: settings::listen(text("listen"))?,
             journal,
             kafka: Kafka {
-                partition: i32::try_from(settings::number(text("kafka.partition"))?)
-                    .map_err(|_| "kafka.partition: there are not so many")?,
                 session: settings::session(text("kafka.session"))?,
                 events: settings::switch(text("kafka.events"))?,
                 inbox: match settings::scope(text("inbox.scope"))? {
@@ -306,7 +306,8 @@ impl Config {
             },
             advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
             server: text("server").trim_end_matches('/').to_owned(),
-            fleet: text("fleet").parse().map_err(|error| format!("fleet: {error}"))?,
+            fleet,
+            fleets,
             actor: text("actor").parse().map_err(|error| format!("actor: {error}"))?,
             log: text("log").to_owned(),
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
@@ -326,6 +327,29 @@ impl Config {
     pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
+}
+
+/// The fleets of a server, each with its partition, which means nothing to an embedded journal.
+fn fleets(
+    mut named: BTreeMap<FleetName, Option<i32>>,
+    fleet: &FleetName,
+    journal: &Place,
+) -> Result<BTreeMap<FleetName, i32>, String> {
+    if named.is_empty() {
+        named.insert(fleet.clone(), None);
+    }
+    let mut of = BTreeMap::new();
+    for (name, partition) in &named {
+        if let (Place::Embedded, Some(partition)) = (journal, partition) {
+            return Err(format!("fleets: {name}={partition}: an embedded journal has no partitions"));
+        }
+        if let (Place::Kafka { .. }, Some(other)) = (journal, of.insert(partition.unwrap_or(0), name)) {
+            return Err(format!(
+                "fleets: {other} and {name} have the same partition: write another one for each, as in {other}=0,{name}=1"
+            ));
+        }
+    }
+    Ok(named.into_iter().map(|(name, partition)| (name, partition.unwrap_or(0))).collect())
 }
 
 /// Every setting as it is when nobody sets it.

@@ -27,6 +27,8 @@ pub enum Type {
     Url,
     /// The name of a fleet.
     Fleet,
+    /// Names of fleets between commas, each perhaps with its partition, or nothing.
+    Fleets,
     /// Who asks.
     Actor,
     /// A filter of log lines, as `warn` or `chancery=debug`.
@@ -41,8 +43,6 @@ pub enum Type {
     Bytes,
     /// A whole number, at least 1.
     Count,
-    /// A whole number.
-    Number,
     /// A duration with its unit, at least as long as brokers take it.
     Session,
     /// `yes` or `no`.
@@ -88,6 +88,7 @@ settings! {
     "journal" Journal "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
     "advertise" MaybeAddress "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
     "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
+    "fleets" Fleets "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
     "actor" Actor "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
     "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
     "log_format" LogFormat "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
@@ -106,7 +107,6 @@ settings! {
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
     "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
-    "kafka.partition" Number "0" "CHANCERY_KAFKA_PARTITION" "the fleet's partition of the topics";
     "kafka.session" Session "10s" "CHANCERY_KAFKA_SESSION" "how long a server may be silent before another one decides";
     "kafka.unsafe_topics" Switch "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics are taken that may lose what was acknowledged";
     "kafka.events" Switch "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
@@ -144,7 +144,7 @@ impl Setting {
             Type::Span => span(text).err(),
             Type::Bytes => bytes(text).err(),
             Type::Count => count(text).err(),
-            Type::Number => number(text).err(),
+            Type::Fleets => fleets(text).err(),
             Type::Session => session(text).err(),
             Type::Switch => switch(text).err(),
             Type::Journal => journal(text).err(),
@@ -219,8 +219,23 @@ pub(super) fn count(text: &str) -> Result<u64, String> {
     found.ok_or_else(|| format!("write a whole number, at least 1, not {text:?}"))
 }
 
-pub(super) fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("write a whole number, not {text:?}"))
+pub(super) fn fleets(text: &str) -> Result<BTreeMap<FleetName, Option<i32>>, String> {
+    let mut fleets = BTreeMap::new();
+    for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+        let (name, partition) = match one.split_once('=') {
+            None => (one, None),
+            Some((name, number)) => {
+                let partition = number.trim().parse::<i32>().ok().filter(|number| *number >= 0);
+                let fault = || format!("write the number of a partition as in {name}=0, not {number:?}");
+                (name.trim(), Some(partition.ok_or_else(fault)?))
+            }
+        };
+        let name: FleetName = name.parse().map_err(|error| format!("{error}"))?;
+        if fleets.insert(name.clone(), partition).is_some() {
+            return Err(format!("{name} is named twice"));
+        }
+    }
+    Ok(fleets)
 }
 
 pub(super) fn switch(text: &str) -> Result<bool, String> {

@@ -100,3 +100,37 @@ fn faults_elsewhere_name_the_variable_or_the_flag() {
         error.expect_err("no file").to_string().starts_with("read the configuration file /nowhere/c.toml: ")
     );
 }
+
+#[test]
+fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_own() {
+    let read = |fleets: &str, journal: &str| {
+        let env =
+            env(&[("CHANCERY_FLEETS", fleets), ("CHANCERY_JOURNAL", journal), ("CHANCERY_FLEET", "own")]);
+        let config = Config::read(Layers { env, ..Layers::default() }).map_err(|error| error.to_string())?;
+        let fleets = config.fleets.iter().map(|(name, partition)| format!("{name}={partition}"));
+        Ok::<_, String>(fleets.collect::<Vec<_>>().join(","))
+    };
+    let kafka = "kafka://h:1/c";
+    for (fleets, journal, wanted) in [
+        ("", "embedded", Ok("own=0")),
+        ("", kafka, Ok("own=0")),
+        ("a, b", "embedded", Ok("a=0,b=0")),
+        ("a,b=1", kafka, Ok("a=0,b=1")),
+        ("b=2", kafka, Ok("b=2")),
+        ("a=1", "embedded", Err("fleets: a=1: an embedded journal has no partitions")),
+        (
+            "a,b",
+            kafka,
+            Err("fleets: a and b have the same partition: write another one for each, as in a=0,b=1"),
+        ),
+        ("a,a=1", kafka, Err("read fleets from CHANCERY_FLEETS: a is named twice")),
+        (
+            "a=-1",
+            kafka,
+            Err("read fleets from CHANCERY_FLEETS: write the number of a partition as in a=0, not \"-1\""),
+        ),
+    ] {
+        let wanted = wanted.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(read(fleets, journal), wanted, "{fleets} {journal}");
+    }
+}

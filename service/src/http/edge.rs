@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Method, Request, Response, header};
+use axum::http::{HeaderValue, Request, Response, header};
+use chancery_events::name::FleetName;
 use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
@@ -22,7 +23,9 @@ use super::problem::{
 use super::query::Params;
 use super::rate::Principal;
 use super::routes::{self, Does, Match};
-use super::{App, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write};
+use super::{
+    Api, App, Common, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write,
+};
 use crate::duty::Where;
 
 /// A request that has found its route.
@@ -34,28 +37,28 @@ pub(super) struct Call {
 }
 
 /// Answers any request.
-pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) -> Response<Body> {
+pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) -> Response<Body> {
+    let Common { limits, rates, metrics } = &*api.common;
     let id = Uuid::new_v4().to_string();
     let began = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let found = checked(&app.limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
+    let found = checked(limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
     let (parts, body) = request.into_parts();
     let principal = Principal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
-    let found = app.rates.take(asked, &principal).and(found);
+    let found = rates.take(asked, &principal).and(found);
     let body = match &found {
         Ok(found) if found.route.does == Does::Say => Sent::Unread(body),
         // Whatever the answer is: a sender that is cut off while it writes does not read it.
-        _ => Sent::Read(whole(body, app.limits.body, app.limits.body_read).await),
+        _ => Sent::Read(whole(body, limits.body, limits.body_read).await),
     };
     let (route, does, result) = match found {
         Err(problem) => ("none", None, Err(problem)),
         Ok(found) => {
             let route = found.route;
             let call = Call { id: id.clone(), found, parts, principal };
-            let result = match tokio::time::timeout(app.limits.request, caught(dispatch(&app, call, body)))
-                .await
+            let result = match tokio::time::timeout(limits.request, caught(dispatch(&api, call, body))).await
             {
                 Ok(result) => result,
                 Err(_) => Err(Problem::new(TIMEOUT, format!("{method} {path}: there was no answer in time"))),
@@ -74,7 +77,7 @@ pub(super) async fn answer(State(app): State<Arc<App>>, request: Request<Body>) 
     }
     let status = response.status().as_u16();
     let taken = began.elapsed();
-    app.metrics.request(route, &method, status, taken);
+    metrics.request(route, &method, status, taken);
     // Probes come all the time and say nothing.
     if !matches!(does, Some(Does::Live | Does::Ready | Does::Metrics)) {
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
@@ -114,88 +117,116 @@ enum Sent {
     Unread(Body),
 }
 
-/// The parameters of a request for this fleet.
-fn addressed(app: &App, call: &Call) -> Result<Params, Problem> {
-    let fleet = call.found.param("fleet");
-    if let Some(other) = fleet.filter(|fleet| *fleet != app.fleet.as_str()) {
-        let shown: String = other.chars().take(100).collect();
-        return Err(Problem::new(
-            NOT_FOUND,
-            format!("there is no fleet {shown:?} here; there is {:?}", app.fleet),
-        ));
-    }
-    Params::read(&call.parts.uri)
+/// The fleet that a request is about.
+fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
+    let name = call.found.param("fleet").unwrap_or_default();
+    let found = name.parse::<FleetName>().ok().and_then(|name| api.fleets.get(&name));
+    found.ok_or_else(|| {
+        let shown: String = name.chars().take(100).collect();
+        let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
+        Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {}", here.join(", ")))
+    })
 }
 
 /// How long another server may take to answer: so that what is not known can still be said in time.
 fn patience(app: &App) -> Duration {
-    app.limits.request.mul_f32(0.8)
+    app.common.limits.request.mul_f32(0.8)
 }
 
-async fn dispatch(app: &Arc<App>, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
-    let params = addressed(app, &call);
-    let body = match sent {
-        Sent::Read(body) => body,
-        Sent::Unread(body) => {
-            return match params.and_then(|params| links::find(app, &call, params)) {
-                Ok(saying) => saying.take(app, body).await,
-                // It may have been opened through this server, on the one that decides.
-                Err(problem) if problem.is(GONE) => match app.desk.find() {
-                    Where::There(there) => forward::send(&there, &call.parts, body, patience(app)).await,
-                    Where::Here(_) | Where::Nobody => {
-                        discard(body, app.limits.body, app.limits.body_read).await;
-                        Err(problem)
-                    }
-                },
-                Err(problem) => {
-                    discard(body, app.limits.body, app.limits.body_read).await;
-                    Err(problem)
-                }
-            };
+async fn dispatch(api: &Api, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
+    let does = call.found.route.does;
+    let params = Params::read(&call.parts.uri);
+    match does {
+        Does::Live => params?.end(&[]).map(|()| text("it lives\n")),
+        Does::Ready => {
+            params?.end(&[])?;
+            api.ready().await
         }
-    };
-    let params = params?;
-    let is_read = matches!(call.parts.method, Method::GET | Method::HEAD);
-    if !is_read {
-        params.end(&[])?;
-        let decider = match app.desk.find() {
-            Where::Here(decider) => decider,
-            Where::There(there) => {
-                return forward::send(&there, &call.parts, body?.into(), patience(app)).await;
-            }
-            Where::Nobody => return Err(forward::nobody()),
-        };
-        return match call.found.route.does {
-            Does::Intents => intents::take(app, &decider, call, body).await,
-            Does::Intent(type_name, shape) => write::typed(app, &decider, call, body, type_name, shape).await,
-            Does::Link => links::open(app, &decider, &call, body),
-            other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
-        };
-    }
-    match call.found.route.does {
-        Does::List(kind) => read::list(app, &call, kind, params).await,
-        Does::Get(kind) => read::get(app, &call, kind, params).await,
-        Does::History(kind) => read::history(app, &call, kind, params).await,
-        Does::Events => stream::events(app, params, &call.parts.headers),
-        Does::Logs => logs::read(app, &call, params).await,
-        Does::Live => params.end(&[]).map(|()| text("it lives\n")),
-        Does::Ready => params.end(&[]).map(|()| app)?.ready().await,
-        Does::Metrics => params.end(&[]).and_then(|()| metrics::show(app)),
-        Does::OpenApi => params.end(&[]).map(|()| json(openapi::text())),
+        Does::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
+        Does::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
         Does::Schema => {
-            params.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
+            params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
+        }
+        Does::List(_) | Does::Get(_) | Does::History(_) | Does::Events | Does::Logs => {
+            read_of(fleet(api, &call)?, &call, params?).await
         }
         Does::Intents | Does::Intent(..) | Does::Link | Does::Say => {
-            Err(Problem::new(INTERNAL, "this is no read"))
+            let app = fleet(api, &call);
+            match sent {
+                Sent::Read(body) => write_to(app?, call, params?, body).await,
+                Sent::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
+            }
         }
     }
 }
 
-impl App {
-    /// Ready, if the rows reach what is durable now within a second.
+async fn read_of(app: &Arc<App>, call: &Call, params: Params) -> Result<Response<Body>, Problem> {
+    match call.found.route.does {
+        Does::List(kind) => read::list(app, call, kind, params).await,
+        Does::Get(kind) => read::get(app, call, kind, params).await,
+        Does::History(kind) => read::history(app, call, kind, params).await,
+        Does::Events => stream::events(app, params, &call.parts.headers),
+        Does::Logs => logs::read(app, call, params).await,
+        other => Err(Problem::new(INTERNAL, format!("{other:?} is no read"))),
+    }
+}
+
+/// What only the decider can answer: here, or on the server where it is.
+async fn write_to(
+    app: &Arc<App>,
+    call: Call,
+    params: Params,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    params.end(&[])?;
+    let decider = match app.desk.find() {
+        Where::Here(decider) => decider,
+        Where::There(there) => {
+            return forward::send(&there, &call.parts, body?.into(), patience(app)).await;
+        }
+        Where::Nobody => return Err(forward::nobody()),
+    };
+    match call.found.route.does {
+        Does::Intents => intents::take(app, &decider, call, body).await,
+        Does::Intent(type_name, shape) => write::typed(app, &decider, call, body, type_name, shape).await,
+        Does::Link => links::open(app, &decider, &call, body),
+        other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
+    }
+}
+
+/// What an executor says on its link. The link may have been opened through this server, on the one that decides.
+async fn say_to(
+    app: Result<&Arc<App>, Problem>,
+    limits: &Limits,
+    call: Call,
+    params: Result<Params, Problem>,
+    body: Body,
+) -> Result<Response<Body>, Problem> {
+    let found = app.and_then(|app| Ok((app, links::find(app, &call, params?))));
+    let problem = match found {
+        Ok((app, Ok(saying))) => return saying.take(app, body).await,
+        Ok((app, Err(problem))) => match app.desk.find() {
+            Where::There(there) if problem.is(GONE) => {
+                return forward::send(&there, &call.parts, body, patience(app)).await;
+            }
+            Where::There(_) | Where::Here(_) | Where::Nobody => problem,
+        },
+        Err(problem) => problem,
+    };
+    discard(body, limits.body, limits.body_read).await;
+    Err(problem)
+}
+
+impl Api {
+    /// Ready, if the rows of every fleet reach what is durable now within a second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
-        let tail = self.source.head().map_or_else(Default::default, |head| head.position);
-        read::reached(self, tail, Duration::from_secs(1)).await?;
+        for (name, app) in &self.fleets {
+            let tail = app.source.head().map_or_else(Default::default, |head| head.position);
+            read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {
+                problem.detail.insert_str(0, &format!("fleet {name}: "));
+                problem
+            })?;
+        }
         Ok(text("ready\n"))
     }
 }

@@ -42,7 +42,7 @@ pub(super) async fn take(
     let meta = Meta::read(headers)?;
     let Some(media) = media(headers, TAKEN)? else { return Err(unsupported("", TAKEN)) };
     let bytes = body?;
-    let text = check(&bytes, app.limits.depth)?;
+    let text = check(&bytes, app.common.limits.depth)?;
     if media == Media::Batch {
         return batch(app, decider, &meta, text, &id, &principal).await;
     }
@@ -159,13 +159,16 @@ async fn batch(
         return Err(Problem::new(BAD_PARAMETER, detail));
     }
     let items: Vec<&RawValue> = read_items(text)?;
-    if items.len() > app.limits.batch {
-        let detail =
-            format!("read the batch: it has {} events, at most {} are taken", items.len(), app.limits.batch);
+    if items.len() > app.common.limits.batch {
+        let detail = format!(
+            "read the batch: it has {} events, at most {} are taken",
+            items.len(),
+            app.common.limits.batch
+        );
         return Err(Problem::new(TOO_LARGE, detail));
     }
     // The request has paid for one.
-    app.rates.owe(principal, items.len().saturating_sub(1));
+    app.common.rates.owe(principal, items.len().saturating_sub(1));
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
     let mut asked = Vec::new();
     for (index, item) in items.iter().enumerate() {

@@ -152,7 +152,7 @@ struct Pump {
 
 impl Pump {
     fn new(app: Arc<App>, id: Uuid, open: Arc<Open>, letters: Letters, pieces: mpsc::Sender<Bytes>) -> Pump {
-        let mut heartbeat = interval(app.limits.heartbeat);
+        let mut heartbeat = interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (closing, over, heard) = (app.hub.closing(), open.over.subscribe(), open.heard.subscribe());
         Pump { app, id, open, letters, pieces, closing, over, heard, heartbeat }
@@ -239,12 +239,12 @@ impl Saying {
         open.heard.send_replace(Instant::now());
         // Whoever says something while something else is being said waits here, with nothing read of it.
         let mut said = open.said.lock().await;
-        let most = app.limits.messages;
+        let most = app.common.limits.messages;
         if body.size_hint().lower() > most as u64 {
-            edge::discard(body, app.limits.body, app.limits.body_read).await;
+            edge::discard(body, app.common.limits.body, app.common.limits.body_read).await;
             return Err(edge::too_large(most));
         }
-        let body = edge::whole(body, most, app.limits.body_read).await?;
+        let body = edge::whole(body, most, app.common.limits.body_read).await?;
         let told = tell(open, &mut said, self.after, &body).await;
         if told.is_err() {
             // What follows would miss something.

@@ -107,8 +107,9 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     let follow = params.flag("follow")?.unwrap_or(false);
     params.end(&["payload", "process", "stream", "tail", "follow"])?;
     let follower = if follow {
-        let busy = || Problem::new(BUSY, format!("follow a log: {} streams are open", app.limits.followers));
-        Some(app.hub.follow(app.limits.followers).ok_or_else(busy)?)
+        let busy =
+            || Problem::new(BUSY, format!("follow a log: {} streams are open", app.common.limits.followers));
+        Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
     } else {
         None
     };

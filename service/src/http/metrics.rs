@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, header};
+use chancery_events::name::FleetName;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,8 +15,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::App;
 use super::problem::Problem;
+use super::{Api, App};
+use crate::decider::Decider;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -30,7 +32,13 @@ struct RouteLabels {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct FleetLabels {
+    fleet: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct CodeLabels {
+    fleet: String,
     code: &'static str,
 }
 
@@ -39,10 +47,31 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
     seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
-    verdicts: Family<CodeLabels, Counter>,
-    skipped: Counter,
     pub(super) connections: Gauge,
     turned_away: Counter,
+    fleets: Fleets,
+}
+
+/// What is counted for each fleet.
+#[derive(Default)]
+struct Fleets {
+    verdicts: Family<CodeLabels, Counter>,
+    skipped: Family<FleetLabels, Counter>,
+    journal: Family<FleetLabels, Gauge>,
+    applied: Family<FleetLabels, Gauge>,
+    lag: Family<FleetLabels, Gauge>,
+    backlog: Family<FleetLabels, Gauge>,
+    decides: Family<FleetLabels, Gauge>,
+    followers: Family<FleetLabels, Gauge>,
+    links: Family<FleetLabels, Gauge>,
+}
+
+/// The figures of one fleet.
+#[derive(Debug)]
+pub struct Figures {
+    fleet: String,
+    verdicts: Family<CodeLabels, Counter>,
+    skipped: Counter,
     journal: Gauge,
     applied: Gauge,
     lag: Gauge,
@@ -77,56 +106,57 @@ impl Metrics {
             registry: Mutex::new(Registry::with_prefix("chancery")),
             requests: Family::default(),
             seconds: Family::new_with_constructor(buckets),
-            verdicts: Family::default(),
-            skipped: Counter::default(),
             connections: Gauge::default(),
             turned_away: Counter::default(),
-            journal: Gauge::default(),
-            applied: Gauge::default(),
-            lag: Gauge::default(),
-            backlog: Gauge::default(),
-            decides: Gauge::default(),
-            followers: Gauge::default(),
-            links: Gauge::default(),
+            fleets: Fleets::default(),
         };
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
             to.register("http_request_seconds", "Time until an answer begins", metrics.seconds.clone());
-            to.register(
-                "verdicts",
-                "Answers of the decider: outcomes, and codes of refusals",
-                metrics.verdicts.clone(),
-            );
-            to.register("journal_skipped", "Records of the log that do not count", metrics.skipped.clone());
             to.register("http_connections", "Open connections", metrics.connections.clone());
             to.register(
                 "http_connections_turned_away",
                 "Connections over the limit",
                 metrics.turned_away.clone(),
             );
-            to.register("journal_position", "The last durable position", metrics.journal.clone());
-            to.register("applied_position", "The last position in the rows", metrics.applied.clone());
-            to.register("applied_lag", "Durable positions that are not in the rows", metrics.lag.clone());
-            to.register(
-                "decides",
-                "Whether this server decides: 1, or 0 where another one does",
-                metrics.decides.clone(),
-            );
-            to.register("decider_backlog", "Inputs that wait for the decider", metrics.backlog.clone());
-            to.register("stream_followers", "Open streams", metrics.followers.clone());
-            to.register("executor_links", "Executors connected over HTTP", metrics.links.clone());
+            let fleets = &metrics.fleets;
+            let verdicts = "Answers of the decider: outcomes, and codes of refusals";
+            to.register("verdicts", verdicts, fleets.verdicts.clone());
+            to.register("journal_skipped", "Records of the log that do not count", fleets.skipped.clone());
+            to.register("journal_position", "The last durable position", fleets.journal.clone());
+            to.register("applied_position", "The last position in the rows", fleets.applied.clone());
+            to.register("applied_lag", "Durable positions that are not in the rows", fleets.lag.clone());
+            let decides = "Whether this server decides: 1, or 0 where another one does";
+            to.register("decides", decides, fleets.decides.clone());
+            to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
+            to.register("stream_followers", "Open streams", fleets.followers.clone());
+            to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
         });
         metrics
+    }
+
+    /// Those of a fleet, which are shown from now on.
+    pub fn of(&self, fleet: &FleetName) -> Figures {
+        let labels = FleetLabels { fleet: fleet.to_string() };
+        let gauge = |family: &Family<FleetLabels, Gauge>| family.get_or_create_owned(&labels);
+        let fleets = &self.fleets;
+        Figures {
+            fleet: fleet.to_string(),
+            verdicts: fleets.verdicts.clone(),
+            skipped: fleets.skipped.get_or_create_owned(&labels),
+            journal: gauge(&fleets.journal),
+            applied: gauge(&fleets.applied),
+            lag: gauge(&fleets.lag),
+            backlog: gauge(&fleets.backlog),
+            decides: gauge(&fleets.decides),
+            followers: gauge(&fleets.followers),
+            links: gauge(&fleets.links),
+        }
     }
 
     /// Puts in figures of others.
     pub fn register(&self, put: impl FnOnce(&mut Registry)) {
         put(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Counts a record that the journal skipped.
-    pub fn skipped(&self) {
-        self.skipped.inc();
     }
 
     pub(super) fn turned_away(&self) {
@@ -149,24 +179,38 @@ impl Metrics {
         self.requests.get_or_create(&RequestLabels { route, method, status }).inc();
         self.seconds.get_or_create(&RouteLabels { route }).observe(taken.as_secs_f64());
     }
+}
+
+impl Figures {
+    /// Counts a record that the journal skipped.
+    pub fn skipped(&self) {
+        self.skipped.inc();
+    }
 
     pub(super) fn verdict(&self, code: &'static str) {
-        self.verdicts.get_or_create(&CodeLabels { code }).inc();
+        self.verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
+    }
+
+    fn look(&self, app: &App) {
+        let tail = app.source.head().map_or(0, |head| head.position.get());
+        let applied = app.reader.applied().position.get();
+        let here = app.desk.here();
+        self.journal.set(tail as i64);
+        self.applied.set(applied as i64);
+        self.lag.set(tail.saturating_sub(applied) as i64);
+        self.backlog.set(here.as_ref().map_or(0, Decider::backlog) as i64);
+        self.decides.set(i64::from(here.is_some()));
+        self.followers.set(app.hub.followers() as i64);
+        self.links.set(app.links.count() as i64);
     }
 }
 
 /// Answers a scrape.
-pub(super) fn show(app: &App) -> Result<Response<Body>, Problem> {
-    let metrics = &app.metrics;
-    let tail = app.source.head().map_or(0, |head| head.position.get());
-    let applied = app.reader.applied().position.get();
-    metrics.journal.set(tail as i64);
-    metrics.applied.set(applied as i64);
-    metrics.lag.set(tail.saturating_sub(applied) as i64);
-    metrics.backlog.set(app.desk.here().map_or(0, |decider| decider.backlog()) as i64);
-    metrics.decides.set(i64::from(app.desk.here().is_some()));
-    metrics.followers.set(app.hub.followers() as i64);
-    metrics.links.set(app.links.count() as i64);
+pub(super) fn show(api: &Api) -> Result<Response<Body>, Problem> {
+    for app in api.fleets.values() {
+        app.figures.look(app);
+    }
+    let metrics = &api.common.metrics;
     let mut text = String::new();
     encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
         .map_err(|error| Problem::internal("show the figures", &error))?;

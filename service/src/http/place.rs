@@ -47,7 +47,7 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(app: &App, next: Position) -> Place {
-        let mut heartbeat = tokio::time::interval(app.limits.heartbeat);
+        let mut heartbeat = tokio::time::interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         heartbeat.reset();
         let in_ring = matches!(app.hub.read(next, 1), Next::Batches(_));

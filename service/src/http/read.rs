@@ -42,7 +42,7 @@ pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> R
 async fn min_position(app: &App, params: &mut Params) -> Result<(), Problem> {
     match params.number("min_position")? {
         None => Ok(()),
-        Some(wanted) => reached(app, Position::new(wanted), app.limits.min_position).await,
+        Some(wanted) => reached(app, Position::new(wanted), app.common.limits.min_position).await,
     }
 }
 

@@ -21,14 +21,16 @@ use tower::util::MapRequest;
 
 use super::problem::{BUSY, Problem};
 use super::rate::Peer;
-use super::{App, Limits, router};
+use super::{Api, Common, Limits, router};
 
 /// Serves until `shutdown` comes: then it takes no more connections, ends streams, and lets requests in flight
 /// finish for as long as the limits say.
-pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-    let (limits, hub, metrics) = (app.limits.clone(), app.hub.clone(), app.metrics.clone());
-    let service = router(app);
-    let builder = builder(&limits);
+pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+    let common = Arc::clone(&api.common);
+    let Common { limits, metrics, .. } = &*common;
+    let hubs: Vec<_> = api.fleets.values().map(|app| Arc::clone(&app.hub)).collect();
+    let service = router(api);
+    let builder = builder(limits);
     let room = Arc::new(Semaphore::new(limits.connections));
     let (stop, stopped) = watch::channel(false);
     let mut connections = JoinSet::new();
@@ -85,7 +87,9 @@ pub async fn serve(app: App, listener: TcpListener, shutdown: impl Future<Output
         });
     }
     drop(listener);
-    hub.close();
+    for hub in hubs {
+        hub.close();
+    }
     stop.send_replace(true);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.drain, all).await.is_err() {

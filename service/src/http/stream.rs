@@ -119,8 +119,8 @@ pub(super) fn events(
         return Err(Problem::new(BEHIND, format!("read events from {next} on: the journal ends at {tail}"))
             .position(tail.get()));
     }
-    let follower = app.hub.follow(app.limits.followers).ok_or_else(|| {
-        Problem::new(BUSY, format!("follow the journal: {} streams are open", app.limits.followers))
+    let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
+        Problem::new(BUSY, format!("follow the journal: {} streams are open", app.common.limits.followers))
     })?;
     let asked = Asked { next, wanted, form, until: (!follow).then_some(tail), limit };
     let mut response = Response::new(stream(app.clone(), asked, follower));
@@ -295,7 +295,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
                         let since = Instant::now();
                         yield Ok(asked.form.cut(shown));
                         // Control comes back when the connection has room for more.
-                        if since.elapsed() > app.limits.stall {
+                        if since.elapsed() > app.common.limits.stall {
                             break 'end Closed::Slow;
                         }
                     }

@@ -75,7 +75,7 @@ pub(super) async fn typed(
     let text = if bytes.is_empty() && needs_no_body(type_name, shape) {
         "{}"
     } else {
-        check(&bytes, app.limits.depth)?
+        check(&bytes, app.common.limits.depth)?
     };
     let intent = match shape {
         Shape::Members => typed::intent(type_name, &Splice::new(text, &params)?)
@@ -133,10 +133,10 @@ fn in_path(mut problem: Problem, params: &[(&'static str, &str)]) -> Problem {
 /// Asks the decider, and counts the answer.
 pub(super) async fn ask(app: &App, decider: &Decider, request: Request) -> Result<Verdict, NoVerdict> {
     // Less than the whole request may take, so that the answer can say what is not known.
-    let timeout = app.limits.request.mul_f32(0.9);
+    let timeout = app.common.limits.request.mul_f32(0.9);
     let verdict =
         tokio::time::timeout(timeout, decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
-    app.metrics.verdict(match &verdict {
+    app.figures.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
             Ok(accepted) => accepted.outcome.word(),
             Err(refusal) => refusal.code.word(),

@@ -28,8 +28,10 @@ fn all(names: &Names) -> [(&str, Role); 3] {
 }
 
 /// Makes the topics that are not there; what is there stays as it is. What it did.
-pub async fn init_topics(config: &Config, partitions: u16, copies: u16) -> Result<String> {
+pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) -> Result<String> {
     let (topics, names) = place(config)?;
+    let needed = config.fleets.values().max().map_or(1, |last| last + 1);
+    let partitions = partitions.map_or(needed, i32::from);
     let brokers = topics.brokers()?;
     if brokers < usize::from(copies) {
         bail!(
@@ -39,7 +41,7 @@ pub async fn init_topics(config: &Config, partitions: u16, copies: u16) -> Resul
     }
     let mut text = String::new();
     for (topic, role) in all(&names) {
-        let made = topics.make(topic, role, i32::from(partitions), i32::from(copies)).await?;
+        let made = topics.make(topic, role, partitions, i32::from(copies)).await?;
         let did =
             if made { format!("made, {partitions} partitions, {copies} copies") } else { "is there".into() };
         writeln!(text, "{topic}: {did}")?;

@@ -14,9 +14,9 @@ use serde_json::Value;
 use super::evidence::{Evidence, judge};
 use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
 use super::load::Load;
+use crate::Server;
 use crate::ledger::Tally;
 use crate::sim::Random;
-use crate::Server;
 
 /// Leaps, in seconds, at most; about two days.
 const LEAP: u64 = 170_000;

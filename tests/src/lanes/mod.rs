@@ -55,8 +55,15 @@ pub enum Lane {
 
 impl Lane {
     /// Every one.
-    pub const ALL: &[Lane] =
-        &[Lane::Kills, Lane::Executors, Lane::Pauses, Lane::Clock, Lane::DiskFull, Lane::Damage, Lane::Takeovers];
+    pub const ALL: &[Lane] = &[
+        Lane::Kills,
+        Lane::Executors,
+        Lane::Pauses,
+        Lane::Clock,
+        Lane::DiskFull,
+        Lane::Damage,
+        Lane::Takeovers,
+    ];
 
     /// The word for it.
     pub const fn word(self) -> &'static str {

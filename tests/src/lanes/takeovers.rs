@@ -34,7 +34,7 @@ use super::load::Load;
 use crate::kafka::Cluster;
 use crate::ledger::Tally;
 use crate::sim::Random;
-use crate::{Executor, Server, Standbys, until};
+use crate::{Executor, Server, Standbys, decides, until};
 
 /// What is struck.
 #[derive(Clone, Copy)]
@@ -208,16 +208,13 @@ fn strike(
             // The sleeper does not answer: only the others are asked.
             let up = |at: &usize| *at != decider;
             until("another server decides", || {
-                (0..3).filter(up).find(|at| {
-                    standbys.servers[*at].client().get("/metrics").text.contains("\nchancery_decides 1\n")
-                })
+                (0..3).filter(up).find(|at| decides(&standbys.servers[*at], "default") == Some(true))
             });
             let took = began.elapsed();
             std::thread::sleep(Duration::from_millis(random.below(2000)));
             standbys.servers[decider].signal(Signal::CONT);
             until("the sleeper has noticed", || {
-                let text = standbys.servers[decider].client().get("/metrics").text;
-                text.contains("\nchancery_decides 0\n").then_some(())
+                (decides(&standbys.servers[decider], "default") == Some(false)).then_some(())
             });
             ensure!(
                 standbys.servers[decider].ended().is_none(),

@@ -211,7 +211,7 @@ async fn what_the_query_says_wrong_is_told() {
 async fn what_is_too_large_is_refused_before_it_is_read() {
     let world = World::new();
     assert_eq!(world.get(&format!("/nodes?state={}", "x".repeat(9_000))).await.problem().0, 414);
-    let value = "x".repeat(world.app.limits.headers_bytes + 1);
+    let value = "x".repeat(world.app.common.limits.headers_bytes + 1);
     let large = request(Method::GET, "/nodes", &[("x-large", value.as_str())], "");
     assert_eq!(world.send(large).await.problem().0, 431);
     let mut many = request(Method::GET, "/nodes", &[], "");

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 
-use super::world::{World, request};
+use super::world::{World, fleet, request};
 use crate::decider::{Connection, Input, Mailbox, mailbox};
 use crate::executors::Connections;
 use crate::http::{Links, serve};
@@ -176,8 +176,8 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     let mut world = World::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
-    tokio::spawn(serve(world.app.clone(), listener, std::future::pending()));
-    let remote = Remote::new(&url, &world.app.fleet).expect("an address");
+    tokio::spawn(serve(world.api(), listener, std::future::pending()));
+    let remote = Remote::new(&url, &fleet()).expect("an address");
     let mut link = remote.connect().await.expect("a link");
     let Input::Connected(connection, to_executor) = hear(&mut world).await else { panic!("no connection") };
     // More than one request holds, and more than waits in any queue.
@@ -246,6 +246,6 @@ async fn of_what_is_said_on_no_link_not_more_is_taken_than_of_any_other_request(
     let (body, taken) = counted(1000);
     let path = "/links/00000000-0008-8801-8000-000000000007/messages?after=0";
     assert_eq!(world.send(request(Method::POST, path, &[], body)).await.problem().0, 410);
-    let most = world.app.limits.body * 8 / (1 << 20);
+    let most = world.app.common.limits.body * 8 / (1 << 20);
     assert!(taken.load(Ordering::Relaxed) <= most + 2, "{taken:?} of {most} MiB");
 }

@@ -28,7 +28,7 @@ async fn start(world: &World) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let (stop, stopped) = oneshot::channel::<()>();
-    let served = tokio::spawn(serve(world.app.clone(), listener, async { drop(stopped.await) }));
+    let served = tokio::spawn(serve(world.api(), listener, async { drop(stopped.await) }));
     Server { address, stop, served }
 }
 
@@ -112,7 +112,7 @@ async fn whoever_takes_nothing_is_cut_off() {
     for _ in 0..100 {
         world.touch("node-1", 300);
         tokio::time::sleep(Duration::from_millis(20)).await;
-        if world.app.metrics.connections.get() == 0 {
+        if world.app.common.metrics.connections.get() == 0 {
             assert_eq!(world.app.hub.followers(), 0);
             return;
         }

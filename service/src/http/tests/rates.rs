@@ -78,7 +78,7 @@ async fn addresses_are_told_apart() {
     let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(serve(world.app.clone(), listener, std::future::pending()));
+    tokio::spawn(serve(world.api(), listener, std::future::pending()));
     let status = async |from: &str| {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(format!("{from}:0").parse().expect("an address")).expect("an address of this machine");

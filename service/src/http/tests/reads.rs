@@ -5,6 +5,7 @@ use chancery_events::id::{OperationId, Position};
 use chancery_events::name::ReplicaName;
 
 use super::world::{LINEAGE, World, request};
+use crate::http::Limits;
 
 #[tokio::test]
 async fn a_list_comes_in_pages() {
@@ -96,8 +97,8 @@ async fn a_history_goes_on_where_a_page_ended() {
 
 #[tokio::test]
 async fn a_read_waits_for_the_position_it_needs() {
-    let mut world = World::new();
-    world.app.limits.min_position = std::time::Duration::from_secs(1);
+    let min_position = std::time::Duration::from_secs(1);
+    let world = World::with(Limits { min_position, ..Limits::default() });
     let router = world.router();
     let waiting = tokio::spawn(tower::ServiceExt::oneshot(
         router,
@@ -126,12 +127,12 @@ async fn health_and_figures_are_told() {
     world.get("/nodes").await;
     let text = String::from_utf8(world.get("//metrics").await.body.to_vec()).expect("text");
     for line in [
-        "chancery_journal_position 5",
-        "chancery_applied_position 5",
-        "chancery_applied_lag 0",
-        "chancery_decider_backlog 0",
+        "chancery_journal_position{fleet=\"default\"} 5",
+        "chancery_applied_position{fleet=\"default\"} 5",
+        "chancery_applied_lag{fleet=\"default\"} 0",
+        "chancery_decider_backlog{fleet=\"default\"} 0",
         "chancery_http_requests_total{route=\"/v1/fleets/{fleet}/nodes\",method=\"GET\",status=\"200\"} 1",
-        "chancery_journal_skipped_total 0",
+        "chancery_journal_skipped_total{fleet=\"default\"} 0",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }

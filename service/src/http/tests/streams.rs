@@ -8,7 +8,7 @@ use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tower::ServiceExt as _;
 
-use super::world::{World, request};
+use super::world::{World, api_of, request};
 use crate::http::Limits;
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
@@ -170,7 +170,7 @@ async fn filters_from_the_journal_and_from_the_ring_agree() {
         cold.hub = std::sync::Arc::default();
         for app in [world.app.clone(), cold] {
             let path = format!("/events?follow=false&{query}");
-            let response = crate::http::router(app)
+            let response = crate::http::router(api_of(app))
                 .oneshot(request(Method::GET, &path, &[], ""))
                 .await
                 .expect("an answer");
@@ -277,8 +277,7 @@ async fn an_idle_stream_says_that_it_is_there() {
 
 #[tokio::test]
 async fn followers_are_limited() {
-    let mut world = World::new();
-    world.app.limits.followers = 2;
+    let world = World::with(Limits { followers: 2, ..Limits::default() });
     let _first = Reading::open(&world, "/events", &[SSE]).await;
     let second = Reading::open(&world, "/events", &[SSE]).await;
     let third = world.send(request(Method::GET, "/events", &[SSE], "")).await;

@@ -10,6 +10,7 @@ use chancery_events::event::Event;
 use chancery_events::fact::Fact;
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent;
+use chancery_events::name::FleetName;
 use chancery_events::record::{Draft, Record};
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
@@ -22,7 +23,7 @@ use tower::ServiceExt as _;
 use crate::decider::{Decider, Input, Verdict};
 use crate::duty::Desk;
 use crate::executors::Connections;
-use crate::http::{App, Hub, Limits, Links, Metrics, NoLogs, Rates, router};
+use crate::http::{Api, App, Common, Hub, Limits, Links, NoLogs, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -76,7 +77,23 @@ impl Answer {
     }
 }
 
+/// The fleet of these tests.
+pub(super) fn fleet() -> FleetName {
+    "default".parse().expect("a name")
+}
+
+/// A server with nothing but it.
+pub(super) fn api_of(app: App) -> Api {
+    let common = Arc::clone(&app.common);
+    Api { fleets: [(fleet(), Arc::new(app))].into(), common }
+}
+
 impl World {
+    /// As a server has it.
+    pub(super) fn api(&self) -> Api {
+        api_of(self.app.clone())
+    }
+
     /// With a term, a cluster, two nodes and a capability: positions 1 to 5.
     pub(super) fn new() -> World {
         World::with(Limits { heartbeat: Duration::from_millis(50), ..Limits::default() })
@@ -105,17 +122,20 @@ impl World {
         let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
         let (hear, heard) = mpsc::unbounded_channel();
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
+        let common = Arc::new(Common::new(limits));
         let app = App {
-            fleet: "default".parse().expect("a name"),
             desk: Desk::with(Decider::over(queue)),
             reader,
             source: log.source(),
             hub,
-            metrics: Arc::new(Metrics::new()),
+            figures: Arc::new(common.metrics.of(&fleet())),
             logs: Arc::new(NoLogs),
-            links: Arc::new(Links::new(Connections::default(), Duration::from_mins(1), limits.executors)),
-            rates: Arc::new(Rates::of(&limits)),
-            limits,
+            links: Arc::new(Links::new(
+                Connections::default(),
+                Duration::from_mins(1),
+                common.limits.executors,
+            )),
+            common,
         };
         let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
         let world = World { app, journal, by, asked, says, heard, _folder: folder };
@@ -164,7 +184,7 @@ impl World {
     }
 
     pub(super) fn router(&self) -> Router {
-        router(self.app.clone())
+        router(self.api())
     }
 
     /// Asks, and gives the answer whole.

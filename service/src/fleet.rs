@@ -1,0 +1,329 @@
+//! A fleet of a server: its journal, decider, projector and executors in one process, and the order in which they
+//! start and stop.
+//!
+//! ```text
+//! DATA/fleets/FLEET/journal/       what has happened: the only thing that cannot be made again
+//! DATA/fleets/FLEET/snapshots/     the state at some positions
+//! DATA/fleets/FLEET/rows/          the read models
+//! DATA/executors/FLEET/CLUSTER/    what runs on this machine: outlives the server
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+use chancery_events::id::{IncarnationId, Position, Writer};
+use chancery_events::name::{ClusterName, FleetName};
+use chancery_executor::process;
+use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::snapshots::Snapshots;
+use chancery_journal::{Cursor, Delivery, Journal, Sink, Source};
+use chancery_projector::{Projector, Reader, Tuning};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::{Clusters, Config, Place};
+use crate::decider::core::{PART, Settings};
+use crate::decider::{Following, random};
+use crate::duty::{Beside, Desk, Duty, Office, Turns};
+use crate::executors::{self, Connections, Host, Means};
+use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
+use crate::rows::{Queue, Rows, publisher};
+
+/// For builds without it.
+pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
+
+/// A fleet's parts, of which nothing but the projector runs yet.
+pub struct Fleet {
+    name: FleetName,
+    journal: Arc<dyn Journal>,
+    /// Stands for election, if there are others.
+    election: Option<Election>,
+    source: Arc<dyn Source>,
+    office: Office,
+    desk: Desk,
+    hub: Arc<Hub>,
+    figures: Arc<Figures>,
+    clusters: watch::Receiver<Position>,
+    projector: thread::JoinHandle<Result<()>>,
+    reader: Reader,
+    root: PathBuf,
+}
+
+/// A fleet that is shown, and decided if it is this server's turn.
+pub struct Running {
+    journal: Arc<dyn Journal>,
+    election: Option<Election>,
+    executors: JoinHandle<()>,
+    projector: thread::JoinHandle<Result<()>>,
+}
+
+impl Fleet {
+    /// Opens the journal, folds it, and starts the projector, which tells if it ends by itself. Blocks.
+    pub fn open(
+        config: &Config,
+        name: &FleetName,
+        partition: i32,
+        own: &Arc<str>,
+        common: &Common,
+        unfolded: Arc<Notify>,
+    ) -> Result<Fleet> {
+        let fleet = name.as_str();
+        let home = config.data_dir.join("fleets").join(fleet);
+        let (told, deliveries) = mpsc::unbounded_channel();
+        let sink = Box::new(move |delivery: Delivery| {
+            // The decider ends before the journal: what comes then is for nobody.
+            let _ = told.send(delivery);
+        });
+        let mut options = Options::new(home.join("journal"), fleet);
+        options.largest_segment = config.segment_bytes;
+        options.first_segment = options.first_segment.min(config.segment_bytes);
+        let dir = options.dir.clone();
+        let Opened { journal, head, beside } = Opened::open(config, partition, options, sink)?;
+        let source = journal.source();
+        let snapshots = Snapshots::open(home.join("snapshots"))?;
+        if head.is_none()
+            && let Some((position, file)) = snapshots.list()?.last()
+        {
+            bail!(
+                "the journal in {} is empty, and {} is a snapshot at position {position}: the journal has been lost. \
+                 Put it back from a copy; to begin a new fleet, take another folder",
+                dir.display(),
+                file.display()
+            );
+        }
+        let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
+        let mut projector =
+            Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
+                .context("open the read models")?;
+        projector.catch_up().context("fold the journal")?;
+        let (turns, election) = stand(config, partition)?;
+        let reader = projector.reader();
+        let last = projector.state().and_then(|state| state.fleet.decider().cloned());
+        let hub = Arc::new(Hub::new());
+        let (changed, clusters) = watch::channel(Position::ZERO);
+        let (terms, decider) = watch::channel(last);
+        let (records, states, queue) = Queue::open();
+        let figures = Arc::new(common.metrics.of(name));
+        let counts = Arc::clone(&figures);
+        let publisher = publisher(Arc::clone(&hub), changed, terms, records);
+        let settings = Settings {
+            fleet: name.clone(),
+            writer: Writer::from_random(random()),
+            build: env!("CARGO_PKG_VERSION").into(),
+            address: Some(own.to_string()),
+            lease: config.lease,
+            part: PART,
+            replicas: config.limits.replicas,
+            inbox: None,
+        };
+        let (duty, told) = watch::channel(Duty::StandsBy);
+        let office = Office {
+            settings,
+            journal: Arc::clone(&journal),
+            following: Following {
+                deliveries,
+                publisher,
+                skipped: Box::new(move || counts.skipped()),
+                published: head.map_or(Position::ZERO, |head| head.position),
+            },
+            states,
+            queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
+            turns,
+            beside,
+            duty,
+        };
+        let desk = Desk { duty: told, decider, own: Arc::clone(own) };
+        let mut rows = Rows {
+            projector,
+            source: Arc::clone(&source),
+            snapshots,
+            fleet: fleet.into(),
+            every: config.snapshot_events,
+        };
+        let ends = Ends(unfolded);
+        let run = move || {
+            let done = rows.follow(&queue);
+            drop(ends);
+            if done.is_err() {
+                // Closing the store may wait for a disk that gives no answer; rows can be made again.
+                std::mem::forget(rows);
+            }
+            done
+        };
+        let projector =
+            thread::Builder::new().name("projector".into()).spawn(run).context("start the projector")?;
+        let root = config.data_dir.join("executors").join(fleet);
+        let name = name.clone();
+        Ok(Fleet {
+            name,
+            journal,
+            election,
+            source,
+            office,
+            desk,
+            hub,
+            figures,
+            clusters,
+            projector,
+            reader,
+            root,
+        })
+    }
+
+    /// Which one it is.
+    pub fn name(&self) -> &FleetName {
+        &self.name
+    }
+
+    /// Knows who decides.
+    pub fn desk(&self) -> &Desk {
+        &self.desk
+    }
+
+    /// Begins to host executors, until `stopped` says true. What is to run by turns, what the API shows, and the rest.
+    pub fn begin(
+        self,
+        config: &Config,
+        means: Means,
+        common: &Arc<Common>,
+        stopped: watch::Receiver<bool>,
+    ) -> (Office, App, Running) {
+        let connections = Connections::default();
+        // The decider loses a session after one lease; then nobody waits for its link.
+        let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
+        let host = Host {
+            root: self.root.clone(),
+            desk: self.desk.clone(),
+            reader: self.reader.clone(),
+            means,
+            clusters: config.executors.clone(),
+            connections,
+        };
+        let executors = tokio::spawn(host.run(self.clusters, stopped));
+        let app = App {
+            common: Arc::clone(common),
+            desk: self.desk,
+            reader: self.reader,
+            source: self.source,
+            hub: self.hub,
+            figures: self.figures,
+            logs: Arc::new(Files { root: self.root, clusters: config.executors.clone() }),
+            links: Arc::new(links),
+        };
+        let Fleet { journal, election, projector, office, .. } = self;
+        (office, app, Running { journal, election, executors, projector })
+    }
+}
+
+impl Running {
+    /// Waits until no executor works any more.
+    pub async fn rests(&mut self) -> Result<()> {
+        (&mut self.executors).await.context("join the executors")
+    }
+
+    /// Lets another server decide, and closes what there is; the decider has ended, and everything is durable.
+    pub async fn close(self) -> Result<()> {
+        let Running { journal, election, projector, .. } = self;
+        drop(election);
+        let close = move || -> Result<()> {
+            projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
+            journal.close().context("close the journal")
+        };
+        tokio::task::spawn_blocking(close).await?
+    }
+}
+
+/// Tells that a thread has ended, in whatever way.
+struct Ends(Arc<Notify>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// The journal as it was found.
+struct Opened {
+    journal: Arc<dyn Journal>,
+    /// Deliveries begin behind it.
+    head: Option<Cursor>,
+    beside: Option<Arc<dyn Beside>>,
+}
+
+#[cfg(feature = "kafka")]
+use crate::kafka::election::Election;
+/// There is none without Kafka.
+#[cfg(not(feature = "kafka"))]
+struct Election(std::convert::Infallible);
+
+/// Whose turn it is to decide: with an embedded journal always this server's.
+fn stand(config: &Config, partition: i32) -> Result<(Turns, Option<Election>)> {
+    match &config.journal {
+        #[cfg(feature = "kafka")]
+        Place::Kafka { brokers, prefix } => {
+            let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix, partition)?;
+            Ok((Turns::Told(turns), Some(election)))
+        }
+        #[cfg(not(feature = "kafka"))]
+        Place::Kafka { .. } => bail!(NO_KAFKA),
+        Place::Embedded => Ok((Turns::Ours, None)),
+    }
+}
+
+impl Opened {
+    fn open(config: &Config, partition: i32, options: Options, sink: Sink) -> Result<Opened> {
+        match &config.journal {
+            Place::Embedded => Opened::embedded(&options, sink),
+            #[cfg(feature = "kafka")]
+            Place::Kafka { brokers, prefix } => {
+                let (journal, head) =
+                    crate::kafka::open(&config.kafka, brokers, prefix, partition, options, sink)?;
+                let posts = crate::kafka::Posts::new(&config.kafka, brokers, prefix, partition)?;
+                Ok(Opened { journal, head, beside: Some(Arc::new(posts)) })
+            }
+            #[cfg(not(feature = "kafka"))]
+            Place::Kafka { .. } => bail!(NO_KAFKA),
+        }
+    }
+
+    fn embedded(options: &Options, sink: Sink) -> Result<Opened> {
+        let (journal, opened) = SegmentJournal::open(options, sink)?;
+        if let Some(cut) = &opened.cut {
+            eprintln!(
+                "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
+                 or the last group before a power cut; it is kept in {}",
+                cut.from,
+                cut.bytes,
+                cut.reason,
+                cut.kept.display()
+            );
+        }
+        Ok(Opened { journal: Arc::new(journal), head: opened.head, beside: None })
+    }
+}
+
+struct Files {
+    root: PathBuf,
+    clusters: Clusters,
+}
+
+impl Logs for Files {
+    fn keeps(&self, cluster: &ClusterName) -> bool {
+        self.clusters.has(cluster)
+    }
+
+    fn files(&self, id: IncarnationId) -> std::io::Result<Vec<LogFile>> {
+        let shown = |file: process::LogFile| LogFile {
+            payload: file.payload,
+            index: file.index,
+            stream: match file.stream {
+                process::Stream::Out => LogStream::Out,
+                process::Stream::Err => LogStream::Err,
+            },
+            base: file.base,
+        };
+        Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
+    }
+}

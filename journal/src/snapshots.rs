@@ -198,18 +198,23 @@ impl Snapshots {
 
     /// The files, the newest first.
     pub fn list(&self) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(failed("list", &self.dir))? {
-            let path = entry.map_err(failed("list", &self.dir))?.path();
-            let is_snapshot = path.extension().is_some_and(|extension| extension == "snap");
-            let position = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
-            if let (true, Some(position)) = (is_snapshot, position) {
-                found.push((position, path));
-            }
-        }
-        found.sort_by(|a, b| b.cmp(a));
-        Ok(found)
+        list(&self.dir)
     }
+}
+
+/// The snapshots in a folder, the newest first; nothing is changed there.
+pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
+        let path = entry.map_err(failed("list", dir))?.path();
+        let is_snapshot = path.extension().is_some_and(|extension| extension == "snap");
+        let position = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
+        if let (true, Some(position)) = (is_snapshot, position) {
+            found.push((position, path));
+        }
+    }
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found)
 }
 
 /// Hashes and counts what passes through.

@@ -10,12 +10,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Executor, Local, Output};
-use chancery::config::{Config, LogFormat};
+use chancery::config::{self, Config, LogFormat};
 use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::server::Greeting;
 use chancery::verify::{self, Verified};
 use chancery::{demo, payload, remote, server};
 
@@ -40,10 +39,9 @@ fn main() -> ExitCode {
             let context = Context::new(config, cli.output());
             cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Local(command) => Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
-            eprintln!("chancery: {error:#}");
-            ExitCode::FAILURE
-        })),
+        Command::Local(command) => {
+            Ok(local(command, config, cli.output()).unwrap_or_else(|error| failed(&error)))
+        }
     });
     done.unwrap_or_else(|error| {
         if !error.message.is_empty() {
@@ -53,6 +51,16 @@ fn main() -> ExitCode {
     })
 }
 
+fn failed(error: &anyhow::Error) -> ExitCode {
+    let io = error.downcast_ref::<std::io::Error>();
+    // A reader that has seen enough, as in `| head`, is no failure.
+    if io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("chancery: {error:#}");
+    ExitCode::FAILURE
+}
+
 fn refuse(why: &str) -> ExitCode {
     eprintln!("chancery: {why}");
     ExitCode::from(2)
@@ -60,8 +68,7 @@ fn refuse(why: &str) -> ExitCode {
 
 fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
     match command {
-        Local::Dev(_) => serve(config, Greeting::Spoken),
-        Local::Serve(_) => serve(config, Greeting::Silent),
+        Local::Dev(_) | Local::Serve(_) => serve(config),
         Local::Executor(flags) => execute(flags, &config),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
@@ -87,9 +94,8 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
         #[cfg(not(feature = "kafka"))]
         Local::InitTopics { .. } | Local::Doctor { .. } => anyhow::bail!(chancery::fleet::NO_KAFKA),
         Local::Openapi => {
-            let mut out = std::io::stdout();
-            serde_json::to_writer_pretty(&mut out, &chancery::http::openapi())?;
-            writeln!(out)?;
+            let text = serde_json::to_string_pretty(&chancery::http::openapi())?;
+            writeln!(std::io::stdout(), "{text}")?;
             Ok(ExitCode::SUCCESS)
         }
         Local::Completion { shell } => {
@@ -102,10 +108,13 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
     }
 }
 
-fn serve(config: Config, greeting: Greeting) -> Result<ExitCode> {
+fn serve(config: Config) -> Result<ExitCode> {
     log(&config)?;
+    for slip in config::slips(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+        tracing::warn!("{slip}");
+    }
     let folder = Folder::take(&config.data_dir)?;
-    if let Err(error) = runtime()?.block_on(server::run(config, folder, greeting)) {
+    if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
         eprintln!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
         std::process::exit(1);

@@ -27,17 +27,8 @@ use crate::open_files::OpenFiles;
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
-/// Whether a server says on standard output that it is up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Greeting {
-    /// For people who started it by hand.
-    Spoken,
-    /// For programs.
-    Silent,
-}
-
 /// Runs a server in its folder until it is asked to stop.
-pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<()> {
+pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let files = OpenFiles::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("read the address listened on")?;
@@ -77,9 +68,7 @@ pub async fn run(config: Config, folder: Folder, greeting: Greeting) -> Result<(
         let _ = told.wait_for(|stop| *stop).await;
     }));
     folder.write_address(&address.to_string())?;
-    if greeting == Greeting::Spoken {
-        greet(&config, &address.to_string());
-    }
+    greet(&config, &address.to_string());
     tracing::info!(%address, fleets = names(&config), data = %config.data_dir.display(), "ready");
 
     let early = tokio::select! {
@@ -178,6 +167,7 @@ fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
     )
 }
 
+/// Says that it is up, and where; nothing else comes on its standard output.
 fn greet(config: &Config, address: &str) {
     let _ = writeln!(
         std::io::stdout(),

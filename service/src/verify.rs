@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_journal::segments::{Finding, Outcome, Report, verify};
+use chancery_journal::snapshots;
 use serde_json::{Value, json};
 
 /// What was found in one journal.
@@ -12,6 +13,8 @@ use serde_json::{Value, json};
 pub struct Verified {
     folder: PathBuf,
     report: Report,
+    /// A snapshot of what an empty journal must have held.
+    snapshot: Option<PathBuf>,
 }
 
 /// Checks a journal's own folder, or the journal of every fleet in a server's folder.
@@ -30,16 +33,26 @@ pub fn check(dir: &Path) -> Result<Vec<Verified>> {
     let check = |folder: PathBuf| {
         let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
         ensure!(report.segments > 0, "there is no journal in {}", folder.display());
-        Ok(Verified { folder, report })
+        let snapshot = if report.head.is_none() { snapshot_beside(&folder)? } else { None };
+        Ok(Verified { folder, report, snapshot })
     };
     folders.into_iter().map(check).collect()
+}
+
+/// A server makes snapshots of what is in its journal alone.
+fn snapshot_beside(journal: &Path) -> Result<Option<PathBuf>> {
+    let folder = journal.with_file_name("snapshots");
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    Ok(snapshots::list(&folder)?.into_iter().next().map(|(_, file)| file))
 }
 
 impl Verified {
     /// Whether everything is as it was written. A tail that a running server is just writing counts as whole.
     pub fn holds(&self) -> bool {
         match self.report.outcome {
-            Outcome::Sound => true,
+            Outcome::Sound => self.snapshot.is_none(),
             Outcome::Torn(_) => self.report.is_open,
             Outcome::Damaged(_) => false,
         }
@@ -87,18 +100,25 @@ impl Verified {
                 found.reason
             )
         };
-        match &self.report.outcome {
-            Outcome::Sound => "  sound     the chain holds: every record is as it was written\n".into(),
-            Outcome::Torn(_) if self.report.is_open => {
+        match (&self.report.outcome, &self.snapshot) {
+            (Outcome::Sound, Some(snapshot)) => format!(
+                "  LOST      the journal is empty, and {} is a snapshot of one\n            put it back from a copy; it will not \
+                 open\n",
+                snapshot.display()
+            ),
+            (Outcome::Sound, None) => {
+                "  sound     the chain holds: every record is as it was written\n".into()
+            }
+            (Outcome::Torn(_), _) if self.report.is_open => {
                 "  sound     the chain holds as far as it is synced\n".into()
             }
-            Outcome::Torn(found) => {
+            (Outcome::Torn(found), _) => {
                 format!(
                     "  TORN      {}\n            opening the journal cuts it there, and keeps what it cuts\n",
                     place(found)
                 )
             }
-            Outcome::Damaged(found) => {
+            (Outcome::Damaged(found), _) => {
                 format!(
                     "  DAMAGED   {}\n            restore the journal from a copy; it will not open\n",
                     place(found)
@@ -117,6 +137,7 @@ impl Verified {
             }),
         };
         let outcome = match &report.outcome {
+            Outcome::Sound if self.snapshot.is_some() => "lost",
             Outcome::Sound => "sound",
             Outcome::Torn(_) => "torn",
             Outcome::Damaged(_) => "damaged",

@@ -14,6 +14,7 @@ use rdkafka::admin::{
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::KafkaError;
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::client::{Client, LARGEST};
@@ -71,6 +72,19 @@ impl fmt::Display for Finding {
         let Finding { topic, setting, found, wanted, danger, mend } = self;
         write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. To mend it: {mend}")
     }
+}
+
+/// A partition, as it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Partition {
+    /// Which one.
+    pub number: i32,
+    /// Brokers that should have it.
+    pub copies: usize,
+    /// Those that have all of it.
+    pub in_sync: usize,
+    /// Whether anything can be written to it or read.
+    pub has_leader: bool,
 }
 
 /// The cluster could not be asked, or refused.
@@ -245,6 +259,22 @@ impl Topics {
             Some(Err(code)) => Err(Failed { doing: doing(), source: KafkaError::AdminOp(code).into() }),
             None => Err(Failed { doing: doing(), source: Why::Silence }),
         }
+    }
+
+    /// Its partitions, as they are now. Blocks for moments.
+    pub fn partitions(&self, topic: &str) -> Result<Vec<Partition>, Failed> {
+        let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
+        let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
+        let found = metadata.topics().iter().filter(|one| one.name() == topic);
+        let shown = found.flat_map(MetadataTopic::partitions).map(|one| Partition {
+            number: one.id(),
+            copies: one.replicas().len(),
+            in_sync: one.isr().len(),
+            has_leader: one.leader() >= 0,
+        });
+        let mut all: Vec<_> = shown.collect();
+        all.sort_by_key(|partition| partition.number);
+        Ok(all)
     }
 
     /// How many brokers there are.

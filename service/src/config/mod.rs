@@ -22,8 +22,12 @@ use chancery_executor::process::OutputLimits;
 
 pub use settings::{SETTINGS, Setting, Type};
 
+use crate::manifest::suggest::nearest;
+
 /// The file that is read if it is there and no other is named.
 pub const FILE: &str = "chancery.toml";
+/// What variables of settings begin with.
+const PREFIX: &str = "CHANCERY_";
 /// The environment variable that names another file.
 pub const FILE_ENV: &str = "CHANCERY_CONFIG";
 
@@ -211,7 +215,7 @@ impl Config {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        let ours = |(name, _): &(String, String)| name.starts_with("CHANCERY_");
+        let ours = |(name, _): &(String, String)| name.starts_with(PREFIX);
         Config::read(Layers { file, env: std::env::vars_os().filter_map(text).filter(ours).collect(), flags })
     }
 
@@ -350,6 +354,21 @@ fn fleets(
         }
     }
     Ok(named.into_iter().map(|(name, partition)| (name, partition.unwrap_or(0))).collect())
+}
+
+/// Variables that look like one of a setting, and are none. Others may begin with our name too: processes and pods are
+/// given some.
+pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
+    let words: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.env.strip_prefix(PREFIX)).collect();
+    let slip = |name: String| {
+        let word = name.strip_prefix(PREFIX)?;
+        if words.contains(&word) || name == FILE_ENV {
+            return None;
+        }
+        let meant = nearest(word, &words)?;
+        Some(format!("the variable {name} sets nothing: did you mean {PREFIX}{meant}?"))
+    };
+    names.filter_map(slip).collect()
 }
 
 /// Every setting as it is when nobody sets it.

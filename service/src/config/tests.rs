@@ -134,3 +134,19 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
         assert_eq!(read(fleets, journal), wanted, "{fleets} {journal}");
     }
 }
+
+#[test]
+fn a_slip_in_the_name_of_a_variable_is_told() {
+    let told = |name: &str| slips([name.to_owned()].into_iter());
+    assert_eq!(
+        told("CHANCERY_LISTN"),
+        ["the variable CHANCERY_LISTN sets nothing: did you mean CHANCERY_LISTEN?"]
+    );
+    assert_eq!(told("CHANCERY_LIMIT_QUEUE").len(), 1);
+    // Ours, a process's own, and what Kubernetes gives to every pod beside a service of our name.
+    for name in
+        ["CHANCERY_LISTEN", "CHANCERY_CONFIG", "CHANCERY_INCARNATION", "CHANCERY_PORT_7440_TCP_PROTO", "PATH"]
+    {
+        assert_eq!(told(name), [""; 0], "{name}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
-use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
+use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
 
 use super::client;
 use crate::config::{Config, Place};
@@ -64,12 +64,64 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     for (topic, role) in all(&names) {
         let findings = topics.check(topic, role).await?;
         is_well &= findings.is_empty();
-        if findings.is_empty() {
+        let troubles = troubles(&topics.partitions(topic)?, config, topic);
+        is_well &= troubles.is_empty();
+        if findings.is_empty() && troubles.is_empty() {
             writeln!(text, "{topic}: well")?;
+        }
+        for trouble in troubles {
+            writeln!(text, "{topic}: {trouble}")?;
         }
         for Finding { setting, found, wanted, danger, mend, .. } in findings {
             writeln!(text, "{topic}: {setting} is {found}, and must be {wanted}: {danger}\n  {mend}")?;
         }
     }
     Ok((text, is_well))
+}
+
+/// What is wrong with partitions at the moment.
+fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Vec<String> {
+    let mut told = Vec::new();
+    for Partition { number, copies, in_sync, has_leader } in partitions {
+        if !has_leader {
+            told.push(format!(
+                "partition {number} has no leader: all {copies} brokers that have it are away"
+            ));
+        } else if in_sync < copies {
+            told.push(format!(
+                "partition {number} is in sync on {in_sync} of {copies} brokers: the others are away, or lag"
+            ));
+        }
+    }
+    let count = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
+    for (fleet, partition) in config.fleets.iter().filter(|(_, partition)| **partition >= count) {
+        let want = partition + 1;
+        told.push(format!(
+            "fleet {fleet} is to have partition {partition}, and there are {count}\n  kafka-topics --bootstrap-server … --alter \
+             --topic {topic} --partitions {want}"
+        ));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn troubles_of_partitions_are_named() {
+        let env = vec![
+            ("CHANCERY_JOURNAL".to_owned(), "kafka://h:1/c".to_owned()),
+            ("CHANCERY_FLEETS".to_owned(), "a=0,b=3".to_owned()),
+        ];
+        let config = Config::read(Layers { env, ..Layers::default() }).expect("settings");
+        let partition = |number, in_sync| Partition { number, copies: 3, in_sync, has_leader: in_sync > 0 };
+        let told = troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t");
+        assert!(told[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{told:?}");
+        assert!(told[1].starts_with("partition 2 has no leader"), "{told:?}");
+        assert!(told[2].starts_with("fleet b is to have partition 3, and there are 3"), "{told:?}");
+        assert!(told[2].ends_with("--topic t --partitions 4"), "{told:?}");
+        assert_eq!(told.len(), 3);
+    }
 }

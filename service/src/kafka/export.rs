@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::cloud;
@@ -31,6 +31,8 @@ const ASKING: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Before it begins again after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Failures are told so far apart.
+const SILENT: Duration = Duration::from_mins(1);
 /// An event that is not acknowledged after so long is written again.
 const OUTCOME: Duration = Duration::from_secs(30);
 /// So far back is looked for the last event, behind which there may be what is none.
@@ -64,9 +66,17 @@ impl ProducerContext for Outcomes {
 impl Export {
     /// Writes events for as long as the decider is there. Blocks.
     pub(super) fn run(&self, source: &dyn Source, decider: &Decider) {
+        let mut told: Option<Instant> = None;
         while !decider.has_stopped() {
             if let Err(error) = self.write(source, decider) {
-                tracing::warn!(error = format!("{error:#}"), "writing to the events topic begins again");
+                // Brokers may be away for hours.
+                if told.is_none_or(|told| told.elapsed() > SILENT) {
+                    told = Some(Instant::now());
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "writing to the events topic begins again and again"
+                    );
+                }
                 std::thread::sleep(AGAIN);
             }
         }

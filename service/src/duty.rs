@@ -311,3 +311,6 @@ impl Turns {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Lost(&'static str);
+
+#[cfg(test)]
+mod tests;

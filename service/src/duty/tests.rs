@@ -1,0 +1,245 @@
+//! Two servers over one log, of which one decides at a time.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::bail;
+use chancery_events::intent::{Intent, Request};
+use chancery_journal::memory::MemoryLog;
+use chancery_journal::snapshots::Snapshots;
+use chancery_projector::{Projector, Tuning};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::decider::Verdict;
+use crate::decider::core::PART;
+use crate::http::Hub;
+use crate::rows::{Queue, Rows, publisher};
+
+/// A server without its API.
+struct Server {
+    turn: watch::Sender<bool>,
+    drain: watch::Sender<bool>,
+    desk: Desk,
+    /// Every position that was published.
+    published: Arc<Mutex<Vec<Position>>>,
+    office: tokio::task::JoinHandle<Result<()>>,
+    rows: JoinHandle<Result<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn Beside>>) -> Server {
+        let (turn, told) = watch::channel(false);
+        Server::with(log, address, beside, turn, Turns::Told(told))
+    }
+
+    fn with(
+        log: &MemoryLog,
+        address: &str,
+        beside: Option<Arc<dyn Beside>>,
+        turn: watch::Sender<bool>,
+        turns: Turns,
+    ) -> Server {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (told, deliveries) = mpsc::unbounded_channel();
+        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let source = log.source();
+        let tuning = Tuning { cache: 1 << 20, ..Tuning::default() };
+        let mut projector =
+            Projector::open(&dir.path().join("rows"), "default", log.source(), None, tuning).expect("rows");
+        projector.catch_up().expect("caught up");
+        let begins = projector.position();
+        let (records, states, queue) = Queue::open();
+        let snapshots = Snapshots::open(dir.path().join("snapshots")).expect("a folder");
+        let mut rows = Rows { projector, source, snapshots, fleet: "default".into(), every: u64::MAX };
+        let rows = std::thread::spawn(move || rows.follow(&queue));
+        let (terms, decider) = watch::channel(None);
+        let published = Arc::new(Mutex::new(Vec::new()));
+        let mut publish = publisher(Arc::new(Hub::new()), watch::channel(Position::ZERO).0, terms, records);
+        let noted = Arc::clone(&published);
+        let publisher = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
+            noted.lock().expect("no panic").extend(records.iter().map(|record| record.last()));
+            publish(records);
+        });
+        let settings = Settings {
+            fleet: "default".parse().expect("a name"),
+            writer: Writer::from_random(0),
+            build: "test".into(),
+            address: Some(address.into()),
+            lease: Duration::from_secs(15),
+            part: PART,
+            replicas: 10,
+            inbox: None,
+        };
+        let (duty, at_desk) = watch::channel(Duty::StandsBy);
+        let following = Following { deliveries, publisher, skipped: Box::new(|| ()), published: begins };
+        let office = Office {
+            settings,
+            journal: Arc::new(journal),
+            following,
+            states,
+            queue: 16,
+            turns,
+            beside,
+            duty,
+        };
+        let (drain, drained) = watch::channel(false);
+        let office = tokio::spawn(office.run(drained));
+        let desk = Desk { duty: at_desk, decider, own: address.into() };
+        Server { turn, drain, desk, published, office, rows, _dir: dir }
+    }
+
+    fn turn(&self, is_ours: bool) {
+        self.turn.send_replace(is_ours);
+    }
+
+    async fn decides(&self) -> Decider {
+        tokio::time::timeout(Duration::from_secs(30), self.desk.decides()).await.expect("it decides");
+        self.desk.here().expect("it decides")
+    }
+
+    async fn stands_by(&self) {
+        let mut duty = self.desk.duty.clone();
+        let stands = duty.wait_for(|duty| matches!(duty, Duty::StandsBy));
+        tokio::time::timeout(Duration::from_secs(30), stands).await.expect("it stands by").expect("it lives");
+    }
+
+    /// Ends in order; what was published is a part of the log, each record once, in order.
+    async fn end(self, log: &MemoryLog) {
+        self.drain.send_replace(true);
+        self.office.await.expect("no panic").expect("no error");
+        self.rows.join().expect("no panic").expect("no error");
+        let all: Vec<_> =
+            log.source().records(Position::FIRST).expect("read").map(|r| r.expect("read").last()).collect();
+        let published = self.published.lock().expect("no panic").clone();
+        let is_whole = all.windows(published.len().max(1)).any(|part| *part == published);
+        assert!(is_whole, "{published:?} of {all:?}");
+    }
+}
+
+fn asked(key: &str) -> Request {
+    let data = json!({"name": key, "spec": {"type": "T", "score": 1}}).to_string();
+    let intent = Intent::read("capability.apply.v1", &data).expect("known").expect("good");
+    let (id, source, actor) = (key.parse(), "test".parse(), "ann".parse());
+    Request {
+        id: id.expect("an id"),
+        source: source.expect("a source"),
+        actor: actor.expect("a name"),
+        time: None,
+        expect: None,
+        claim: None,
+        traceparent: None,
+        intent,
+    }
+}
+
+async fn ask(decider: &Decider, key: &str) -> Verdict {
+    decider.ask(asked(key)).await.expect("a verdict")
+}
+
+#[tokio::test]
+async fn a_turn_goes_over_with_all_that_was_decided() {
+    let log = MemoryLog::new("default");
+    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    assert!(matches!(one.desk.find(), Where::Nobody));
+    one.turn(true);
+    let first = ask(&one.decides().await, "a").await;
+    tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
+        .await
+        .expect("it hears of the term")
+        .expect("it lives");
+    assert!(matches!(two.desk.find(), Where::There(there) if &*there == "one"));
+    one.turn(false);
+    one.stands_by().await;
+    two.turn(true);
+    let decider = two.decides().await;
+    assert_eq!(ask(&decider, "a").await, first, "the same key gets the same verdict");
+    ask(&decider, "b").await;
+    // And back again.
+    two.turn(false);
+    two.stands_by().await;
+    one.turn(true);
+    let decider = one.decides().await;
+    assert_eq!(ask(&decider, "a").await, first);
+    assert!(ask(&decider, "c").await.position > first.position);
+    one.end(&log).await;
+    two.end(&log).await;
+}
+
+#[tokio::test]
+async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
+    let log = MemoryLog::new("default");
+    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    one.turn(true);
+    let sleeper = one.decides().await;
+    ask(&sleeper, "a").await;
+    two.turn(true);
+    ask(&two.decides().await, "b").await;
+    one.stands_by().await;
+    assert!(sleeper.ask(asked("c")).await.is_err(), "it decides nothing any more");
+    one.turn(false);
+    // It may have taken over once more before it was told: the other one does, too.
+    let decider = loop {
+        let decider = two.decides().await;
+        if decider.ask(asked("d")).await.is_ok() {
+            break decider;
+        }
+    };
+    ask(&decider, "e").await;
+    one.end(&log).await;
+    two.end(&log).await;
+}
+
+#[tokio::test]
+async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
+    let log = MemoryLog::new("default");
+    let one = Server::with(&log, "one", None, watch::channel(true).0, Turns::Ours);
+    ask(&one.decides().await, "a").await;
+    let two = Server::start(&log, "two", None);
+    two.turn(true);
+    two.decides().await;
+    let why = one.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.is::<Ended>(), "{why:?}");
+    two.end(&log).await;
+}
+
+/// Goes wrong so often, and then as it says.
+struct Troubles {
+    left: AtomicU32,
+    is_gone: bool,
+}
+
+impl Beside for Troubles {
+    fn take_up(&self, _: Option<&Watermark>) -> Result<Option<Inbox>> {
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            bail!("the brokers are away");
+        }
+        if self.is_gone {
+            return Err(InboxGone::Removed { topic: "inbox".into(), start: 2, next: 1 }.into());
+        }
+        Ok(None)
+    }
+
+    fn begin(&self, _: &Decider, _: Option<(u64, u64)>, _: Arc<dyn Source>) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
+    let log = MemoryLog::new("default");
+    let troubles = |is_gone| -> Option<Arc<dyn Beside>> {
+        Some(Arc::new(Troubles { left: AtomicU32::new(2), is_gone }))
+    };
+    let one = Server::start(&log, "one", troubles(false));
+    one.turn(true);
+    ask(&one.decides().await, "a").await;
+    one.end(&log).await;
+    let two = Server::start(&log, "two", troubles(true));
+    two.turn(true);
+    let why = two.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.is::<InboxGone>(), "{why:?}");
+}

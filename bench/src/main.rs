@@ -5,6 +5,7 @@
 //! in [`WORKLOADS`].
 
 mod bare;
+mod brokers;
 mod floor;
 mod http;
 mod load;
@@ -62,8 +63,12 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "W8", what: "placement on the pure machine", run: w8::run },
     Workload { name: "W9", what: "deployments on simulated nodes, until all runs", run: w9::run },
     Workload { name: "W10", what: "two million replicas, from intent to ready", run: w10::run },
-    Workload { name: "W11", what: "durable appends to the journal on Kafka", run: w11::run },
-    Workload { name: "W12", what: "a start with a snapshot", run: w12::run },
+    Workload {
+        name: "W11",
+        what: "the journal on Kafka: durable appends, and intents over HTTP",
+        run: w11::run,
+    },
+    Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: w12::run },
 ];
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.

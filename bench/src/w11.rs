@@ -1,97 +1,64 @@
-//! W11: durable appends of 400-byte events to the journal on Kafka, on one broker and on three, beside raw rdkafka.
+//! W11: the journal on Kafka, on one broker and on three, beside raw rdkafka: durable appends of 400-byte events in this
+//! process, and durable intents over HTTP.
 //!
-//! Ours is what the decider does (see W1), on a topic of its own: a record is sealed, sent, read back, judged, mirrored
-//! and delivered; then its callers are answered. The *floor* is a program without any of that: one thread collects what
+//! *Appends* are what the decider does (see W1), on a topic of its own: a record is sealed, sent, read back, judged,
+//! mirrored and delivered; then its callers are answered. *Intents* are W2 with the journal on Kafka. The *floor* is a program without any of that: one thread collects what
 //! waits into one message, sends it with the same settings, and answers its callers when another thread has consumed it.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_journal::kafka::topics::{Role, Topics};
 use chancery_journal::kafka::{Client, KafkaJournal, Options};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use crate::CALLERS;
+use crate::brokers::{Brokers, decider, server};
 use crate::load::{by_turns, round};
 use crate::table::{Bar, Cell, Row};
 use crate::w1::{Group, How, line};
+use crate::{CALLERS, w2};
 
 /// Messages on their way, at most: as the decider has commits.
 const DEPTH: usize = 2;
 /// What has no outcome after so long fails the run.
 const OUTCOME: Duration = Duration::from_secs(20);
 
-/// A cluster of its own; it goes when this does.
-struct Brokers {
-    client: Client,
-    copies: i32,
-    holder: Child,
+/// Ours in this process.
+fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
+    let (names, _) = brokers.fleet()?;
+    let group = Group::over(How::Left, |folder, sink| {
+        let options = Options::new(brokers.client.clone(), &names.journal, 0, folder, "bench");
+        Ok(Box::new(KafkaJournal::open(&options, sink)?.0))
+    })?;
+    warm(group.caller(line()))?;
+    let cell = round(callers, |_| Ok(group.caller(line())))?;
+    group.close()?;
+    Ok(cell)
 }
 
-impl Brokers {
-    fn start(count: i32) -> Result<Brokers> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/hold");
-        let dir = crate::folder()?.keep();
-        let mut holder = Command::new(script)
-            .arg(count.to_string())
-            .arg(&dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("start Kafka")?;
-        let mut bootstrap = String::new();
-        BufReader::new(holder.stdout.take().context("its words")?).read_line(&mut bootstrap)?;
-        ensure!(!bootstrap.is_empty(), "Kafka did not start: see above");
-        let client = Client::new(bootstrap.trim(), BTreeMap::new())?;
-        Ok(Brokers { client, copies: count, holder })
-    }
-
-    /// A topic of its own.
-    fn topic(&self) -> Result<String> {
-        static TOPICS: AtomicU64 = AtomicU64::new(0);
-        let name = format!("w11-{}", TOPICS.fetch_add(1, Ordering::Relaxed));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime
-            .block_on(async { Topics::of(&self.client)?.make(&name, Role::Journal, 1, self.copies).await })?;
-        Ok(name)
-    }
-
-    fn ours(&self, callers: usize) -> Result<Cell> {
-        let topic = self.topic()?;
-        let group = Group::over(How::Left, |folder, sink| {
-            let options = Options::new(self.client.clone(), &topic, 0, folder, "bench");
-            Ok(Box::new(KafkaJournal::open(&options, sink)?.0))
-        })?;
-        warm(group.caller(line()))?;
-        let cell = round(callers, |_| Ok(group.caller(line())))?;
-        group.close()?;
-        Ok(cell)
-    }
-
-    fn floor(&self, callers: usize) -> Result<Cell> {
-        let raw = Raw::open(&self.client, &self.topic()?)?;
-        warm(raw.caller())?;
-        let cell = round(callers, |_| Ok(raw.caller()))?;
-        raw.close()?;
-        Ok(cell)
-    }
+/// Ours over HTTP, with all that a server does.
+fn intents(brokers: &Brokers, callers: usize) -> Result<Cell> {
+    let (_, journal) = brokers.fleet()?;
+    let servers = [server(&journal)?];
+    decider(&servers)?;
+    let [server] = servers;
+    warm(w2::caller(server.client()?, callers))?;
+    server.round(callers, |client, number| Ok(w2::caller(client, number)))
 }
 
-impl Drop for Brokers {
-    fn drop(&mut self) {
-        drop(self.holder.stdin.take());
-        // It removes the cluster; there is nobody to tell.
-        let _ = self.holder.wait();
-    }
+fn floor(brokers: &Brokers, callers: usize, set: Set) -> Result<Cell> {
+    let raw = Raw::open(&brokers.client, &brokers.fleet()?.0.journal, set)?;
+    warm(raw.caller())?;
+    let cell = round(callers, |_| Ok(raw.caller()))?;
+    raw.close()?;
+    Ok(cell)
 }
 
 /// A new producer's first acknowledgement takes as long as it takes to introduce itself.
@@ -105,6 +72,43 @@ enum Word {
     Close,
 }
 
+/// How the floor's clients are set up.
+#[derive(Clone, Copy)]
+enum Set {
+    /// As ours.
+    Same,
+    /// As they are unless set; but for what makes a record safe.
+    Defaults,
+}
+
+impl Set {
+    fn clients(self, client: &Client, topic: &str) -> Result<(Producer, BaseConsumer)> {
+        let producer = match self {
+            Set::Same => client.producer(OUTCOME),
+            Set::Defaults => {
+                let mut config = ClientConfig::new();
+                config.set("bootstrap.servers", client.brokers()).set("enable.idempotence", "true");
+                config
+            }
+        };
+        let reader = match self {
+            Set::Same => client.reader(topic, 0, 0)?,
+            Set::Defaults => {
+                let mut config = ClientConfig::new();
+                config.set("bootstrap.servers", client.brokers()).set("group.id", "bench");
+                let reader: BaseConsumer = config.create()?;
+                let mut place = TopicPartitionList::new();
+                place.add_partition_offset(topic, 0, Offset::Offset(0))?;
+                reader.assign(&place)?;
+                reader
+            }
+        };
+        Ok((producer.create().context("make a producer")?, reader))
+    }
+}
+
+type Producer = ThreadedProducer<DefaultProducerContext>;
+
 /// The floor.
 struct Raw {
     queue: Sender<Word>,
@@ -114,12 +118,12 @@ struct Raw {
 }
 
 impl Raw {
-    fn open(client: &Client, topic: &str) -> Result<Raw> {
+    fn open(client: &Client, topic: &str, set: Set) -> Result<Raw> {
         let (queue, words) = channel();
-        let producer = client.producer(OUTCOME).create().context("make a producer")?;
+        let (producer, reader) = set.clients(client, topic)?;
         let (name, told, stop) = (topic.to_owned(), queue.clone(), Arc::new(AtomicBool::new(false)));
         let sender = std::thread::spawn(move || send(&producer, &name, &words));
-        let (reader, stops) = (client.reader(topic, 0, 0)?, Arc::clone(&stop));
+        let stops = Arc::clone(&stop);
         let consumer = std::thread::spawn(move || {
             while !stops.load(Ordering::Relaxed) {
                 let Some(Ok(message)) = reader.poll(Duration::from_millis(20)) else { continue };
@@ -151,11 +155,7 @@ impl Raw {
     }
 }
 
-fn send(
-    producer: &ThreadedProducer<DefaultProducerContext>,
-    topic: &str,
-    words: &Receiver<Word>,
-) -> Result<()> {
+fn send(producer: &Producer, topic: &str, words: &Receiver<Word>) -> Result<()> {
     let (mut waiting, mut flying) = (Vec::new(), VecDeque::<Vec<SyncSender<()>>>::new());
     let mut payload = Vec::new();
     loop {
@@ -192,15 +192,19 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     for count in [1, 3] {
         let brokers = Brokers::start(count)?;
         for callers in CALLERS {
-            let [floor, ours] =
-                by_turns([Box::new(|| brokers.floor(callers)), Box::new(|| brokers.ours(callers))])?;
-            let times = ours.p50_ms / floor.p50_ms;
-            let load = format!("{callers} callers, {count} brokers");
-            rows.push(Row::new("W11", load, ours).share_of("raw", floor, 0.7).check(
-                "p50 to that of raw",
-                times,
-                Bar::Below(1.5),
-            ));
+            let [raw, plain, ours, intents] = by_turns([
+                Box::new(|| floor(&brokers, callers, Set::Same)),
+                Box::new(|| floor(&brokers, callers, Set::Defaults)),
+                Box::new(|| ours(&brokers, callers)),
+                Box::new(|| intents(&brokers, callers)),
+            ])?;
+            for (what, cell) in [("appends", ours), ("intents", intents)] {
+                let times = cell.p50_ms / raw.p50_ms;
+                let load = format!("{callers} {what}, {count} br");
+                let row = Row::new("W11", load, cell).share_of("raw", raw.clone(), 0.7);
+                let row = row.beside("raw, defaults", plain.clone());
+                rows.push(row.check("p50 to that of raw", times, Bar::Below(1.5)));
+            }
         }
     }
     Ok(rows)

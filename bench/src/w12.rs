@@ -3,10 +3,13 @@
 //! What the program does before it decides: open the journal and check all its frames, load the newest snapshot, open
 //! the rows, fold what came after. The snapshot is as old as it ever is: 100,000 events. The journal is made once and
 //! kept in `bench/results/`; its files are in the page cache when the start is timed.
+//!
+//! And how long it takes on Kafka, of three brokers and three servers, until another server decides when the one that
+//! does is killed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_journal::memory::MemoryLog;
@@ -15,8 +18,10 @@ use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Journal as _};
 use chancery_projector::{Folding, Projector, Tuning};
 
+use crate::brokers::{Brokers, SESSION, decider, server};
 use crate::load::by_turns;
 use crate::table::{Bar, Cell, Row};
+use crate::w2;
 use crate::w4::{FLEET, make, wanted};
 
 /// Events between two snapshots, as the program has them.
@@ -89,5 +94,27 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         .check("seconds", all, Bar::Below(3.0))
         .check("of these the journal", opening, Bar::Below(3.0))
         .check("seconds, newest checked", less, Bar::Below(3.0));
-    Ok(vec![row])
+    Ok(vec![row, takeovers()?])
+}
+
+fn takeovers() -> Result<Row> {
+    let brokers = Brokers::start(3)?;
+    let (_, journal) = brokers.fleet()?;
+    let mut servers = (0..3).map(|_| server(&journal)).collect::<Result<Vec<_>>>()?;
+    let (mut took, all) = (Vec::new(), Instant::now());
+    let rounds = 5;
+    for _ in 0..rounds {
+        let at = decider(&servers)?;
+        w2::caller(servers[at].client()?, 0)()?;
+        let began = Instant::now();
+        // It is killed as it goes.
+        drop(servers.swap_remove(at));
+        decider(&servers)?;
+        took.push(began.elapsed());
+        servers.push(server(&journal)?);
+    }
+    let longest = took.iter().max().map_or(0.0, Duration::as_secs_f64);
+    let bar = SESSION.as_secs_f64() * 2.0;
+    let row = Row::new("W12", format!("{rounds} takeovers"), Cell::of(took, all.elapsed()));
+    Ok(row.check("seconds, the longest", longest, Bar::Below(bar)))
 }

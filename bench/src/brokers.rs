@@ -1,0 +1,94 @@
+//! A real Kafka, as the tests have it, and servers with their journal on it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use chancery_journal::kafka::Client;
+use chancery_journal::kafka::topics::{Names, Role, Topics};
+
+use crate::server::Server;
+
+/// A cluster of its own; it goes when this does.
+pub(crate) struct Brokers {
+    pub(crate) client: Client,
+    copies: i32,
+    holder: Child,
+}
+
+impl Brokers {
+    /// One broker, or three.
+    pub(crate) fn start(count: i32) -> Result<Brokers> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/hold");
+        let dir = crate::folder()?.keep();
+        let mut holder = Command::new(script)
+            .arg(count.to_string())
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start Kafka")?;
+        let mut bootstrap = String::new();
+        BufReader::new(holder.stdout.take().context("its words")?).read_line(&mut bootstrap)?;
+        ensure!(!bootstrap.is_empty(), "Kafka did not start: see above");
+        let client = Client::new(bootstrap.trim(), BTreeMap::new())?;
+        Ok(Brokers { client, copies: count, holder })
+    }
+
+    /// Topics of a fleet of their own: where the journal is, for servers.
+    pub(crate) fn fleet(&self) -> Result<(Names, String)> {
+        static FLEETS: AtomicU64 = AtomicU64::new(0);
+        let prefix = format!("bench-{}", FLEETS.fetch_add(1, Ordering::Relaxed));
+        let names = Names::of(&prefix);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let topics = Topics::of(&self.client)?;
+            topics.make(&names.journal, Role::Journal, 1, self.copies).await?;
+            topics.make(&names.inbox, Role::Inbox, 1, self.copies).await?;
+            topics.make(&names.events, Role::Events, 1, self.copies).await
+        })?;
+        Ok((names, format!("kafka://{}/{prefix}", self.client.brokers())))
+    }
+}
+
+impl Drop for Brokers {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        // It removes the cluster; there is nobody to tell.
+        let _ = self.holder.wait();
+    }
+}
+
+/// How long the group waits for a server that is silent.
+pub(crate) const SESSION: Duration = Duration::from_secs(6);
+
+/// A server of a fleet.
+pub(crate) fn server(journal: &str) -> Result<Server> {
+    let session = format!("{}s", SESSION.as_secs());
+    Server::start_with(&[
+        ("CHANCERY_JOURNAL", journal),
+        ("CHANCERY_KAFKA_SESSION", &session),
+        // One broker is never safe.
+        ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes"),
+    ])
+}
+
+/// Which of the servers decides, once one does.
+pub(crate) fn decider(servers: &[Server]) -> Result<usize> {
+    let began = Instant::now();
+    loop {
+        for (at, server) in servers.iter().enumerate() {
+            let mut client = server.client()?;
+            let figures = String::from_utf8_lossy(client.ask("GET", "/metrics", "")?).into_owned();
+            if figures.contains("\nchancery_decides{fleet=\"default\"} 1\n") {
+                return Ok(at);
+            }
+        }
+        ensure!(began.elapsed() < Duration::from_mins(1), "no server decides");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,8 +1,8 @@
 //! A fleet's journal: the one place where what has happened is kept.
 //!
 //! In reading order: the chain and the rule that says which records count, what every journal does, then the
-//! journals (in memory, in segment files, on Kafka), the files of snapshots, the check that works offline, and the
-//! suite that every journal passes.
+//! journals (in memory, in segment files, on Kafka), how the mirror of one on Kafka is known, the files of snapshots,
+//! the check that works offline, and the suite that every journal passes.
 
 pub mod chain;
 mod journal;
@@ -10,6 +10,7 @@ mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod memory;
+mod mirror;
 pub mod segments;
 pub mod snapshots;
 
@@ -17,3 +18,4 @@ pub mod conformance;
 
 pub use chain::{Broken, Chain, Cursor, Judgement, Signature, SkipReason, Skipped, genesis, judge};
 pub use journal::{AppendError, CloseError, Delivery, Journal, ReadError, Records, Sink, Source};
+pub use mirror::is_mirror;

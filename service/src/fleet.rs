@@ -8,7 +8,7 @@
 //! DATA/executors/FLEET/CLUSTER/    what runs on this machine: outlives the server
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -18,7 +18,7 @@ use chancery_events::name::{ClusterName, FleetName};
 use chancery_executor::process;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
-use chancery_journal::{Cursor, Delivery, Journal, Sink, Source};
+use chancery_journal::{Cursor, Delivery, Journal, Sink, Source, is_mirror};
 use chancery_projector::{Projector, Reader, Tuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -33,6 +33,14 @@ use crate::rows::{Queue, Rows, publisher};
 
 /// For builds without it.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
+
+/// Where a fleet's journal, or its mirror, is in a server's folder, and how it is opened.
+pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -> Options {
+    let mut options = Options::new(data.join("fleets").join(fleet.as_str()).join("journal"), fleet.as_str());
+    options.largest_segment = config.segment_bytes;
+    options.first_segment = options.first_segment.min(config.segment_bytes);
+    options
+}
 
 /// A fleet's parts, of which nothing but the projector runs yet.
 pub struct Fleet {
@@ -76,9 +84,7 @@ impl Fleet {
             // The decider ends before the journal: what comes then is for nobody.
             let _ = told.send(delivery);
         });
-        let mut options = Options::new(home.join("journal"), fleet);
-        options.largest_segment = config.segment_bytes;
-        options.first_segment = options.first_segment.min(config.segment_bytes);
+        let options = journal_options(config, &config.data_dir, name);
         let dir = options.dir.clone();
         let Opened { journal, head, beside } = Opened::open(config, partition, options, sink)?;
         let source = journal.source();
@@ -289,6 +295,15 @@ impl Opened {
     }
 
     fn embedded(options: &Options, sink: Sink) -> Result<Opened> {
+        let dir = options.dir.display();
+        if is_mirror(&options.dir).with_context(|| format!("look whether {dir} is a mirror"))? {
+            bail!(
+                "the journal in {dir} is the mirror of one on Kafka, as the file kafka.json in it says; embedded it would \
+                 begin a history of its own beside the one that goes on there. Start the server with --journal \
+                 kafka://HOST:PORT/PREFIX. If the topic is lost for good and one server is to go on from here, stop all \
+                 servers of the fleet, and remove that file"
+            );
+        }
         let (journal, opened) = SegmentJournal::open(options, sink)?;
         if let Some(cut) = &opened.cut {
             eprintln!(

@@ -36,9 +36,24 @@ pub fn open(
     mirror: segments::Options,
     sink: Sink,
 ) -> Result<(Arc<dyn Journal>, Option<Cursor>)> {
+    let options = options(settings, brokers, prefix, partition, mirror)?;
+    let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
+    tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
+    Ok((Arc::new(journal), opened.head))
+}
+
+/// How the journal is opened, if its topics lose nothing that was acknowledged. Must not be called where other tasks
+/// would wait.
+fn options(
+    settings: &Kafka,
+    brokers: &str,
+    prefix: &str,
+    partition: i32,
+    mirror: segments::Options,
+) -> Result<Options> {
     let client = client(settings, brokers)?;
     let names = Names::of(prefix);
-    let findings = tokio::runtime::Handle::current().block_on(check(&client, &names))?;
+    let findings = Handle::current().block_on(check(&client, &names))?;
     for finding in &findings {
         tracing::warn!("{finding}");
     }
@@ -49,10 +64,7 @@ pub fn open(
         );
     }
     let fleet = Arc::clone(&mirror.fleet);
-    let options = Options { mirror, ..Options::new(client.clone(), &names.journal, partition, "", &fleet) };
-    let (journal, opened) = KafkaJournal::open(&options, sink).context("open the journal on Kafka")?;
-    tracing::info!(read = opened.read, skipped = opened.skipped, "the mirror holds what Kafka holds");
-    Ok((Arc::new(journal), opened.head))
+    Ok(Options { mirror, ..Options::new(client, &names.journal, partition, "", &fleet) })
 }
 
 /// Stands for election: once this server could take over at once.

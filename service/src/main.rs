@@ -91,8 +91,19 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             std::io::stdout().write_all(text.as_bytes())?;
             Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        #[cfg(feature = "kafka")]
+        Local::Import { dir, timeout, .. } => {
+            log(&config)?;
+            let runtime = runtime()?;
+            let _entered = runtime.enter();
+            let dir = dir.as_deref().unwrap_or(&config.data_dir);
+            chancery::kafka::commands::import(&config, dir, *timeout, &mut std::io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
         #[cfg(not(feature = "kafka"))]
-        Local::InitTopics { .. } | Local::Doctor { .. } => anyhow::bail!(chancery::fleet::NO_KAFKA),
+        Local::InitTopics { .. } | Local::Import { .. } | Local::Doctor { .. } => {
+            anyhow::bail!(chancery::fleet::NO_KAFKA)
+        }
         Local::Openapi => {
             let text = serde_json::to_string_pretty(&chancery::http::openapi())?;
             writeln!(std::io::stdout(), "{text}")?;

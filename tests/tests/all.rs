@@ -8,6 +8,8 @@ mod fleets;
 mod imports;
 mod kafka;
 mod kafka_fleet;
+mod kafka_history;
+mod kafka_import;
 mod kafka_journal;
 mod kills;
 mod newcomers;

@@ -10,9 +10,13 @@
 //! | producer | `queue.buffering.max.kbytes=65536` | what waits to be sent stays bounded |
 //! | producer | `message.timeout.ms` | how long an append may stay without an outcome |
 //! | producer | `compression.type=lz4` | records are JSON; the bytes that are hashed are those before |
+//! | filler | `transactional.id` | one fills a partition at a time: the next ends what the last left open, and shuts it out |
+//! | filler | `transaction.timeout.ms` | brokers end by then what nobody else ended; until then readers wait |
+//! | filler | `linger.ms=20` | records are many and wait for nobody |
 //! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when something comes; these bound what else may delay it |
 //! | reader | `queued.max.messages.kbytes=16384` | what is read ahead stays bounded |
 //! | reader | `auto.offset.reset=error` | an offset that is not there any more is a loss, never a place to go on |
+//! | reader | `isolation.level=read_committed` | an import counts whole or not at all; the library's default today, and nothing to leave to a default |
 //! | reader | `enable.auto.commit=false` | the journal and the mirror say how far things are |
 
 use std::collections::BTreeMap;
@@ -90,6 +94,17 @@ impl Client {
         config
     }
 
+    /// What a producer has that fills a partition in a transaction: its name, how long the transaction may take, and how
+    /// long one record.
+    pub(super) fn filler(&self, name: &str, time: Duration, outcome: Duration) -> ClientConfig {
+        let mut config = self.producer(outcome);
+        config
+            .set("transactional.id", name)
+            .set("transaction.timeout.ms", time.as_millis().to_string())
+            .set("linger.ms", "20");
+        config
+    }
+
     /// Reads one partition from an offset on.
     pub fn reader(&self, topic: &str, partition: i32, from: i64) -> Result<BaseConsumer, KafkaError> {
         let consumer = self.watcher()?;
@@ -109,6 +124,7 @@ impl Client {
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
             .set("auto.offset.reset", "error")
+            .set("isolation.level", "read_committed")
             .set("fetch.wait.max.ms", "100")
             .set("fetch.queue.backoff.ms", "5")
             .set("fetch.error.backoff.ms", "50")

@@ -18,14 +18,18 @@
 //! | it is read back, and another term began before it | that it was skipped |
 //! | the brokers refuse it or say nothing in time, or it is not read back in time | that it has no outcome: it steps down |
 //!
-//! In reading order: how clients are set up, the reader, places in the topic, what is not in the mirror yet, opening,
-//! the writer's side, the loop that delivers, and topics with what makes them unsafe.
+//! In reading order: how clients are set up, the reader, what a partition holds up to its end, places in the topic, what
+//! is not in the mirror yet, opening, the writer's side, the loop that delivers, topics with what makes them unsafe, and
+//! how a topic is filled from a folder.
 
 mod client;
+mod compare;
+mod fill;
 mod open;
 mod place;
 mod reader;
 mod recent;
+mod rest;
 mod serve;
 pub mod topics;
 mod writing;
@@ -46,6 +50,8 @@ use serve::Loop;
 use writing::Writing;
 
 pub use client::{Client, LARGEST, NotFree};
+pub use compare::Other;
+pub use fill::{FillError, Filled, Found, fill};
 pub use open::{OpenError, Opened, Partition};
 pub use reader::is_gone;
 

@@ -15,21 +15,22 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
 
 use chancery_events::id::Position;
 use chancery_events::record::Hash;
-use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 
 use super::place::Place;
-use super::reader::{ASKING, Next, Reader};
+use super::reader::Reader;
 use super::recent::Recent;
+use super::rest::{Rest, Unread, cluster, watermarks};
 use super::writing::Writing;
 use super::{Options, Shared, give, lock};
 use crate::chain::{Broken, Chain, Cursor, Link};
 use crate::journal::{Delivery, Journal as _, ReadError, Records, Sink, Source};
+use crate::mirror::is_mirror;
 use crate::segments::{self, Cut, SegmentJournal};
 
 /// What was found.
@@ -57,6 +58,9 @@ pub enum OpenError {
     /// The mirror could not be written.
     #[error("write the mirror: {0}")]
     Write(String),
+    /// The mirror could not be marked as one.
+    #[error("keep in the mirror that it is one")]
+    Mark(#[source] io::Error),
     /// The cluster could not be asked, or refused.
     #[error("{doing} {place}")]
     Cluster {
@@ -114,7 +118,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    fn of(options: &Options) -> Partition {
+    pub(super) fn of(options: &Options) -> Partition {
         Partition {
             topic: options.topic.clone(),
             number: options.partition,
@@ -140,11 +144,6 @@ pub(super) struct Ready {
     pub(super) opened: Opened,
 }
 
-/// How long nothing must come before the last offsets are taken to hold nothing.
-const QUIET: Duration = Duration::from_secs(2);
-/// How long nothing comes, although the topic's end was not reached, before it is said.
-const SILENCE: Duration = Duration::from_secs(10);
-
 pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     let recent = Arc::new(Recent::default());
     let broken = Arc::new(Mutex::new(None));
@@ -160,6 +159,7 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
         held: found.head.map_or(Position::ZERO, |head| head.position),
         chain: start.chain,
         place: start.place,
+        is_marked: is_mirror(&options.mirror.dir).map_err(OpenError::Mark)?,
         read: 0,
         skipped: 0,
     };
@@ -188,27 +188,6 @@ fn follow(recent: &Arc<Recent>, broken: &Arc<Mutex<Option<String>>>) -> Sink {
         // It judges before it takes, so that nothing in it is ever skipped.
         Delivery::Skipped(skipped) => *lock(&broken) = Some(skipped.to_string()),
     })
-}
-
-fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> OpenError {
-    let place = Box::new(Partition::of(options));
-    move |source| OpenError::Cluster { doing, place, source: Box::new(source) }
-}
-
-/// Where the partition begins and ends.
-fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
-    let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
-    let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
-    let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
-    let has_partition = metadata.topics().iter().any(|topic| {
-        topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
-    });
-    if !has_partition {
-        return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
-    }
-    watcher
-        .fetch_watermarks(&options.topic, options.partition, ASKING)
-        .map_err(cluster(options, "ask for the first and last offset of"))
 }
 
 /// Where reading begins.
@@ -258,60 +237,44 @@ struct Filling<'a> {
     chain: Chain,
     /// Of the last valid record.
     place: Option<Place>,
+    /// Whether the folder says that it is a mirror.
+    is_marked: bool,
     read: u64,
     skipped: u64,
 }
 
 impl Filling<'_> {
     fn fill(&mut self, reader: &Reader, from: i64, ends: i64) -> Result<(), OpenError> {
-        let mut is_placed = self.place.is_none();
-        let mut heard = Instant::now();
-        let mut ended = None;
-        // An empty partition ends where it begins.
-        while from < ends || !is_placed {
-            match reader
-                .next(Duration::from_millis(100))
-                .map_err(|gone| self.differs(self.at(), &gone.to_string()))?
-            {
-                Next::Value(offset, value) => {
-                    heard = Instant::now();
-                    ended = None;
-                    if is_placed {
-                        self.take(offset, value)?;
-                    } else if self
-                        .place
-                        .as_ref()
-                        .is_some_and(|p| p.offset == offset && p.hash == Hash::of(&value))
-                    {
-                        is_placed = true;
-                    } else {
-                        return Err(self.differs(self.at(), "another record stands in its place"));
-                    }
-                    if offset + 1 >= ends {
-                        break;
-                    }
-                }
-                Next::End => ended = Some(Instant::now()),
-                // The last offsets may hold nothing. A broker that has just begun to lead may not know yet how far the
-                // topic goes: it must say so, and nothing must come for a while.
-                Next::Nothing if ended.is_some_and(|ended| ended.elapsed() > QUIET) => {
-                    if watermarks(self.options)?.1 >= ends {
-                        break;
-                    }
-                    ended = Some(Instant::now());
-                }
-                Next::Nothing if heard.elapsed() > SILENCE => {
-                    heard = Instant::now();
-                    tracing::warn!(
-                        topic = self.options.topic,
-                        "the brokers do not say what the journal holds"
-                    );
-                }
-                Next::Nothing => {}
+        let (options, mut is_placed) = (self.options, self.place.is_none());
+        let mut rest = match self.place {
+            Some(_) => Rest::from_a_record(options, reader, from, ends),
+            None => Rest::new(options, reader, from, ends),
+        };
+        while let Some((offset, value)) = rest.next().map_err(|unread| match unread {
+            Unread::Gone(gone) => self.differs(self.at(), &gone.to_string()),
+            Unread::Cluster(error) => error,
+        })? {
+            if is_placed {
+                self.take(offset, value)?;
+            } else if self.place.as_ref().is_some_and(|p| p.offset == offset && p.hash == Hash::of(&value)) {
+                is_placed = true;
+            } else {
+                return Err(self.differs(self.at(), "another record stands in its place"));
             }
         }
         if !is_placed || self.chain.next() <= self.held {
             return Err(self.differs(self.at(), "the topic ends before it"));
+        }
+        self.mark()
+    }
+
+    /// Says that the folder is a mirror: before anything comes into it from the topic, and not before all that it holds
+    /// was found there.
+    fn mark(&mut self) -> Result<(), OpenError> {
+        let Options { topic, partition, mirror, .. } = self.options;
+        if !self.is_marked {
+            Place::unknown(topic, *partition).mark(&mirror.dir).map_err(OpenError::Mark)?;
+            self.is_marked = true;
         }
         Ok(())
     }
@@ -333,6 +296,7 @@ impl Filling<'_> {
             hash: record.hash(),
         });
         if record.first() > self.held {
+            self.mark()?;
             return give(self.mirror, record, self.options.outcome).map_err(OpenError::Write);
         }
         match self.same.next().transpose()? {

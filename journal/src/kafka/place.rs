@@ -1,9 +1,10 @@
 //! Where in the topic a record of the mirror stands, so that a start reads what came since and not everything.
 //!
-//! A hint in a file: if it is gone, the topic is read from its beginning. What it says is checked against the topic
-//! before anything else is believed.
+//! A hint in a file: if it cannot be read, the topic is read from its beginning. What it says is checked against the
+//! topic before anything else is believed. That the file is there says that the folder is a mirror ([`crate::mirror`]).
 
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +12,9 @@ use chancery_events::id::Position;
 use chancery_events::record::Hash;
 use serde::{Deserialize, Serialize};
 
-const FILE: &str = "kafka.json";
+use crate::mirror::FILE;
+
+const TEMPORARY: &str = "kafka.json-new";
 
 /// The record that ends at `position` stands at `offset`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -24,9 +27,14 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Before every record: nothing is known, and the folder is a mirror.
+    pub(super) fn unknown(topic: &str, partition: i32) -> Place {
+        Place { topic: topic.into(), partition, offset: 0, position: Position::ZERO, hash: Hash::ZERO }
+    }
+
     /// What was kept in the mirror's folder; none if it cannot be read, or is of another partition.
     pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<Place> {
-        let bytes = match std::fs::read(dir.join(FILE)) {
+        let bytes = match fs::read(dir.join(FILE)) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -45,15 +53,51 @@ impl Place {
 
     /// Keeps it. The record must be durable in the mirror.
     pub(super) fn store(&self, dir: &Path) -> io::Result<()> {
-        let temporary = dir.join("kafka.json-new");
-        std::fs::write(&temporary, serde_json::to_vec(self)?)?;
-        std::fs::rename(&temporary, dir.join(FILE))
+        fs::write(dir.join(TEMPORARY), serde_json::to_vec(self)?)?;
+        fs::rename(dir.join(TEMPORARY), dir.join(FILE))
     }
+
+    /// Keeps it so that it outlives a power cut: it is what says that the folder is a mirror.
+    pub(super) fn mark(&self, dir: &Path) -> io::Result<()> {
+        write_durably(dir, &serde_json::to_vec(self)?)
+    }
+}
+
+/// What stands in the file before it is written, to be put back if nothing comes of it.
+pub(super) struct Before(Option<Vec<u8>>);
+
+impl Before {
+    pub(super) fn read(dir: &Path) -> io::Result<Before> {
+        match fs::read(dir.join(FILE)) {
+            Ok(bytes) => Ok(Before(Some(bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Before(None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn put_back(&self, dir: &Path) -> io::Result<()> {
+        if let Some(bytes) = &self.0 {
+            return write_durably(dir, bytes);
+        }
+        match fs::remove_file(dir.join(FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| File::open(dir)?.sync_all()),
+        }
+    }
+}
+
+fn write_durably(dir: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(dir.join(TEMPORARY))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(dir.join(TEMPORARY), dir.join(FILE))?;
+    File::open(dir)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mirror::is_mirror;
 
     #[test]
     fn what_is_not_of_this_partition_or_damaged_is_no_place() {
@@ -67,5 +111,22 @@ mod tests {
         assert_eq!(Place::load(dir.path(), "k", 0), None);
         std::fs::write(dir.path().join(FILE), b"{\"topic").expect("written");
         assert_eq!(Place::load(dir.path(), "j", 0), None);
+    }
+
+    #[test]
+    fn a_folder_is_a_mirror_as_long_as_it_has_a_place_and_what_was_there_is_put_back() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let is_one = || is_mirror(dir.path()).expect("it can be looked at");
+        let nothing = Before::read(dir.path()).expect("read");
+        assert!(!is_one());
+        let first = Place::unknown("j", 0);
+        first.mark(dir.path()).expect("marked");
+        assert!(is_one());
+        let before = Before::read(dir.path()).expect("read");
+        Place::unknown("k", 3).mark(dir.path()).expect("marked");
+        before.put_back(dir.path()).expect("put back");
+        assert_eq!(Place::load(dir.path(), "j", 0), Some(first));
+        nothing.put_back(dir.path()).expect("put back");
+        assert!(!is_one());
     }
 }

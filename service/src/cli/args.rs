@@ -327,6 +327,17 @@ pub enum Local {
         #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
         copies: u16,
     },
+    /// Fill an empty partition on Kafka with a fleet's journal from the folder of a stopped server: all of it or nothing
+    Import {
+        /// The server's folder, unless it is that of the configuration; its journal becomes the mirror of the topic
+        dir: Option<PathBuf>,
+        /// Where the journal is to be: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+        #[arg(long, value_name = "WHERE")]
+        journal: Option<String>,
+        /// How long it may take: a minute less than brokers allow a transaction
+        #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = parse_span)]
+        timeout: Duration,
+    },
     /// Look whether the topics of a journal on Kafka may lose what was acknowledged, and say how to mend it
     Doctor {
         /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]

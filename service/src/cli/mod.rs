@@ -81,7 +81,10 @@ impl Cli {
                 ("log_format", "--log-format", server.log_format.clone()),
             ]);
         }
-        if let Command::Local(Local::InitTopics { journal, .. } | Local::Doctor { journal }) = &self.command {
+        if let Command::Local(
+            Local::InitTopics { journal, .. } | Local::Import { journal, .. } | Local::Doctor { journal },
+        ) = &self.command
+        {
             flags.push(("journal", "--journal", journal.clone()));
         }
         if let Command::Local(Local::Executor(executor)) = &self.command {

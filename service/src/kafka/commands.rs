@@ -1,26 +1,36 @@
-//! `init-topics` and `doctor`: topics as a fleet needs them, made or looked at.
+//! `init-topics`, `doctor` and `import`: topics as a fleet needs them, made, looked at, or filled.
 
 use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
+use chancery_journal::kafka::{Filled, Found, fill};
 
-use super::client;
+use super::{client, options};
 use crate::config::{Config, Place};
+use crate::fleet::journal_options;
+use crate::folder::Folder;
 
 /// So many copies survive a broker and go on without another.
 const SAFE: u16 = 3;
 
-/// The cluster and the topics of the configuration.
-fn place(config: &Config) -> Result<(Topics, Names)> {
+/// Brokers and prefix of the configuration.
+fn named(config: &Config) -> Result<(&str, &str)> {
     match &config.journal {
-        Place::Kafka { brokers, prefix } => {
-            Ok((Topics::of(&client(&config.kafka, brokers)?)?, Names::of(prefix)))
-        }
+        Place::Kafka { brokers, prefix } => Ok((brokers, prefix)),
         Place::Embedded => {
             bail!("the journal is embedded: name one on Kafka, as in --journal kafka://host:9092/chancery")
         }
     }
+}
+
+/// The cluster and the topics of the configuration.
+fn place(config: &Config) -> Result<(Topics, Names)> {
+    let (brokers, prefix) = named(config)?;
+    Ok((Topics::of(&client(&config.kafka, brokers)?)?, Names::of(prefix)))
 }
 
 fn all(names: &Names) -> [(&str, Role); 3] {
@@ -77,6 +87,41 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
         }
     }
     Ok((text, is_well))
+}
+
+/// Fills the partitions of the configuration's fleets with their journals in a server's folder, whose mirrors those are
+/// then. Says of each fleet what it did. Must not be called where other tasks would wait.
+pub fn import(config: &Config, data: &Path, time: Duration, out: &mut impl io::Write) -> Result<()> {
+    let (brokers, prefix) = named(config)?;
+    let mut wanted = Vec::new();
+    for (fleet, partition) in &config.fleets {
+        let journal = journal_options(config, data, fleet);
+        ensure!(journal.dir.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
+        wanted.push((fleet, *partition, journal));
+    }
+    // Held to the end: no server of this folder begins meanwhile.
+    let _folder = Folder::take(data)?;
+    for (fleet, partition, journal) in wanted {
+        let options = options(&config.kafka, brokers, prefix, partition, journal)?;
+        let filled = fill(&options, time).with_context(|| format!("import the journal of fleet {fleet}"))?;
+        let Filled { found, records, bytes, head } = filled;
+        let did = match found {
+            Found::Empty => "imported",
+            Found::Filled => "already there:",
+        };
+        let told = writeln!(
+            out,
+            "fleet {fleet}: {did} {records} records ({bytes} bytes), positions 1 to {}, head hash {}\n\
+             {} is the mirror of partition {partition} of topic {} now: start the server over this folder with --journal \
+             kafka://{brokers}/{prefix}",
+            head.position,
+            head.hash,
+            options.mirror.dir.display(),
+            options.topic
+        );
+        told.context("say what was done")?;
+    }
+    Ok(())
 }
 
 /// What is wrong with partitions at the moment.

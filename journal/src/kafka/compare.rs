@@ -1,0 +1,179 @@
+//! What a partition holds, beside the journal of a folder that it is to be filled with.
+//!
+//! | the partition's records | |
+//! |---|---|
+//! | none | it may be filled |
+//! | those of the folder, all of them | it was filled, by an import whose end nobody saw |
+//! | anything else | it must not be touched, and something else is to be done, which [`Other`] says |
+
+use std::fmt;
+use std::sync::Arc;
+
+use chancery_events::id::Position;
+
+use super::place::Place;
+use super::rest::Value;
+use crate::chain::{Chain, Link};
+use crate::journal::{ReadError, Records, Source};
+
+/// See the module.
+pub(super) enum Held {
+    /// No record that is committed.
+    Nothing,
+    /// What the folder holds; the last record stands there.
+    All(Place),
+    /// Something else.
+    Other(Other),
+}
+
+/// Why a partition is not filled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Other {
+    /// What stood at its beginning was deleted.
+    BeginsLate(i64),
+    /// What stood there when it was asked for is not there any more.
+    Gone(String),
+    /// It holds another history, from that position on.
+    Differs(Position),
+    /// It holds this history up to that position alone.
+    Less(Position),
+    /// It holds this history, and goes on at that position.
+    Further(Position),
+    /// It holds so many values, and no history.
+    Noise(u64),
+    /// It holds a record that this build cannot take.
+    Broken(String),
+    /// It holds this history since a moment ago.
+    Meanwhile,
+}
+
+impl fmt::Display for Other {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ANEW: &str = "Name another prefix or partition; or, when all servers of the fleet are stopped and you are \
+             sure that what it holds is not needed, delete the topic and make it anew";
+        match self {
+            Other::BeginsLate(offset) => {
+                write!(f, "it begins at offset {offset}, as records were deleted from it. {ANEW}")
+            }
+            Other::Gone(reason) => write!(f, "{reason}. {ANEW}"),
+            Other::Differs(at) => write!(f, "another history stands there, from position {at} on. {ANEW}"),
+            Other::Less(at) => write!(f, "it holds this history up to position {at} alone. {ANEW}"),
+            Other::Further(at) => write!(
+                f,
+                "it holds this history, and goes on at position {at}, as servers went on there. Start the server over this \
+                 folder with --journal kafka://… too: it reads what came since"
+            ),
+            Other::Noise(count) => {
+                write!(f, "it holds {count} values, of which none begins a history. {ANEW}")
+            }
+            Other::Broken(reason) => write!(f, "{reason}. {ANEW}"),
+            Other::Meanwhile => write!(f, "it was filled a moment ago"),
+        }
+    }
+}
+
+/// Takes what the partition holds, value by value.
+pub(super) struct Comparison {
+    chain: Chain,
+    /// What must come.
+    same: Records,
+    values: u64,
+    /// Of the last record that is the same; before every one, if there is none.
+    place: Place,
+}
+
+impl Comparison {
+    /// Of a partition, from `place` on, before every record, with a journal.
+    pub(super) fn new(source: &dyn Source, fleet: &Arc<str>, place: Place) -> Result<Comparison, ReadError> {
+        let same = source.records(Position::FIRST)?;
+        Ok(Comparison { chain: Chain::new(Arc::clone(fleet), None), same, values: 0, place })
+    }
+
+    /// The next value; what it shows, if that is enough. What the rule skips shows nothing.
+    pub(super) fn take(&mut self, (offset, value): Value) -> Result<Option<Other>, ReadError> {
+        self.values += 1;
+        let record = match self.chain.take(value) {
+            Ok(Link::Record(record)) => record,
+            Ok(Link::Skip(_)) => return Ok(None),
+            Err(broken) => return Ok(Some(Other::Broken(broken.to_string()))),
+        };
+        Ok(match self.same.next().transpose()? {
+            Some(held) if held.hash() == record.hash() => {
+                let (position, hash) = (record.last(), record.hash());
+                (self.place.offset, self.place.position, self.place.hash) = (offset, position, hash);
+                None
+            }
+            Some(_) => Some(Other::Differs(record.first())),
+            None => Some(Other::Further(record.first())),
+        })
+    }
+
+    /// There are no more.
+    pub(super) fn end(mut self) -> Result<Held, ReadError> {
+        let is_all = self.same.next().transpose()?.is_none();
+        Ok(match self.place.position {
+            _ if self.values == 0 => Held::Nothing,
+            Position::ZERO => Held::Other(Other::Noise(self.values)),
+            _ if is_all => Held::All(self.place),
+            position => Held::Other(Other::Less(position)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{Author, FLEET};
+    use crate::journal::Journal as _;
+    use crate::memory::MemoryLog;
+
+    fn found(holds: &[&[u8]], source: &dyn Source) -> Held {
+        let mut comparison =
+            Comparison::new(source, &FLEET.into(), Place::unknown("j", 0)).expect("readable");
+        for (offset, value) in holds.iter().enumerate() {
+            if let Some(other) = comparison.take((offset as i64, (*value).into())).expect("readable") {
+                return Held::Other(other);
+            }
+        }
+        comparison.end().expect("readable")
+    }
+
+    #[test]
+    fn a_partition_is_empty_or_filled_or_not_to_be_touched() {
+        let log = MemoryLog::new(FLEET);
+        let journal = log.open(Box::new(|_| {})).expect("open");
+        let mut author = Author::new(1, None);
+        let records = [author.genesis(), author.record(2, 10), author.record(1, 10)];
+        for record in &records {
+            journal.append(record.clone()).expect("appended");
+        }
+        let source = journal.source();
+        let [a, b, c] = records.each_ref().map(|record| &**record.bytes());
+        let (next, other) = (author.record(1, 10), Author::new(2, None).genesis());
+        let (next, other) = (&**next.bytes(), &**other.bytes());
+        let after = Position::new(5);
+        for (holds, wanted) in [
+            (&[][..], None),
+            (&[&b"noise"[..]], Some(Other::Noise(1))),
+            (&[other], Some(Other::Differs(Position::FIRST))),
+            (&[other, a, b, c], Some(Other::Differs(Position::FIRST))),
+            (&[a], Some(Other::Less(Position::FIRST))),
+            (&[a, c], Some(Other::Less(Position::FIRST))),
+            (&[a, b, c, next], Some(Other::Further(after))),
+        ] {
+            match (found(holds, &*source), wanted) {
+                (Held::Nothing, None) => {}
+                (Held::Other(found), Some(wanted)) => assert_eq!(found, wanted),
+                (Held::Nothing | Held::All(_) | Held::Other(_), wanted) => {
+                    panic!("{holds:?} is not {wanted:?}")
+                }
+            }
+        }
+        // What the rule skips does not matter, wherever it stands.
+        for (holds, offset) in [(&[a, b, c][..], 2), (&[&b"noise"[..], a, other, b, b, c, a], 5)] {
+            let Held::All(place) = found(holds, &*source) else { panic!("{holds:?} is all of it") };
+            let last = &records[2];
+            assert_eq!((place.offset, place.position, place.hash), (offset, last.last(), last.hash()));
+        }
+    }
+}

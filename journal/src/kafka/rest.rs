@@ -1,0 +1,106 @@
+//! What a partition holds behind an offset, up to its end as it was found: for whoever opens or fills one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::Consumer as _;
+use rdkafka::error::KafkaError;
+
+use super::Options;
+use super::open::{OpenError, Partition};
+use super::reader::{ASKING, Gone, Next, Reader};
+
+/// How long nothing must come before the last offsets are taken to hold nothing.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long nothing comes, although the topic's end was not reached, before it is said.
+const SILENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(KafkaError) -> OpenError {
+    let place = Box::new(Partition::of(options));
+    move |source| OpenError::Cluster { doing, place, source: Box::new(source) }
+}
+
+/// Where the partition begins and ends.
+pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
+    let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
+    let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
+    let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
+    let has_partition = metadata.topics().iter().any(|topic| {
+        topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
+    });
+    if !has_partition {
+        return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
+    }
+    watcher
+        .fetch_watermarks(&options.topic, options.partition, ASKING)
+        .map_err(cluster(options, "ask for the first and last offset of"))
+}
+
+/// A record's bytes, with the offset at which they stand.
+pub(super) type Value = (i64, Arc<[u8]>);
+
+/// Why it cannot be read on.
+pub(super) enum Unread {
+    /// What stood there is not there any more.
+    Gone(Gone),
+    /// The cluster could not be asked.
+    Cluster(OpenError),
+}
+
+/// See the module.
+pub(super) struct Rest<'a> {
+    options: &'a Options,
+    reader: &'a Reader,
+    next: i64,
+    ends: i64,
+    /// Whether something must stand at the first offset, whatever the brokers say about the end.
+    has_first: bool,
+    heard: Instant,
+    ended: Option<Instant>,
+}
+
+impl<'a> Rest<'a> {
+    /// From the offset at which the reader stands, to `ends`, behind the last one. An empty partition ends where it
+    /// begins.
+    pub(super) fn new(options: &'a Options, reader: &'a Reader, from: i64, ends: i64) -> Rest<'a> {
+        Rest { options, reader, next: from, ends, has_first: false, heard: Instant::now(), ended: None }
+    }
+
+    /// The same, where a record is known to stand at the first offset.
+    pub(super) fn from_a_record(options: &'a Options, reader: &'a Reader, from: i64, ends: i64) -> Rest<'a> {
+        Rest { has_first: true, ..Rest::new(options, reader, from, ends) }
+    }
+
+    /// The next value, with its offset; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Value>, Unread> {
+        while self.has_first || self.next < self.ends {
+            match self.reader.next(Duration::from_millis(100)).map_err(Unread::Gone)? {
+                Next::Value(offset, value) => {
+                    self.heard = Instant::now();
+                    self.ended = None;
+                    self.has_first = false;
+                    self.next = offset + 1;
+                    return Ok(Some((offset, value)));
+                }
+                Next::End => self.ended = Some(Instant::now()),
+                // The last offsets may hold nothing. A broker that has just begun to lead may not know yet how far the
+                // topic goes: it must say so, and nothing must come for a while.
+                Next::Nothing if self.ended.is_some_and(|ended| ended.elapsed() > QUIET) => {
+                    if watermarks(self.options).map_err(Unread::Cluster)?.1 >= self.ends {
+                        return Ok(None);
+                    }
+                    self.ended = Some(Instant::now());
+                }
+                Next::Nothing if self.heard.elapsed() > SILENCE => {
+                    self.heard = Instant::now();
+                    tracing::warn!(
+                        topic = self.options.topic,
+                        "the brokers do not say what the journal holds"
+                    );
+                }
+                Next::Nothing => {}
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,241 @@
+//! The same history gives the same, wherever its journal is: in a folder, on one broker, on three; moved there or back.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::record::{Hash, Record};
+use chancery_journal::kafka::{Client as Brokers, KafkaJournal, Options};
+use chancery_journal::segments::{self, SegmentJournal};
+use chancery_journal::{Cursor, Journal, Sink};
+use chancery_projector::{Projector, Query, RowKind, Tuning};
+use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::lanes::fleet::{by_hand, deploy, set_up, sleeper};
+use chancery_tests::{Client, Executor, Server, Standbys, payloads, program, until};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn nowhere() -> Sink {
+    Box::new(|_| ())
+}
+
+fn name_of(row: &Value) -> &str {
+    row["name"].as_str().expect("a name")
+}
+
+/// Something of everything, with whoever decides: `client` gives one for it, `harm` lets it die.
+fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Executor, home: &Path) {
+    let now = client();
+    set_up(&now, &sleeper());
+    by_hand(&now, &sleeper());
+    now.must("capability.apply", &json!({"name": "T", "spec": {"type": "T", "score": 3}}));
+    deploy(&now, "d1", 4);
+    let running = now.wait_for("web", "running", 4);
+    now.must("deployment.create", &json!({"plan": "hand", "name": "h1", "spec": {"count": 2}}));
+    let waiting = until("two wait for approval", || {
+        let waiting = now.items("operations?state=pending_approval");
+        (waiting.len() == 2).then_some(waiting)
+    });
+    let reject = json!({"operations": [waiting[0]["id"]], "reason": "not this one"});
+    let shown = json!({"operation": waiting[1]["id"], "hash": waiting[1]["hash"]});
+    now.must("operation.approve", &json!({"operations": [shown]}));
+    now.wait_for("hand", "running", 1);
+    now.must("operation.reject", &reject);
+    // What is refused is in the journal too.
+    let bad = json!({"plan": "nothing", "name": "d9", "spec": {"count": 1}});
+    for (key, type_name, data) in [
+        ("bad-1", "deployment.create", &bad),
+        ("bad-1", "replica.stop", &json!({"name": name_of(&running[0])})),
+        ("bad-2", "operation.reject", &reject),
+    ] {
+        let answer = now.decided(key, type_name, data);
+        assert!((400..500).contains(&answer.status), "{type_name}: {}", answer.text);
+    }
+    now.must("replica.stop", &json!({"name": name_of(&running[0])}));
+    now.must("replica.stop", &json!({"name": name_of(&running[1])}));
+    now.wait_for("web", "stopped", 2);
+    now.must("replica.start", &json!({"name": name_of(&running[0])}));
+    now.must("replica.delete", &json!({"name": name_of(&running[1])}));
+    now.wait_for("web", "running", 3);
+    // An executor dies, and is asked for something meanwhile; then a payload does; then who decides.
+    executor.kill();
+    deploy(&now, "d2", 6);
+    executor.start_again();
+    now.wait_for("web", "running", 6);
+    let victim = payloads(home).first().expect("something runs").pid;
+    let victim = rustix::process::Pid::from_raw(i32::try_from(victim).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(victim, rustix::process::Signal::KILL).expect("it can be killed");
+    until("its end is known", || (!now.items("replicas?phase=failed").is_empty()).then_some(()));
+    harm();
+    let now = client();
+    deploy(&now, "d3", 2);
+    now.wait_for("web", "running", 2);
+    now.must("deployment.create", &json!({"plan": "hand", "name": "h2", "spec": {"count": 0}}));
+    until("nothing of it is left", || {
+        now.approve_all();
+        now.items("replicas?plan=hand").is_empty().then_some(())
+    });
+}
+
+/// What a journal gives.
+#[derive(PartialEq, Debug)]
+struct Gives {
+    head: Cursor,
+    /// Of what a snapshot would hold.
+    state: Hash,
+    /// Pages of rows, by kind.
+    rows: BTreeMap<&'static str, Vec<String>>,
+    verified: Value,
+}
+
+/// What the journal in a folder gives, through whatever opened it.
+fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc<Record>>) {
+    let journal = open();
+    let source = journal.source();
+    let home = tempfile::tempdir().expect("a folder");
+    let mut projector =
+        Projector::open(&home.path().join("rows"), "default", Arc::clone(&source), None, Tuning::default())
+            .expect("rows");
+    projector.catch_up().expect("folded");
+    let (head, state) = {
+        let state = projector.state().expect("a state");
+        (state.at, state.hash().expect("a hash"))
+    };
+    let reader = projector.reader();
+    let mut rows = BTreeMap::new();
+    for kind in RowKind::ALL {
+        let (mut of, mut query) = (Vec::new(), Query::all().limit(1000));
+        loop {
+            let page = reader.list_json(*kind, &query).expect("a page");
+            of.push(page.items);
+            match page.next {
+                Some(next) => query = Query::all().limit(1000).after(next),
+                None => break,
+            }
+        }
+        rows.insert(kind.word(), of);
+    }
+    assert_eq!(journal.head(), Some(head));
+    let records = source.records(Position::FIRST).expect("readable");
+    let records = records.map(|record| record.expect("a record")).collect();
+    drop((projector, reader, source));
+    journal.close().expect("closed");
+    let output = Command::new(program()).args(["-o", "json", "verify"]).arg(dir).output().expect("it runs");
+    let mut verified: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let about = verified.as_object_mut().expect("an object");
+    for place in ["folder", "segments", "open"] {
+        about.remove(place).expect("it is said");
+    }
+    (Gives { head, state, rows, verified }, records)
+}
+
+fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
+    let options = segments::Options::new(dir, "default");
+    gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
+}
+
+/// As a server finds it that has no mirror yet; and how much of what it read does not count.
+fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
+    let home = tempfile::tempdir().expect("a folder");
+    let client = Brokers::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
+    let options = Options::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
+    let mut skipped = 0;
+    let (gives, records) = gives(home.path(), || {
+        let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
+        skipped = opened.skipped;
+        Box::new(journal)
+    });
+    (gives, records, skipped)
+}
+
+fn run(args: &[&str]) {
+    let output = Command::new(program())
+        .args(args)
+        .env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes")
+        .output()
+        .expect("the program runs");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
+    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none")]);
+    server.stay_at_this_address();
+    let mut executor = Executor::start_within(&server, "e1", "--process");
+    let server = std::cell::RefCell::new(server);
+    let home = server.borrow().home().to_owned();
+    let mut harm = || {
+        server.borrow_mut().kill();
+        server.borrow_mut().start_again();
+    };
+    live(&|| server.borrow().client(), &mut harm, &mut executor, &home);
+    let mut server = server.into_inner();
+    assert_eq!(server.stop(), Some(0));
+    assert_eq!(executor.stop(), Some(0));
+    let journal = server.data().join("fleets/default/journal");
+    let (wanted, records) = in_a_folder(&journal);
+    assert_eq!((&wanted.verified["terms"], &wanted.verified["holds"]), (&json!(2), &json!(true)));
+    assert!(wanted.rows.values().filter(|pages| pages[0] != "[]").count() > 5, "{:?}", wanted.rows);
+    for brokers in [1, 3] {
+        let (cluster, copies) = (shared(brokers), brokers.to_string());
+        let url = format!("kafka://{}/history-{brokers}", cluster.bootstrap());
+        run(&["init-topics", "--journal", &url, "--copies", &copies]);
+        run(&["import", server.data().to_str().expect("a path"), "--journal", &url]);
+        let (found, same, skipped) = on_kafka(cluster, &format!("history-{brokers}"));
+        assert_eq!(skipped, 0);
+        assert!(same == records, "the same bytes on {brokers}");
+        assert_eq!(found, wanted, "on {brokers}");
+    }
+    assert_eq!(in_a_folder(&journal).0, wanted, "the folder is what it was");
+}
+
+#[test]
+fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
+    let prefix = "history-back";
+    let standbys = std::cell::RefCell::new(Standbys::start(shared(1), prefix, 2, &[]));
+    let home = tempfile::tempdir().expect("a folder");
+    let mut executor = Executor::start_for(home.path(), &standbys.borrow().urls(), "e1", "--process");
+    let noise = |bytes: &[u8]| {
+        let client = Brokers::new(shared(1).bootstrap(), BTreeMap::new()).expect("a client");
+        let producer: BaseProducer = client.producer(Duration::from_secs(20)).create().expect("a producer");
+        let topic = format!("{prefix}.journal");
+        let record = BaseRecord::<(), [u8]>::to(&topic).partition(0).payload(bytes);
+        producer.send(record).map_err(|(error, _)| error).expect("there is room");
+        producer.flush(Duration::from_secs(20)).expect("written");
+    };
+    let mut harm = || {
+        let mut standbys = standbys.borrow_mut();
+        let decider = standbys.decider();
+        noise(b"what is no record");
+        standbys.servers[decider].kill();
+        until("another server decides", || standbys.decides());
+        standbys.servers[decider].start_again();
+    };
+    let client = || {
+        let standbys = standbys.borrow();
+        standbys.servers[standbys.decider()].client()
+    };
+    live(&client, &mut harm, &mut executor, home.path());
+    let mut standbys = standbys.into_inner();
+    assert_eq!(executor.stop(), Some(0));
+    for server in &mut standbys.servers {
+        assert_eq!(server.stop(), Some(0), "{}", server.log());
+    }
+    let (wanted, records, skipped) = on_kafka(shared(1), prefix);
+    assert!(skipped > 0, "noise does not count");
+    assert!(wanted.verified["terms"].as_u64() >= Some(2), "{}", wanted.verified);
+    let folder: TempDir = tempfile::tempdir().expect("a folder");
+    let (journal, _) =
+        SegmentJournal::open(&segments::Options::new(folder.path(), "default"), nowhere()).expect("open");
+    for record in &records {
+        journal.append((**record).clone()).expect("appended");
+    }
+    journal.close().expect("closed");
+    let (found, same) = in_a_folder(folder.path());
+    assert!(same == records, "the same bytes");
+    assert_eq!(found, wanted);
+}

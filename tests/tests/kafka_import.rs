@@ -1,0 +1,431 @@
+//! A journal is moved from a folder onto a real Kafka: whole or not at all, whatever dies on the way.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::record::Record;
+use chancery_journal::conformance::{Author, FLEET};
+use chancery_journal::kafka::topics::{Role, Topics};
+use chancery_journal::kafka::{Client, FillError, Found, KafkaJournal, Opened, Options, Other, fill};
+use chancery_journal::segments::{self, SegmentJournal};
+use chancery_journal::{AppendError, Delivery, Journal, Sink, is_mirror};
+use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::lanes::evidence::records;
+use chancery_tests::{Server, Standbys, program, until};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// As long as brokers allow.
+const LONG: Duration = Duration::from_mins(14);
+
+fn nowhere() -> Sink {
+    Box::new(|_| ())
+}
+
+/// A server's folder whose journal was written by hand, and its records.
+struct Written {
+    home: TempDir,
+    records: Vec<Record>,
+}
+
+impl Written {
+    /// So many records of a kilobyte.
+    fn new(count: usize) -> Written {
+        let home = tempfile::tempdir().expect("a folder");
+        let mut author = Author::new(1, None);
+        let mut records = vec![author.genesis()];
+        records.extend((1..count).map(|_| author.record(1, 1000)));
+        let written = Written { home, records };
+        let (journal, _) = SegmentJournal::open(&written.mirror(), nowhere()).expect("open");
+        for record in &written.records {
+            let mut record = record.clone();
+            while let Err(error) = journal.append(record) {
+                let AppendError::Busy(back) = error else { panic!("{error}") };
+                record = *back;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        journal.close().expect("closed");
+        written
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.home.path().join("fleets").join(FLEET).join("journal")
+    }
+
+    fn mirror(&self) -> segments::Options {
+        segments::Options::new(self.journal(), FLEET)
+    }
+}
+
+/// Topics of their own on a cluster that others use too.
+struct Target<'a> {
+    cluster: &'a Cluster,
+    prefix: String,
+}
+
+impl<'a> Target<'a> {
+    fn new(cluster: &'a Cluster, prefix: &str) -> Target<'a> {
+        let target = Target { cluster, prefix: prefix.into() };
+        let copies = cluster.bootstrap().split(',').count() as i32;
+        let made = async {
+            let topics = Topics::of(&target.client())?;
+            topics.make(&target.topic(), Role::Journal, 1, copies).await?;
+            topics.make(&format!("{prefix}.inbox"), Role::Inbox, 1, copies).await
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(made).expect("made");
+        target
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.cluster.bootstrap(), BTreeMap::new()).expect("a client")
+    }
+
+    fn topic(&self) -> String {
+        format!("{}.journal", self.prefix)
+    }
+
+    fn url(&self) -> String {
+        format!("kafka://{}/{}", self.cluster.bootstrap(), self.prefix)
+    }
+
+    fn options(&self, mirror: segments::Options) -> Options {
+        Options { mirror, ..Options::new(self.client(), &self.topic(), 0, "", FLEET) }
+    }
+
+    /// What a server without a mirror finds: how it was opened, and the records.
+    fn read(&self) -> (Opened, Vec<Arc<Record>>) {
+        let home = tempfile::tempdir().expect("a folder");
+        let options = self.options(segments::Options::new(home.path(), FLEET));
+        let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
+        let records = journal.source().records(Position::FIRST).expect("readable");
+        let records = records.map(|record| record.expect("a record")).collect();
+        journal.close().expect("closed");
+        (opened, records)
+    }
+
+    /// Up to which offset something was written, whether or not it will ever count.
+    fn written(&self) -> i64 {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.cluster.bootstrap()).set("group.id", "tests");
+        let watcher: BaseConsumer =
+            config.set("isolation.level", "read_uncommitted").create().expect("a client");
+        watcher.fetch_watermarks(&self.topic(), 0, Duration::from_secs(30)).expect("watermarks").1
+    }
+
+    fn command(&self, data: &Path, fleet: &str) -> Command {
+        let mut command = Command::new(program());
+        command.args(["import", "--journal", &self.url(), "--fleet", fleet]).arg(data);
+        // On one broker nothing is safe.
+        command.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").stdin(Stdio::null());
+        command
+    }
+
+    fn import(&self, data: &Path, fleet: &str) -> Output {
+        self.command(data, fleet).output().expect("the program runs")
+    }
+
+    /// An import that has written something when this returns.
+    fn begin(&self, data: &Path) -> Child {
+        let before = self.written();
+        let mut command = self.command(data, FLEET);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+        // First it ends what another one left open, which is something written too.
+        until("something is written", || {
+            (self.written() > before + 1 || child.try_wait().expect("ours").is_some()).then_some(())
+        });
+        child
+    }
+}
+
+fn told(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Whether both are the same, record by record.
+fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
+    assert_eq!(found.len(), wanted.len());
+    assert!(found.iter().zip(wanted).all(|(found, wanted)| **found == *wanted), "the same bytes");
+}
+
+/// Every file of a folder, with its bytes.
+fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path());
+    entries.map(|path| (path.clone(), std::fs::read(&path).expect("a file"))).collect()
+}
+
+#[test]
+fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafka() {
+    let target = Target::new(shared(1), "moved");
+    let apply = |score: u64| json!({"name": "T", "spec": {"type": "T", "score": score}});
+    let mut server = Server::start();
+    let first = server.client().intent("key-1", "capability.apply", &apply(1));
+    assert_eq!(first.status, 201, "{}", first.text);
+    let running = target.import(server.data(), "default");
+    assert!(
+        !running.status.success() && told(&running).contains("another server has the folder"),
+        "{running:?}"
+    );
+    assert_eq!(server.stop(), Some(0));
+    let before = records(server.data()).expect("a journal");
+    let journal = server.data().join("fleets/default/journal");
+
+    let done = target.import(server.data(), "default");
+    assert!(done.status.success(), "{}", told(&done));
+    let head = before.last().expect("records");
+    let wanted = format!(
+        "fleet default: imported {} records ({} bytes), positions 1 to {}, head hash {}\n",
+        before.len(),
+        before.iter().map(|record| record.bytes().len()).sum::<usize>(),
+        head.last(),
+        head.hash()
+    );
+    assert!(told(&done).starts_with(&wanted), "{}", told(&done));
+    assert!(is_mirror(&journal).expect("looked at"));
+    let again = target.import(server.data(), "default");
+    assert!(told(&again).starts_with(&wanted.replace("imported", "already there:")), "{}", told(&again));
+
+    // Without Kafka it would have two futures.
+    let kept = files(&journal);
+    let refused = server.try_start_again().expect_err("it is a mirror");
+    assert!(
+        refused.said.contains("is the mirror of one on Kafka") && refused.said.contains("kafka.json"),
+        "{refused:?}"
+    );
+    assert_eq!(files(&journal), kept, "nothing was changed");
+    let url = target.url();
+    for (name, value) in [("JOURNAL", &*url), ("KAFKA_UNSAFE_TOPICS", "yes"), ("KAFKA_SESSION", "6s")] {
+        server.set(&format!("CHANCERY_{name}"), value);
+    }
+    server.start_again();
+    let client = server.client();
+    let repeated = client.decided("key-1", "capability.apply", &apply(1));
+    assert_eq!(repeated.text, first.text);
+    assert!(client.must("capability.apply", &apply(2)) > head.last().get());
+    assert_eq!(server.stop(), Some(0));
+    let after = records(server.data()).expect("a mirror");
+    assert!(after.len() > before.len() && after[..before.len()] == before, "the same, and more");
+
+    // What went on there is not written over, and an old copy is told what to do.
+    let late = target.import(server.data(), "default");
+    assert!(told(&late).starts_with("fleet default: already there:"), "{}", told(&late));
+    let copy = tempfile::tempdir().expect("a folder");
+    let old = copy.path().join("fleets/default/journal");
+    let (old_journal, _) =
+        SegmentJournal::open(&segments::Options::new(&old, "default"), nowhere()).expect("open");
+    for record in &before {
+        old_journal.append((**record).clone()).expect("appended");
+    }
+    old_journal.close().expect("closed");
+    let late = target.import(copy.path(), "default");
+    assert!(told(&late).contains("it holds this history, and goes on at position"), "{}", told(&late));
+    assert!(!is_mirror(&old).expect("looked at"), "the folder is as it was");
+}
+
+#[test]
+fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
+    let mut standbys = Standbys::start(shared(1), "marked", 1, &[]);
+    let server = &mut standbys.servers[0];
+    let journal = server.data().join("fleets/default/journal");
+    assert!(is_mirror(&journal).expect("looked at"));
+    server.kill();
+    server.set("CHANCERY_JOURNAL", "embedded");
+    let refused = server.try_start_again().expect_err("it is a mirror");
+    assert!(refused.said.contains("is the mirror of one on Kafka"), "{refused:?}");
+    // Whoever knows better says so.
+    std::fs::remove_file(journal.join("kafka.json")).expect("a file");
+    server.start_again();
+    // A folder that a topic does not hold is none.
+    assert_eq!(server.stop(), Some(0));
+    let other = Target::new(shared(1), "marked-not");
+    let options = Options {
+        mirror: segments::Options::new(&journal, "default"),
+        ..Options::new(other.client(), &other.topic(), 0, "", "default")
+    };
+    assert!(KafkaJournal::open(&options, nowhere()).is_err(), "the topic is empty");
+    assert!(!is_mirror(&journal).expect("looked at"));
+}
+
+#[test]
+fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
+    let target = Target::new(shared(1), "refused");
+    let written = Written::new(50);
+    let data = written.home.path();
+    let nobody = target.import(data, "nobody");
+    assert!(told(&nobody).contains("there is no journal of fleet nobody"), "{}", told(&nobody));
+    let segment = written.journal().join("00000000000000000001.seg");
+    let whole = std::fs::read(&segment).expect("a segment");
+    let refused = |bytes: &[u8], wanted: &str| {
+        std::fs::write(&segment, bytes).expect("written");
+        let output = target.import(data, FLEET);
+        assert!(!output.status.success() && told(&output).contains(wanted), "{wanted}: {}", told(&output));
+        assert_eq!(std::fs::read(&segment).expect("a segment"), bytes, "the folder is as it was");
+        assert!(!is_mirror(&written.journal()).expect("looked at"));
+    };
+    let mut damaged = whole.clone();
+    damaged[2000] ^= 1;
+    refused(&damaged, "00000000000000000001.seg is damaged at byte");
+    let end = whole.iter().rposition(|byte| *byte != 0).expect("frames") + 1;
+    let mut torn = whole.clone();
+    // Behind the last marker: the beginning of a frame.
+    torn[end + 16..end + 24].copy_from_slice(b"\xffCh\xfe1234");
+    let at = torn.iter().rposition(|byte| *byte != 0).expect("frames");
+    assert!(at > end);
+    refused(&torn, "00000000000000000001.seg is torn at byte");
+    refused(&[], "holds no record");
+    assert_eq!(target.written(), 0, "nothing was sent");
+    std::fs::write(&segment, whole).expect("written");
+    assert!(target.import(data, FLEET).status.success());
+    assert_same(&target.read().1, &written.records);
+}
+
+#[test]
+fn a_partition_that_holds_anything_is_left_alone() {
+    let target = Target::new(shared(1), "holds");
+    let (written, other) = (Written::new(20), Written::new(2));
+    fill(&target.options(written.mirror()), LONG).expect("filled");
+    let before = target.written();
+    let mut author = Author::new(2, None);
+    let third = Written { home: tempfile::tempdir().expect("a folder"), records: vec![author.genesis()] };
+    let (journal, _) = SegmentJournal::open(&third.mirror(), nowhere()).expect("open");
+    journal.append(third.records[0].clone()).expect("appended");
+    journal.close().expect("closed");
+    for (written, wanted) in
+        [(&other, Other::Further(Position::new(3))), (&third, Other::Differs(Position::FIRST))]
+    {
+        match fill(&target.options(written.mirror()), LONG) {
+            Err(FillError::NotEmpty { found, .. }) => assert_eq!(found, wanted),
+            other => panic!("{other:?}"),
+        }
+        assert!(!is_mirror(&written.journal()).expect("looked at"));
+    }
+    assert_eq!(target.written(), before, "nothing was sent");
+    let emptied = Target::new(shared(1), "holds-no-more");
+    fill(&emptied.options(written.mirror()), LONG).expect("filled");
+    let file = written.home.path().join("delete.json");
+    let list = format!(
+        r#"{{"partitions": [{{"topic": "{}", "partition": 0, "offset": -1}}], "version": 1}}"#,
+        emptied.topic()
+    );
+    std::fs::write(&file, list).expect("written");
+    shared(1).tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
+    match fill(&emptied.options(written.mirror()), LONG) {
+        Err(FillError::NotEmpty { found: Other::BeginsLate(_), .. }) => {}
+        other => panic!("no server would read it: {other:?}"),
+    }
+}
+
+#[test]
+fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
+    let target = Target::new(shared(1), "too-long");
+    let written = Written::new(100);
+    let options = target.options(written.mirror());
+    match fill(&options, Duration::ZERO) {
+        Err(FillError::TooLong { sent: 1, records: 100, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(!is_mirror(&written.journal()).expect("looked at"), "the folder is as it was");
+    let (opened, records) = target.read();
+    assert_eq!((opened.head, opened.skipped, records.len()), (None, 0, 0), "nobody sees it");
+    let filled = fill(&options, LONG).expect("filled");
+    assert_eq!((filled.found, filled.records), (Found::Empty, 100));
+    assert_same(&target.read().1, &written.records);
+}
+
+#[test]
+fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_history() {
+    let written = Written::new(20_000);
+    for round in 0..2 {
+        let target = Target::new(shared(1), &format!("killed-{round}"));
+        for _ in 0..=round {
+            let mut child = target.begin(written.home.path());
+            if round > 0 {
+                let now = target.written();
+                until("more of it is written, or all", || {
+                    (target.written() > now + 3000 || child.try_wait().expect("ours").is_some()).then_some(())
+                });
+            }
+            child.kill().expect("it can be killed");
+            child.wait().expect("it is ours");
+            // What is left open holds readers up at most: they see nothing of it.
+            let (opened, found) = target.read();
+            assert!(found.is_empty() || found.len() == written.records.len(), "{opened:?}");
+        }
+        let done = target.import(written.home.path(), FLEET);
+        assert!(done.status.success(), "{}", told(&done));
+        let (opened, found) = target.read();
+        assert_eq!(opened.skipped, 0);
+        assert_same(&found, &written.records);
+    }
+}
+
+#[test]
+fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let target = Target::new(shared(1), "behind");
+    let written = Written::new(40_000);
+    let mut child = target.begin(written.home.path());
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
+    kill_process(pid, Signal::STOP).expect("it can be stopped");
+    // A server that finds nothing takes over, and hears nothing.
+    let home = tempfile::tempdir().expect("a folder");
+    let mut options = target.options(segments::Options::new(home.path(), FLEET));
+    options.outcome = Duration::from_secs(3);
+    let (to, delivered) = std::sync::mpsc::channel();
+    let (journal, opened) =
+        KafkaJournal::open(&options, Box::new(move |delivery| drop(to.send(delivery)))).expect("open");
+    assert_eq!(opened.head, None);
+    journal.append(Author::new(2, None).genesis()).expect("sent");
+    assert!(matches!(delivered.recv().expect("told"), Delivery::Indefinite(_)));
+    kill_process(pid, Signal::CONT).expect("it can be woken");
+    assert!(child.wait().expect("it is ours").success());
+    let mut seen: usize = 0;
+    let mut skipped = 0;
+    while seen < written.records.len() || skipped == 0 {
+        match delivered.recv_timeout(Duration::from_mins(1)).expect("told") {
+            Delivery::Records(records) => seen += records.len(),
+            Delivery::Skipped(_) => skipped += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    journal.close().expect("closed");
+    let (opened, found) = target.read();
+    assert_eq!(opened.skipped, 1);
+    assert_same(&found, &written.records);
+}
+
+#[test]
+fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
+    for brokers in [3, 1] {
+        let cluster = Cluster::start(brokers);
+        let target = Target::new(&cluster, "broker");
+        let written = Written::new(40_000);
+        let leader = {
+            let watcher: BaseConsumer =
+                target.client().config().set("group.id", "tests").create().expect("a client");
+            let topics =
+                watcher.fetch_metadata(Some(&target.topic()), Duration::from_secs(30)).expect("metadata");
+            u32::try_from(topics.topics()[0].partitions()[0].leader()).expect("a leader")
+        };
+        std::thread::scope(|scope| {
+            let options = target.options(written.mirror());
+            let filling = scope.spawn(move || fill(&options, LONG));
+            until("something is written", || (target.written() > 0).then_some(()));
+            cluster.kill(leader);
+            println!("in the middle of it: {}", !filling.is_finished());
+            cluster.restart(leader);
+            let filled = filling.join().expect("no panic").expect("filled");
+            assert_eq!(filled.records, 40_000);
+        });
+        let (opened, found) = target.read();
+        assert_eq!(opened.skipped, 0);
+        assert_same(&found, &written.records);
+    }
+}

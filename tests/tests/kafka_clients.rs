@@ -102,8 +102,11 @@ fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("tests/clients/run starts");
-    let lines: String = letters.iter().map(|letter| format!("{letter}\n{letter}\n")).collect();
-    producer.stdin.take().expect("it is piped").write_all(lines.as_bytes()).expect("it reads");
+    let mut to = producer.stdin.take().expect("it is piped");
+    for letter in letters {
+        writeln!(to, "{letter}\n{letter}").expect("it reads");
+    }
+    drop(to);
     let output = producer.wait_with_output().expect("it ends");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.lines().count() == 2 * letters.len(), "{out}{err}");
@@ -204,7 +207,7 @@ fn same(read: &[Value], shown: &[Value]) {
         let kind = text("kind");
         match &*kind {
             "fact" => {
-                assert!(text("causationid").parse::<u64>().is_ok_and(|cause| cause <= number), "{event}")
+                assert!(text("causationid").parse::<u64>().is_ok_and(|cause| cause <= number), "{event}");
             }
             "intent" | "observation" => assert_ne!(text("actor"), ""),
             _ => panic!("of no kind: {event}"),

@@ -2,12 +2,14 @@
 //
 //     node consume.js BROKERS TOPIC [AFTER]
 //
-// A consumer keeps the id of the last event that it is done with, beside what it made of it, and begins behind it: events
-// come once or more, and one that has no higher id has been seen.
+// A consumer keeps the id of the last event that it is done with, beside what it made of it, and begins behind it:
+// events come once or more, and one that has no higher id has been seen.
 
 const { Kafka: Binding } = require("cloudevents");
 const { Kafka, logLevel } = require("kafkajs");
 
+// A fleet has one partition, and its events have one order: 0, unless the setting `fleets` says otherwise.
+const PARTITION = 0;
 const [brokers, topic, after = "0"] = process.argv.slice(2);
 
 /** What the SDK takes: headers and key as text. */
@@ -27,7 +29,10 @@ async function main() {
   await consumer.run({
     // Where it goes on is said by the events, and not by the group.
     autoCommit: false,
-    eachMessage: async ({ message: record }) => {
+    eachMessage: async ({ partition, message: record }) => {
+      if (partition !== PARTITION) {
+        return;
+      }
       const event = Binding.toEvent(message(record));
       event.validate();
       const position = BigInt(event.id);

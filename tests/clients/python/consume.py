@@ -13,11 +13,13 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka_event
 from cloudevents.core.formats.json import JSONFormat
 from kafka import KafkaConsumer, TopicPartition
 
+# A fleet has one partition, and its events have one order: 0, unless the setting `fleets` says otherwise.
+PARTITION = 0
+
 
 def main(brokers: str, topic: str, after: str = "0") -> None:
     consumer = KafkaConsumer(bootstrap_servers=brokers.split(","), auto_offset_reset="earliest")
-    # A fleet has one partition, and its events have one order.
-    consumer.assign([TopicPartition(topic, 0)])
+    consumer.assign([TopicPartition(topic, PARTITION)])
     last = int(after)
     for record in consumer:
         event = from_kafka_event(KafkaMessage(dict(record.headers), record.key, record.value))

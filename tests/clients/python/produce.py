@@ -15,6 +15,8 @@ from cloudevents.core.bindings.kafka import to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 from kafka import KafkaProducer
 
+# The fleet's: 0, unless the setting `fleets` says otherwise.
+PARTITION = 0
 MODES = {"binary": to_binary_event, "structured": to_structured_event}
 
 
@@ -25,7 +27,7 @@ def main(brokers: str, topic: str, mode: str) -> None:
         data = attributes.pop("data")
         event = CloudEvent({"datacontenttype": "application/json", **attributes}, data)
         message = MODES[mode](event)
-        sent = producer.send(topic, partition=0, value=message.value, headers=list(message.headers.items()))
+        sent = producer.send(topic, message.value, partition=PARTITION, headers=list(message.headers.items()))
         sent.get(timeout=60)
         print(event.get_id(), flush=True)
     producer.close()

@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
 //! | `source` | `/fleets/{fleet}` |
-//! | `type`, `dataschema` | `chancery.` and the stored type, `/v1/schemas/` and the stored type |
+//! | `type` | `chancery.` and the stored type |
+//! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server has |
 //! | `subject`, `partitionkey` | the entity that the event issues, else the first that it is about |
 //! | `subjects` | all of them, comma-separated, if there are several |
 //! | `time` | the record's |
@@ -127,7 +128,7 @@ pub fn render(
         subject: subjects.first(),
         time: header.time,
         datacontenttype: "application/json",
-        dataschema: format_args!("/v1/schemas/{type_name}"),
+        dataschema: format_args!("chancery:/v1/schemas/{type_name}"),
         sequence: format_args!("{:020}", position.get()),
         partitionkey: subjects.first(),
         kind: frame.kind,

@@ -7,6 +7,7 @@ mod executors;
 mod fleets;
 mod imports;
 mod kafka;
+mod kafka_clients;
 mod kafka_fleet;
 mod kafka_history;
 mod kafka_import;

@@ -53,7 +53,7 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
         ("subjects", &format!("{issued},replica/nginx-7f3k")),
         ("time", "2026-11-21T09:00:00.000001Z"),
         ("datacontenttype", "application/json"),
-        ("dataschema", "/v1/schemas/operation.opened.v1"),
+        ("dataschema", "chancery:/v1/schemas/operation.opened.v1"),
         ("sequence", "00000000000000000042"),
         ("causationid", "41"),
         ("kind", "fact"),

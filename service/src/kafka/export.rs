@@ -92,6 +92,8 @@ impl Export {
         let mut config = self.client.producer(OUTCOME);
         // What could not be written must not leave a hole before what could.
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
+        // Every client reads gzip by itself; several want a library more for lz4. The lowest level costs the least.
+        config.set("compression.type", "gzip").set("compression.level", "1");
         let producer: ThreadedProducer<Outcomes> =
             config.create_with_context(Outcomes(Arc::clone(&failed))).context("make a producer")?;
         let mut records = source.records(last.plus(1)).context("read the journal")?;

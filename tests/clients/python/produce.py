@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""Asks a fleet for something by letters in its inbox topic.
+
+    produce.py BROKERS TOPIC binary|structured < LETTERS
+
+Each line is a JSON object of the attributes of a CloudEvent, with its data as one of them. A line is printed again, as
+the id alone, when the brokers have it. Whoever is not sure sends the same letter again: the same source and id are
+answered once.
+"""
+
+import json
+import sys
+
+from cloudevents.core.bindings.kafka import to_binary_event, to_structured_event
+from cloudevents.core.v1.event import CloudEvent
+from kafka import KafkaProducer
+
+# The fleet's: 0, unless the setting `fleets` says otherwise.
+PARTITION = 0
+MODES = {"binary": to_binary_event, "structured": to_structured_event}
+
+
+def main(brokers: str, topic: str, mode: str) -> None:
+    producer = KafkaProducer(bootstrap_servers=brokers.split(","), acks="all")
+    for line in sys.stdin:
+        attributes = json.loads(line)
+        data = attributes.pop("data")
+        event = CloudEvent({"datacontenttype": "application/json", **attributes}, data)
+        message = MODES[mode](event)
+        sent = producer.send(topic, message.value, partition=PARTITION, headers=list(message.headers.items()))
+        sent.get(timeout=60)
+        print(event.get_id(), flush=True)
+    producer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,241 @@
+//! Programs that are not ours, against a fleet on a real Kafka: with the CloudEvents SDKs of Python and JavaScript, each
+//! with a Kafka client written in that language alone (`tests/clients`, which `tests/clients/install` equips). What they
+//! read of the events topic is what the stream over HTTP shows; what they ask for by letters is answered once.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use chancery_events::time::Time;
+use chancery_tests::kafka::shared;
+use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::{Executor, Server, Standbys, until};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+const MODES: [&str; 2] = ["binary", "structured"];
+/// Letters in each mode before the kill, and as many after it.
+const LETTERS: usize = 5;
+
+fn client(language: &str, program: &str, topic: &str) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
+    command.args([language, program, shared(1).bootstrap(), topic]);
+    command
+}
+
+/// A consumer that reads from the beginning for as long as this lives.
+struct Consumer {
+    child: Child,
+    lines: Receiver<String>,
+    read: Vec<Value>,
+    home: TempDir,
+}
+
+impl Consumer {
+    fn start(language: &str, topic: &str) -> Consumer {
+        let home = tempfile::tempdir().expect("a folder");
+        let mut child = client(language, "consume", topic)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(home.path().join("said")).expect("a file"))
+            .spawn()
+            .expect("tests/clients/run starts");
+        let printed = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (to, lines) = channel();
+        std::thread::spawn(move || {
+            for line in printed.lines().map_while(Result::ok) {
+                // Nobody wants more when the test is over.
+                let _ = to.send(line);
+            }
+        });
+        Consumer { child, lines, read: Vec::new(), home }
+    }
+
+    /// The first so many events.
+    fn first(&mut self, count: usize) -> &[Value] {
+        until("the consumer has read all events", || {
+            let lines = self.lines.try_iter();
+            self.read.extend(lines.map(|line| serde_json::from_str::<Value>(&line).expect("a line of JSON")));
+            let ended = self.child.try_wait().expect("it is ours");
+            let said = || std::fs::read_to_string(self.home.path().join("said")).unwrap_or_default();
+            assert!(ended.is_none(), "the consumer ended: {ended:?}\n{}", said());
+            (self.read.len() >= count).then_some(())
+        });
+        &self.read[..count]
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a letter asks for: most make a capability; the last of each half changes the first one of it, as it was made.
+fn letter(language: &str, mode: &str, number: usize) -> Value {
+    let changes = number % LETTERS == LETTERS - 1;
+    let of = if changes { number + 1 - LETTERS } else { number };
+    let name = format!("{mode}-{of}");
+    let mut letter = json!({
+        "id": format!("{mode}-letter-{number}"), "source": format!("clients/{language}"),
+        "type": "chancery.capability.apply.v1", "subject": format!("capability/{name}"),
+        "actor": "carol", "traceparent": TRACE,
+        "data": {"name": name, "spec": {"type": "T", "score": number}},
+    });
+    if changes {
+        letter["expect"] = json!(1);
+    }
+    letter
+}
+
+/// Has letters sent, each twice.
+fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
+    let mut producer = client(language, "produce", topic)
+        .arg(mode)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("tests/clients/run starts");
+    let mut to = producer.stdin.take().expect("it is piped");
+    for letter in letters {
+        writeln!(to, "{letter}\n{letter}").expect("it reads");
+    }
+    drop(to);
+    let output = producer.wait_with_output().expect("it ends");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.lines().count() == 2 * letters.len(), "{out}{err}");
+}
+
+/// Every event, as the stream over HTTP shows it.
+fn shown(server: &Server) -> Vec<Value> {
+    let accept = [("accept", "application/x-ndjson")];
+    let answer = server.client().send("GET", "/v1/fleets/default/events", &accept, b"");
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let lines = answer.text.lines().filter(|line| !line.is_empty());
+    lines.map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Asks by letters around the death of the server that decides, and reads all the while.
+fn asks_and_reads(language: &str) {
+    let settings = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "letters")];
+    let mut standbys = Standbys::start(shared(1), &format!("by-{language}"), 2, &settings);
+    let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
+    let mut consumer = Consumer::start(language, &events);
+    // Events of every kind: intents, what an executor sees, and facts.
+    let home = tempfile::tempdir().expect("a folder");
+    let decider = standbys.decider();
+    let of = standbys.servers[decider].client();
+    set_up(&of, &sleeper());
+    let _executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    deploy(&of, "d1", 2);
+    of.wait_for("web", "running", 2);
+    let letters = |mode, from| (from..from + LETTERS).map(|i| letter(language, mode, i)).collect::<Vec<_>>();
+    for mode in MODES {
+        send(language, &inbox, mode, &letters(mode, 0));
+    }
+    until("a letter is answered", || {
+        let row = of.get("/v1/fleets/default/capabilities/binary-0");
+        (row.status == 200).then_some(())
+    });
+    standbys.servers[decider].kill();
+    for mode in MODES {
+        send(language, &inbox, mode, &letters(mode, 0));
+        send(language, &inbox, mode, &letters(mode, LETTERS));
+    }
+    let now = until("another server decides", || standbys.decides());
+    let server = &standbys.servers[now];
+    let shown = until("the last letter is answered", || {
+        let shown = shown(server);
+        let last = format!("structured-letter-{}", 2 * LETTERS - 1);
+        shown.iter().any(|event| event["intentid"] == *last).then_some(shown)
+    });
+    answered_once(language, &shown);
+    for name in MODES.iter().flat_map(|mode| [format!("{mode}-0"), format!("{mode}-{LETTERS}")]) {
+        let row = server.client().get(&format!("/v1/fleets/default/capabilities/{name}")).json();
+        assert_eq!(row["version"], 2, "made once and changed once: {row}");
+    }
+    same(consumer.first(shown.len()), &shown);
+}
+
+/// Each letter is one intent, with what it said, and has one verdict.
+fn answered_once(language: &str, events: &[Value]) {
+    let source = format!("clients/{language}");
+    let intents: Vec<_> = events.iter().filter(|event| event["intentsource"] == *source).collect();
+    let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+    for intent in &intents {
+        *found.entry(intent["intentid"].as_str().expect("text")).or_default() += 1;
+        assert_eq!(intent["actor"], "letters", "{intent}");
+        assert_eq!(intent["claimedactor"], "carol", "{intent}");
+        assert_eq!(intent["traceparent"], TRACE, "{intent}");
+        let _: Time = intent["intenttime"].as_str().expect("the SDK adds the time").parse().expect("a time");
+        let verdicts = events.iter().filter(|event| {
+            let is_verdict = event["type"].as_str().is_some_and(|word| word.starts_with("chancery.intent."));
+            is_verdict && event["causationid"] == intent["id"]
+        });
+        let verdicts: Vec<_> = verdicts.map(|verdict| &verdict["type"]).collect();
+        assert_eq!(verdicts, ["chancery.intent.accepted.v1"], "{intent}");
+    }
+    let sent = MODES.iter().flat_map(|mode| (0..2 * LETTERS).map(move |i| format!("{mode}-letter-{i}")));
+    let sent: Vec<_> = sent.collect();
+    let sent: BTreeMap<&str, usize> = sent.iter().map(|id| (id.as_str(), 1)).collect();
+    assert_eq!(found, sent);
+    let refused = events.iter().find(|event| event["type"] == "chancery.inbox.refused.v1");
+    assert_eq!(refused, None);
+}
+
+/// What the SDK read is what is shown, whole, once and in order; and it has every attribute that is promised.
+fn same(read: &[Value], shown: &[Value]) {
+    let (mut kinds, mut traced) = (BTreeMap::<String, usize>::new(), 0);
+    for (number, (event, shown)) in (1..).zip(read.iter().zip(shown)) {
+        let text =
+            |name: &str| event[name].as_str().unwrap_or_else(|| panic!("{name} of {event}")).to_owned();
+        let type_name = text("type");
+        let stored = type_name.strip_prefix("chancery.").expect("our types begin so");
+        assert_eq!(text("id"), number.to_string(), "none is missing: {event}");
+        assert_eq!(text("sequence"), format!("{number:020}"));
+        assert_eq!(text("specversion"), "1.0");
+        assert_eq!(text("source"), "/fleets/default");
+        assert_eq!(text("datacontenttype"), "application/json");
+        assert_eq!(text("dataschema"), format!("chancery:/v1/schemas/{stored}"));
+        assert_eq!(event["subject"], event["partitionkey"], "the key is the subject: {event}");
+        let kind = text("kind");
+        match &*kind {
+            "fact" => {
+                assert!(text("causationid").parse::<u64>().is_ok_and(|cause| cause <= number), "{event}");
+            }
+            "intent" | "observation" => assert_ne!(text("actor"), ""),
+            _ => panic!("of no kind: {event}"),
+        }
+        *kinds.entry(kind).or_default() += 1;
+        traced += usize::from(event["traceparent"] == TRACE);
+        // JavaScript's times have milliseconds.
+        let time = |event: &Value| -> Time { event["time"].as_str().expect("text").parse().expect("a time") };
+        let apart = time(shown).micros() - time(event).micros();
+        assert!((0..1000).contains(&apart), "{event}\n{shown}");
+        let timeless = |event: &Value| {
+            let mut event = event.clone();
+            event["time"] = Value::Null;
+            event
+        };
+        assert_eq!(timeless(event), timeless(shown));
+    }
+    assert_eq!(read.len(), shown.len());
+    assert_eq!(kinds.keys().collect::<Vec<_>>(), ["fact", "intent", "observation"]);
+    assert_eq!(traced, MODES.len() * 2 * LETTERS, "each letter was traced");
+}
+
+#[test]
+fn a_program_with_the_python_sdk_reads_every_event_and_asks_by_letters() {
+    asks_and_reads("python");
+}
+
+#[test]
+fn a_program_with_the_javascript_sdk_reads_every_event_and_asks_by_letters() {
+    asks_and_reads("javascript");
+}

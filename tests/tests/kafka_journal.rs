@@ -155,6 +155,17 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
     delivered.recv().expect("delivered");
     journal.close().expect("closed");
     assert!(matches!(refused(&other), OpenError::Differs { position, .. } if position.get() == 1));
+    // The partition of another fleet, for one that has nothing yet.
+    let mut mirror = chancery_journal::segments::Options::new(options.mirror.dir.join("../stray"), "stray");
+    assert!(matches!(
+        refused(&Options { mirror: mirror.clone(), ..options.clone() }),
+        OpenError::OtherFleet { offset: 0, .. }
+    ));
+    mirror.fleet = FLEET.into();
+    let (journal, opened) =
+        KafkaJournal::open(&Options { mirror, ..options.clone() }, nowhere()).expect("open");
+    assert_eq!(opened.read, 20);
+    journal.close().expect("closed");
     // One whose beginning is gone, for a mirror that needs it.
     let cluster = shared(1);
     let file = options.mirror.dir.join("../delete.json");

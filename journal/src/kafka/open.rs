@@ -9,6 +9,7 @@
 //! | without a place | from offset 0 on | read from its beginning, and compared |
 //! | without a place | its beginning is gone | refused: nothing to compare with |
 //! | ends behind the topic | | refused: the mirror may be the last good copy |
+//! | empty | records of another fleet, and none of this | refused: it is that one's partition |
 //!
 //! Whatever is refused leaves the mirror as it is.
 
@@ -28,7 +29,7 @@ use super::recent::Recent;
 use super::rest::{Rest, Unread, cluster, watermarks};
 use super::writing::Writing;
 use super::{Options, Shared, give, lock};
-use crate::chain::{Broken, Chain, Cursor, Link};
+use crate::chain::{Broken, Chain, Cursor, Link, SkipReason};
 use crate::journal::{Delivery, Journal as _, ReadError, Records, Sink, Source};
 use crate::mirror::is_mirror;
 use crate::segments::{self, Cut, SegmentJournal};
@@ -74,6 +75,18 @@ pub enum OpenError {
     /// There is no such partition.
     #[error("there is no {0}: `chancery init-topics` makes topics")]
     NoPartition(Box<Partition>),
+    /// It is the partition of another fleet: one that began here would begin beside its own journal elsewhere.
+    #[error(
+        "{place} holds nothing of fleet {fleet}, and another fleet's record at offset {offset}: name {fleet}'s own partition"
+    )]
+    OtherFleet {
+        /// Where.
+        place: Box<Partition>,
+        /// Where the other fleet's record stands.
+        offset: i64,
+        /// The fleet that was to be opened.
+        fleet: Arc<str>,
+    },
     /// What is needed to go on has been deleted from the topic.
     #[error(
         "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
@@ -160,6 +173,7 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
         chain: start.chain,
         place: start.place,
         is_marked: is_mirror(&options.mirror.dir).map_err(OpenError::Mark)?,
+        other: None,
         read: 0,
         skipped: 0,
     };
@@ -239,6 +253,8 @@ struct Filling<'a> {
     place: Option<Place>,
     /// Whether the folder says that it is a mirror.
     is_marked: bool,
+    /// Where a record of another fleet stands.
+    other: Option<i64>,
     read: u64,
     skipped: u64,
 }
@@ -265,6 +281,10 @@ impl Filling<'_> {
         if !is_placed || self.chain.next() <= self.held {
             return Err(self.differs(self.at(), "the topic ends before it"));
         }
+        if let (None, Some(offset)) = (self.chain.at(), self.other) {
+            let fleet = Arc::clone(self.chain.fleet());
+            return Err(OpenError::OtherFleet { place: Box::new(Partition::of(options)), offset, fleet });
+        }
         self.mark()
     }
 
@@ -283,8 +303,11 @@ impl Filling<'_> {
         self.read += 1;
         let record = match self.chain.take(value)? {
             Link::Record(record) => record,
-            Link::Skip(_) => {
+            Link::Skip(skipped) => {
                 self.skipped += 1;
+                if skipped.reason == SkipReason::Fleet {
+                    self.other.get_or_insert(offset);
+                }
                 return Ok(());
             }
         };

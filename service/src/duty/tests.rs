@@ -60,7 +60,7 @@ impl Server {
         let published = Arc::new(Mutex::new(Vec::new()));
         let mut publish = publisher(Arc::new(Hub::new()), watch::channel(Position::ZERO).0, terms, records);
         let noted = Arc::clone(&published);
-        let publisher = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
+        let tell = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
             noted.lock().expect("no panic").extend(records.iter().map(|record| record.last()));
             publish(records);
         });
@@ -75,7 +75,8 @@ impl Server {
             inbox: None,
         };
         let (duty, at_desk) = watch::channel(Duty::StandsBy);
-        let following = Following { deliveries, publisher, skipped: Box::new(|| ()), published: begins };
+        let following =
+            Following { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
         let office = Office {
             settings,
             journal: Arc::new(journal),

@@ -429,3 +429,44 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
         assert_same(&found, &written.records);
     }
 }
+
+#[test]
+fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
+    let mut standbys = Standbys::start(shared(1), "lost", 2, &[]);
+    let decider = standbys.decider();
+    for score in 0..20 {
+        let data = json!({"name": "T", "spec": {"type": "T", "score": score}});
+        standbys.servers[decider].client().must("capability.apply", &data);
+    }
+    // The other one misses the end.
+    let (first, other) = (decider, 1 - decider);
+    assert_eq!(standbys.servers[other].stop(), Some(0));
+    let last = json!({"name": "T", "spec": {"type": "T", "score": 99}});
+    standbys.servers[first].client().must("capability.apply", &last);
+    assert_eq!(standbys.servers[first].stop(), Some(0));
+    let before = records(standbys.servers[first].data()).expect("a mirror");
+
+    shared(1).tool("kafka-topics", &["--delete", "--topic", "lost.journal"]);
+    until("it is gone", || {
+        (!shared(1).tool("kafka-topics", &["--list"]).lines().any(|topic| topic == "lost.journal"))
+            .then_some(())
+    });
+    let target = Target::new(shared(1), "lost");
+    let refused = standbys.servers[first].try_start_again().expect_err("the topic is empty");
+    assert!(refused.said.contains("does not hold what the mirror holds"), "{refused:?}");
+    let done = target.import(standbys.servers[first].data(), "default");
+    assert!(done.status.success(), "{}", told(&done));
+    standbys.servers[first].start_again();
+    // What it knew of the old topic says nothing about this one.
+    let journal = standbys.servers[other].data().join("fleets/default/journal");
+    std::fs::remove_file(journal.join("kafka.json")).expect("a file");
+    standbys.servers[other].start_again();
+    standbys.decider();
+    let more = json!({"name": "U", "spec": {"type": "U", "score": 1}});
+    standbys.servers[other].client().must("capability.apply", &more);
+    for server in &mut standbys.servers {
+        assert_eq!(server.stop(), Some(0), "{}", server.log());
+        let after = records(server.data()).expect("a mirror");
+        assert!(after.len() > before.len() && after[..before.len()] == before, "the same, and more");
+    }
+}

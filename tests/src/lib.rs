@@ -17,12 +17,14 @@ mod story;
 
 mod client;
 mod executor;
+mod place;
 mod processes;
 mod server;
 mod standbys;
 
 pub use client::{Answer, Client};
 pub use executor::Executor;
+pub use place::{Place, Site};
 pub use processes::{Payload, payloads};
 pub use server::{NotUp, Server, program};
 pub use standbys::{Standbys, decides};

@@ -9,7 +9,7 @@ use chancery_events::record::Record;
 use chancery_tests::kafka::shared;
 use chancery_tests::lanes::Lane;
 use chancery_tests::lanes::evidence::records;
-use chancery_tests::{Executor, Server, Standbys, payloads, program, until};
+use chancery_tests::{Executor, Place, Server, Standbys, payloads, program, until};
 use serde_json::{Value, json};
 
 const SCOPE: (&str, &str) = ("CHANCERY_INBOX_SCOPE", "capability.*,cluster.apply");
@@ -235,7 +235,7 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
 
 #[test]
 fn eight_faults_of_servers_and_brokers_lose_nothing_and_decide_nothing_twice() {
-    let (tally, ran) = Lane::Takeovers.run(8, 1);
+    let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 8, 1);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (8, 0, 0, 0));

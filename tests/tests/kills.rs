@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use chancery_tests::Place;
 use chancery_tests::lanes::Lane;
 use chancery_tests::ledger::Ledger;
 
 /// Fixed seeds: what the moments hit differs from run to run all the same.
-fn run(lane: Lane, rounds: u64) {
-    let (tally, ran) = lane.run(rounds, 1);
+fn run(lane: Lane, place: Place, rounds: u64) {
+    let (tally, ran) = lane.run(place, rounds, 1);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (rounds, 0, 0, 0));
@@ -16,34 +17,69 @@ fn run(lane: Lane, rounds: u64) {
 
 #[test]
 fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process() {
-    run(Lane::Kills, 50);
+    run(Lane::Kills, Place::Embedded, 50);
 }
 
 #[test]
 fn a_killed_executor_leaks_no_process_starts_none_twice_and_loses_no_end() {
-    run(Lane::Executors, 20);
+    run(Lane::Executors, Place::Embedded, 20);
 }
 
 #[test]
 fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
-    run(Lane::Pauses, 3);
+    run(Lane::Pauses, Place::Embedded, 3);
 }
 
 #[test]
 fn a_clock_that_leaps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
-    run(Lane::Clock, 6);
+    run(Lane::Clock, Place::Embedded, 6);
 }
 
 #[test]
 fn a_torn_tail_is_cut_loudly_and_a_flipped_bit_is_refused_and_named() {
-    run(Lane::Damage, 10);
+    run(Lane::Damage, Place::Embedded, 10);
+}
+
+/// On Kafka a round takes as long as a session: few of them, on one broker and on three.
+mod on_kafka {
+    use super::{Lane, Place, run};
+
+    #[test]
+    fn a_killed_server_goes_on_from_one_broker() {
+        run(Lane::Kills, Place::OneBroker, 3);
+    }
+
+    #[test]
+    fn a_killed_server_goes_on_from_three_brokers() {
+        run(Lane::Kills, Place::ThreeBrokers, 3);
+    }
+
+    #[test]
+    fn a_killed_executor_is_taken_back_with_the_journal_on_one_broker() {
+        run(Lane::Executors, Place::OneBroker, 8);
+    }
+
+    #[test]
+    fn a_killed_executor_is_taken_back_with_the_journal_on_three_brokers() {
+        run(Lane::Executors, Place::ThreeBrokers, 8);
+    }
+
+    #[test]
+    fn a_server_that_stood_still_goes_on_from_one_broker() {
+        run(Lane::Pauses, Place::OneBroker, 2);
+    }
+
+    #[test]
+    fn a_server_that_stood_still_goes_on_from_three_brokers() {
+        run(Lane::Pauses, Place::ThreeBrokers, 2);
+    }
 }
 
 /// Where a file system may be mounted; elsewhere there is no small disk to fill.
 #[test]
 fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_space() {
     if rustix::process::geteuid().is_root() {
-        run(Lane::DiskFull, 2);
+        run(Lane::DiskFull, Place::Embedded, 2);
     }
 }
 

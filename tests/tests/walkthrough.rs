@@ -3,11 +3,13 @@
 //! Names, ids, times, numbers of processes and ports differ from run to run; they are compared by kind, and what the
 //! README calls `web-1k00` is found again under the name that it has in this run. `UPDATE=1` writes what was printed
 //! into the README.
+//!
+//! It is the same wherever the journal is: with nothing more than those kinds left out, every line.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use chancery_tests::Server;
+use chancery_tests::{Place, Server, until};
 use regex::Regex;
 
 /// A command of the README, and what it says that is printed.
@@ -98,15 +100,21 @@ fn written(readme: &str, printed: &[Vec<String>]) -> String {
     readme.replace(walk, &text)
 }
 
-#[test]
-fn the_walk_through_of_the_readme_prints_what_it_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let readme = std::fs::read_to_string(&path).expect("the README");
-    let server = Server::start();
+fn readme() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")
+}
+
+fn is_updating() -> bool {
+    std::env::var_os("UPDATE").is_some()
+}
+
+/// Plays it, and compares what is printed with what the README shows, unless that is to be written anew. What was printed,
+/// by command.
+fn play(server: &Server, readme: &str) -> Vec<Vec<String>> {
     let variable = variable();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut printed = Vec::new();
-    for Shown { command, output } in read(&readme) {
+    for Shown { command, output } in read(readme) {
         let mut actual = command.clone();
         for (there, here) in &names {
             actual = actual.replace(there, here);
@@ -117,9 +125,13 @@ fn the_walk_through_of_the_readme_prints_what_it_says() {
             Some("curl") => fetch(words.last().expect("an address")),
             other => panic!("the walk-through runs chancery and curl, not {other:?}"),
         };
+        // Who types it is slower than the executor. Names follow from positions, and rows are shown by name.
+        until("the executor is there", || {
+            (!server.client().items("sessions?state=open").is_empty()).then_some(())
+        });
         let found: Vec<_> = found.lines().map(|line| line.trim_end().to_owned()).collect();
-        if std::env::var_os("UPDATE").is_some() {
-            printed.push(found);
+        printed.push(found.clone());
+        if is_updating() {
             continue;
         }
         let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
@@ -130,9 +142,34 @@ fn the_walk_through_of_the_readme_prints_what_it_says() {
         let taken = |lines: Vec<(String, Vec<String>)>| lines.into_iter().flat_map(|(_, taken)| taken);
         names.extend(taken(said).zip(taken(seen)));
     }
-    if std::env::var_os("UPDATE").is_some() {
+    printed
+}
+
+fn play_at(place: Place) {
+    let path = readme();
+    let readme = std::fs::read_to_string(&path).expect("the README");
+    let mut site = place.start(&[]);
+    let printed = play(&site.server, &readme);
+    // It is written by the one that readers are told to start.
+    if is_updating() && place == Place::Embedded {
         std::fs::write(&path, written(&readme, &printed)).expect("the README can be written");
     }
+    site.stop().unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+#[test]
+fn the_walk_through_of_the_readme_prints_what_it_says() {
+    play_at(Place::Embedded);
+}
+
+#[test]
+fn the_walk_through_prints_the_same_with_the_journal_on_one_broker() {
+    play_at(Place::OneBroker);
+}
+
+#[test]
+fn the_walk_through_prints_the_same_with_the_journal_on_three_brokers() {
+    play_at(Place::ThreeBrokers);
 }
 
 fn fetch(url: &str) -> String {

@@ -1,10 +1,11 @@
-//! Runs lanes of real faults: `reliability LANE [ROUNDS]`, from `SEED` or from now, and adds what was seen to the
-//! ledger, whatever it was.
+//! Runs lanes of real faults: `reliability LANE [ROUNDS]`, from `SEED` or from now, with the journal on a Kafka of
+//! `BROKERS` if that is set, and adds what was seen to the ledger, whatever it was.
 
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use chancery_tests::Place;
 use chancery_tests::lanes::Lane;
 use chancery_tests::ledger::Ledger;
 
@@ -29,9 +30,16 @@ fn run() -> Result<()> {
         Ok(text) => text.parse().context("SEED is a number")?,
         Err(_) => now,
     };
-    println!("{lane}: {rounds} rounds from seed {seed}");
-    let (tally, ran) = lane.run(rounds, seed);
+    let usual = lane.places()[0];
+    let place: Place = match std::env::var("BROKERS") {
+        Ok(text) => text.parse().map_err(anyhow::Error::msg).context("read BROKERS")?,
+        Err(_) => usual,
+    };
+    ensure!(lane.places().contains(&place), "the lane {lane} is not played {place}");
+    println!("{lane} {place}: {rounds} rounds from seed {seed}");
+    let (tally, ran) = lane.run(place, rounds, seed);
     println!("{}", serde_json::to_string_pretty(&tally)?);
-    Ledger::add(&Ledger::path(), lane.word(), tally)?;
+    let kind = if place == usual { lane.word().to_owned() } else { format!("{lane} {place}") };
+    Ledger::add(&Ledger::path(), &kind, tally)?;
     ran
 }

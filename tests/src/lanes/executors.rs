@@ -9,12 +9,12 @@ use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
 use super::load::Load;
 use crate::ledger::Tally;
 use crate::sim::Random;
-use crate::{Executor, Server};
+use crate::{Executor, Place};
 
-pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut random = Random::new(seed);
     // Nobody is lost for want of a word, however slow the machine is: sessions are resumed.
-    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", "60s")]);
+    let mut server = place.serve(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", "60s")]);
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
     let mut executor = Executor::start_within(&server, "e1", "--process");

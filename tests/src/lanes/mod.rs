@@ -11,6 +11,8 @@
 //! | `takeovers` | on a real Kafka of three brokers: see there | the next of eight faults |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
+//! The first three are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
+//!
 //! In reading order: the fleet, producers, the evidence, then the lanes.
 
 mod clock;
@@ -32,6 +34,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
 
+use crate::Place;
 use crate::ledger::Tally;
 
 /// A kind of fault.
@@ -88,8 +91,21 @@ impl Lane {
         }
     }
 
-    /// Runs so many rounds, from the seed on. What was seen, and the first violation if there is one.
-    pub fn run(self, rounds: u64, seed: u64) -> (Tally, Result<()>) {
+    /// Where the journal may be.
+    pub const fn places(self) -> &'static [Place] {
+        match self {
+            Lane::Kills | Lane::Executors | Lane::Pauses => Place::ALL,
+            // libfaketime does not reach the waits of librdkafka, so that they last as long as the leap: no real clock does that.
+            Lane::Clock => &[Place::Embedded],
+            // They are about the files that are the journal; what is on Kafka is a copy.
+            Lane::DiskFull | Lane::Damage => &[Place::Embedded],
+            Lane::Takeovers => &[Place::ThreeBrokers],
+        }
+    }
+
+    /// Runs so many rounds, from the seed on, with the journal in one of the lane's places. What was seen, and the first
+    /// violation if there is one.
+    pub fn run(self, place: Place, rounds: u64, seed: u64) -> (Tally, Result<()>) {
         let mut tally = Tally::default();
         let mut left = rounds;
         for seed in seed.. {
@@ -99,21 +115,21 @@ impl Lane {
             let now = left.min(self.rounds());
             left -= now;
             tally.seeds += 1;
-            let run = match self {
-                Lane::Kills => kills::run,
-                Lane::Executors => executors::run,
-                Lane::Pauses => pauses::run,
-                Lane::Clock => clock::run,
-                Lane::DiskFull => disk_full::run,
-                Lane::Damage => damage::run,
-                Lane::Takeovers => takeovers::run,
+            let mut run = || match self {
+                Lane::Kills => kills::run(place, now, seed, &mut tally),
+                Lane::Executors => executors::run(place, now, seed, &mut tally),
+                Lane::Pauses => pauses::run(place, now, seed, &mut tally),
+                Lane::Clock => clock::run(now, seed, &mut tally),
+                Lane::DiskFull => disk_full::run(now, seed, &mut tally),
+                Lane::Damage => damage::run(now, seed, &mut tally),
+                Lane::Takeovers => takeovers::run(now, seed, &mut tally),
             };
             // What does not come to pass in a minute panics: that is a finding like any other.
-            let ran = catch_unwind(AssertUnwindSafe(|| run(now, seed, &mut tally)))
+            let ran = catch_unwind(AssertUnwindSafe(&mut run))
                 .unwrap_or_else(|panic| Err(anyhow!("{}", told(&*panic))));
             if let Err(error) = ran {
                 tally.violations += 1;
-                return (tally, Err(error.context(format!("{self}, seed {seed}"))));
+                return (tally, Err(error.context(format!("{self} {place}, seed {seed}"))));
             }
         }
         (tally, Ok(()))

@@ -232,7 +232,9 @@ impl Running {
     /// Lets another server decide, and closes what there is; the decider has ended, and everything is durable.
     pub async fn close(self) -> Result<()> {
         let Running { journal, election, projector, .. } = self;
-        drop(election);
+        if let Some(election) = election {
+            election.leave();
+        }
         let close = move || -> Result<()> {
             projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
             journal.close().context("close the journal")
@@ -264,6 +266,13 @@ use crate::kafka::election::Election;
 #[cfg(not(feature = "kafka"))]
 struct Election(std::convert::Infallible);
 
+#[cfg(not(feature = "kafka"))]
+impl Election {
+    fn leave(self) {
+        match self.0 {}
+    }
+}
+
 /// Whose turn it is to decide: with an embedded journal always this server's.
 fn stand(config: &Config, partition: i32) -> Result<(Turns, Option<Election>)> {
     match &config.journal {
@@ -273,12 +282,16 @@ fn stand(config: &Config, partition: i32) -> Result<(Turns, Option<Election>)> {
             Ok((Turns::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]
-        Place::Kafka { .. } => bail!(NO_KAFKA),
+        Place::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
         Place::Embedded => Ok((Turns::Ours, None)),
     }
 }
 
 impl Opened {
+    #[cfg_attr(
+        not(feature = "kafka"),
+        expect(clippy::needless_pass_by_value, reason = "they become those of a mirror")
+    )]
     fn open(config: &Config, partition: i32, options: Options, sink: Sink) -> Result<Opened> {
         match &config.journal {
             Place::Embedded => Opened::embedded(&options, sink),
@@ -290,7 +303,7 @@ impl Opened {
                 Ok(Opened { journal, head, beside: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]
-            Place::Kafka { .. } => bail!(NO_KAFKA),
+            Place::Kafka { .. } => bail!("reach partition {partition}: {NO_KAFKA}"),
         }
     }
 

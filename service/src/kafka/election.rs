@@ -110,6 +110,11 @@ pub fn stand(
     Ok((Election { stops, thread: Some(thread) }, told))
 }
 
+impl Election {
+    /// Leaves the group: another server may decide at once.
+    pub fn leave(self) {}
+}
+
 impl Drop for Election {
     fn drop(&mut self) {
         self.stops.store(true, Ordering::Release);

@@ -13,6 +13,11 @@ use super::client::Client;
 /// How long a question to the brokers may take.
 pub(super) const ASKING: Duration = Duration::from_secs(10);
 
+/// How long it may take until every broker has heard of a topic that was made.
+pub(super) const NEWS: Duration = Duration::from_secs(3);
+/// Before it is asked for again.
+pub(super) const AGAIN: Duration = Duration::from_millis(100);
+
 /// What comes next.
 pub(super) enum Next {
     /// A record's value, and its offset. One without a value is empty.

@@ -8,7 +8,7 @@ use rdkafka::error::KafkaError;
 
 use super::Options;
 use super::open::{OpenError, Partition};
-use super::reader::{ASKING, Gone, Next, Reader};
+use super::reader::{AGAIN, ASKING, Gone, NEWS, Next, Reader};
 
 /// How long nothing must come before the last offsets are taken to hold nothing.
 const QUIET: Duration = Duration::from_secs(2);
@@ -23,13 +23,20 @@ pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(Kaf
 /// Where the partition begins and ends.
 pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
     let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
-    let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
-    let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
-    let has_partition = metadata.topics().iter().any(|topic| {
-        topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
-    });
-    if !has_partition {
-        return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
+    let until = Instant::now() + NEWS;
+    loop {
+        let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
+        let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
+        let has_partition = metadata.topics().iter().any(|topic| {
+            topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
+        });
+        if has_partition {
+            break;
+        }
+        if Instant::now() > until {
+            return Err(OpenError::NoPartition(Box::new(Partition::of(options))));
+        }
+        std::thread::sleep(AGAIN);
     }
     watcher
         .fetch_watermarks(&options.topic, options.partition, ASKING)

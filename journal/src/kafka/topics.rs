@@ -7,7 +7,7 @@
 //! | `PREFIX.events` | events for consumers, made from the journal | as long as its owner likes |
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::admin::{
     AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication,
@@ -18,7 +18,7 @@ use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::client::{Client, LARGEST};
-use super::reader::ASKING;
+use super::reader::{AGAIN, ASKING, NEWS};
 
 /// The topics of a prefix.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -193,7 +193,8 @@ impl Topics {
         Ok(Topics { admin, brokers: client.brokers().to_owned() })
     }
 
-    /// What is unsafe about a topic. Blocks for moments while it asks for the topic's partitions.
+    /// What is unsafe about a topic. Blocks for moments while it asks for the topic's partitions; for seconds where
+    /// there is none.
     pub async fn check(&self, topic: &str, role: Role) -> Result<Vec<Finding>, Failed> {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
@@ -244,10 +245,18 @@ impl Topics {
 
     /// The fewest copies that a partition of the topic has; `None` if there is no such topic.
     fn copies(&self, topic: &str) -> Result<Option<usize>, Failed> {
-        let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
-        let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
-        let found = metadata.topics().iter().find(|one| one.name() == topic && one.error().is_none());
-        Ok(found.and_then(|topic| topic.partitions().iter().map(|one| one.replicas().len()).min()))
+        let until = Instant::now() + NEWS;
+        loop {
+            let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
+            let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
+            let found = metadata.topics().iter().find(|one| one.name() == topic && one.error().is_none());
+            let copies =
+                found.and_then(|topic| topic.partitions().iter().map(|one| one.replicas().len()).min());
+            if copies.is_some() || Instant::now() > until {
+                return Ok(copies);
+            }
+            std::thread::sleep(AGAIN);
+        }
     }
 
     async fn config(&self, topic: &str) -> Result<ConfigResource, Failed> {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::record::Watermark;
-use chancery_journal::{Delivery, Journal, Source};
+use chancery_journal::{Delivery, Journal, SkipReason, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{Fold, FoldError};
 use tokio::sync::{oneshot, watch};
@@ -130,8 +130,6 @@ pub struct Office {
     pub states: States,
     /// Inputs that wait for a decider, at most.
     pub queue: usize,
-    /// Whose turn it is.
-    pub turns: Turns,
     /// What goes on beside a decider.
     pub beside: Option<Arc<dyn Beside>>,
     /// Where it tells who decides.
@@ -140,14 +138,14 @@ pub struct Office {
 
 impl Office {
     /// Follows and decides by turns, until `drain` says true or nothing can go on.
-    pub async fn run(mut self, mut drain: watch::Receiver<bool>) -> Result<()> {
+    pub async fn run(mut self, turns: Turns, mut drain: watch::Receiver<bool>) -> Result<()> {
         loop {
-            if !self.follow(&mut drain).await? {
+            if !self.follow(turns.clone(), &mut drain).await? {
                 return Ok(());
             }
             let (decider, ended) = match self.take_over().await {
                 Ok(begun) => begun,
-                Err(error) if self.is_final(&error) => return Err(error),
+                Err(error) if is_final(&turns, &error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(
                         error = format!("{error:#}"),
@@ -158,10 +156,10 @@ impl Office {
                 }
             };
             self.duty.send_replace(Duty::Decides(decider.clone()));
-            let (why, following) = decide(&decider, ended, self.turns.clone(), &mut drain).await?;
+            let (why, following) = decide(&decider, ended, turns.clone(), &mut drain).await?;
             self.following = following;
             self.duty.send_replace(Duty::StandsBy);
-            match (why, &self.turns) {
+            match (why, &turns) {
                 (Ended::Drained, _) if *drain.borrow() => return Ok(()),
                 (Ended::Drained, _) => tracing::info!("this server stands by"),
                 (why @ Ended::Overtaken(_), Turns::Told(_)) => tracing::warn!(%why, "this server stands by"),
@@ -172,8 +170,7 @@ impl Office {
     }
 
     /// Publishes what the journal tells until it is this server's turn; false if it is to stop.
-    async fn follow(&mut self, drain: &mut watch::Receiver<bool>) -> Result<bool> {
-        let mut turns = self.turns.clone();
+    async fn follow(&mut self, mut turns: Turns, drain: &mut watch::Receiver<bool>) -> Result<bool> {
         loop {
             tokio::select! {
                 biased;
@@ -187,6 +184,14 @@ impl Office {
     fn take(&mut self, delivery: Option<Delivery>) -> Result<()> {
         match delivery {
             Some(Delivery::Records(records)) => self.following.publish(&records),
+            Some(Delivery::Skipped(skipped))
+                if skipped.reason == SkipReason::Fleet && self.following.published == Position::ZERO =>
+            {
+                return Err(Lost(
+                    "another fleet has begun in this one's partition: name one that is its own",
+                )
+                .into());
+            }
             Some(Delivery::Skipped(skipped)) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
                 (self.following.skipped)();
@@ -247,19 +252,19 @@ impl Office {
         Ok((decider, ended))
     }
 
-    /// Whether trying again is of no use.
-    fn is_final(&self, error: &anyhow::Error) -> bool {
-        matches!(self.turns, Turns::Ours)
-            || error.is::<InboxGone>()
-            || error.is::<FoldError>()
-            || error.is::<Ended>()
-            || error.is::<Lost>()
-    }
-
     /// What follows the journal, until it is given back.
     fn lend(&mut self) -> Following {
         std::mem::replace(&mut self.following, Following::nothing())
     }
+}
+
+/// Whether trying again is of no use.
+fn is_final(turns: &Turns, error: &anyhow::Error) -> bool {
+    matches!(turns, Turns::Ours)
+        || error.is::<InboxGone>()
+        || error.is::<FoldError>()
+        || error.is::<Ended>()
+        || error.is::<Lost>()
 }
 
 /// Until the decider has ended; it is asked to when its turn is over or the server stops.

@@ -45,9 +45,8 @@ pub(crate) fn journal_options(config: &Config, data: &Path, fleet: &FleetName) -
 /// A fleet's parts, of which nothing but the projector runs yet.
 pub struct Fleet {
     name: FleetName,
+    partition: i32,
     journal: Arc<dyn Journal>,
-    /// Stands for election, if there are others.
-    election: Option<Election>,
     source: Arc<dyn Source>,
     office: Office,
     desk: Desk,
@@ -61,7 +60,9 @@ pub struct Fleet {
 
 /// A fleet that is shown, and decided if it is this server's turn.
 pub struct Running {
+    name: FleetName,
     journal: Arc<dyn Journal>,
+    /// Stands for election, if there are others.
     election: Option<Election>,
     executors: JoinHandle<()>,
     projector: thread::JoinHandle<Result<()>>,
@@ -104,7 +105,6 @@ impl Fleet {
             Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
                 .context("open the read models")?;
         projector.catch_up().context("fold the journal")?;
-        let (turns, election) = stand(config, partition)?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let hub = Arc::new(Hub::new());
@@ -136,7 +136,6 @@ impl Fleet {
             },
             states,
             queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
-            turns,
             beside,
             duty,
         };
@@ -164,8 +163,8 @@ impl Fleet {
         let name = name.clone();
         Ok(Fleet {
             name,
+            partition,
             journal,
-            election,
             source,
             office,
             desk,
@@ -188,14 +187,17 @@ impl Fleet {
         &self.desk
     }
 
-    /// Begins to host executors, until `stopped` says true. What is to run by turns, what the API shows, and the rest.
+    /// Stands for election, and begins to host executors, until `stopped` says true. What is to run by turns, what the API
+    /// shows, and the rest.
     pub fn begin(
         self,
         config: &Config,
         means: Means,
         common: &Arc<Common>,
         stopped: watch::Receiver<bool>,
-    ) -> (Office, App, Running) {
+    ) -> Result<(Office, Turns, App, Running)> {
+        // Not before all fleets are open: the turn may come from a server that decides.
+        let (turns, election) = stand(config, self.partition)?;
         let connections = Connections::default();
         // The decider loses a session after one lease; then nobody waits for its link.
         let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
@@ -218,8 +220,8 @@ impl Fleet {
             logs: Arc::new(Files { root: self.root, clusters: config.executors.clone() }),
             links: Arc::new(links),
         };
-        let Fleet { journal, election, projector, office, .. } = self;
-        (office, app, Running { journal, election, executors, projector })
+        let Fleet { name, journal, projector, office, .. } = self;
+        Ok((office, turns, app, Running { name, journal, election, executors, projector }))
     }
 }
 
@@ -231,15 +233,16 @@ impl Running {
 
     /// Lets another server decide, and closes what there is; the decider has ended, and everything is durable.
     pub async fn close(self) -> Result<()> {
-        let Running { journal, election, projector, .. } = self;
-        if let Some(election) = election {
-            election.leave();
-        }
+        let Running { name, journal, election, projector, .. } = self;
         let close = move || -> Result<()> {
+            if let Some(election) = election {
+                election.leave();
+            }
             projector.join().map_err(|_| anyhow::anyhow!("the projector panicked"))??;
             journal.close().context("close the journal")
         };
-        tokio::task::spawn_blocking(close).await?
+        let closed = tokio::task::spawn_blocking(close).await;
+        closed.context("join what closes").flatten().with_context(|| format!("close fleet {name}"))
     }
 }
 

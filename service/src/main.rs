@@ -15,8 +15,7 @@ use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::verify::{self, Verified};
-use chancery::{demo, payload, remote, server};
+use chancery::{demo, payload, remote, server, verify};
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
 #[global_allocator]
@@ -39,9 +38,10 @@ fn main() -> ExitCode {
             let context = Context::new(config, cli.output());
             cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Local(command) => {
-            Ok(local(command, config, cli.output()).unwrap_or_else(|error| failed(&error)))
-        }
+        Command::Local(command) => Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
+            eprintln!("chancery: {error:#}");
+            ExitCode::FAILURE
+        })),
     });
     done.unwrap_or_else(|error| {
         if !error.message.is_empty() {
@@ -51,14 +51,12 @@ fn main() -> ExitCode {
     })
 }
 
-fn failed(error: &anyhow::Error) -> ExitCode {
-    let io = error.downcast_ref::<std::io::Error>();
-    // A reader that has seen enough, as in `| head`, is no failure.
-    if io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe) {
-        return ExitCode::SUCCESS;
+/// Prints; a reader that has seen enough, as in `| head`, is no failure, and changes nothing.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write the output"),
     }
-    eprintln!("chancery: {error:#}");
-    ExitCode::FAILURE
 }
 
 fn refuse(why: &str) -> ExitCode {
@@ -81,14 +79,14 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             log(&config)?;
             let done =
                 runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
-            std::io::stdout().write_all(done.as_bytes())?;
+            print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
         #[cfg(feature = "kafka")]
         Local::Doctor { .. } => {
             log(&config)?;
             let (text, is_well) = runtime()?.block_on(chancery::kafka::commands::doctor(&config))?;
-            std::io::stdout().write_all(text.as_bytes())?;
+            print(&text)?;
             Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         #[cfg(feature = "kafka")]
@@ -97,7 +95,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             let runtime = runtime()?;
             let _entered = runtime.enter();
             let dir = dir.as_deref().unwrap_or(&config.data_dir);
-            chancery::kafka::commands::import(&config, dir, *timeout, &mut std::io::stdout())?;
+            chancery::kafka::commands::import(&config, dir, *timeout, print)?;
             Ok(ExitCode::SUCCESS)
         }
         #[cfg(not(feature = "kafka"))]
@@ -105,8 +103,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             anyhow::bail!(chancery::fleet::NO_KAFKA)
         }
         Local::Openapi => {
-            let text = serde_json::to_string_pretty(&chancery::http::openapi())?;
-            writeln!(std::io::stdout(), "{text}")?;
+            print(&(serde_json::to_string_pretty(&chancery::http::openapi())? + "\n"))?;
             Ok(ExitCode::SUCCESS)
         }
         Local::Completion { shell } => {
@@ -121,9 +118,6 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
 
 fn serve(config: Config) -> Result<ExitCode> {
     log(&config)?;
-    for slip in config::slips(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
-        tracing::warn!("{slip}");
-    }
     let folder = Folder::take(&config.data_dir)?;
     if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
         eprintln!("chancery: {error:#}");
@@ -163,17 +157,28 @@ fn log(config: &Config) -> Result<()> {
         LogFormat::Text => subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => subscriber.json().init(),
     }
+    for slip in config::slips(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+        tracing::warn!("{slip}");
+    }
     Ok(())
 }
 
 fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
-    let found = verify::check(dir)?;
     let json = matches!(output, Some(Output::Json | Output::Jsonl));
-    for journal in &found {
-        let text = if json { format!("{}\n", journal.json()) } else { journal.text() };
-        std::io::stdout().write_all(text.as_bytes())?;
+    let mut holds = true;
+    for journal in verify::check(dir)? {
+        match journal {
+            Ok(journal) => {
+                holds &= journal.holds();
+                print(&if json { format!("{}\n", journal.json()) } else { journal.text() })?;
+            }
+            Err(error) => {
+                holds = false;
+                eprintln!("chancery: {error:#}");
+            }
+        }
     }
-    Ok(if found.iter().all(Verified::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `--port N`, and nothing else.

@@ -7,6 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What is kept for journal, rows, snapshots, and links to keepers. Of few, the half.
 const RESERVE: u64 = 200;
+/// And for each further fleet: on Kafka it has some 30, most of them connections to brokers.
+const FLEET: u64 = 40;
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,10 +35,11 @@ impl OpenFiles {
         }
     }
 
-    /// How many connections may be open at a time, of so many that are configured.
-    pub fn connections(&self, configured: usize) -> usize {
+    /// How many connections may be open at a time, of so many that are configured, beside so many fleets.
+    pub fn connections(&self, configured: usize, fleets: usize) -> usize {
         let Some(most) = self.most else { return configured };
-        let room = usize::try_from(most - RESERVE.min(most / 2)).unwrap_or(usize::MAX).max(1);
+        let reserve = RESERVE + FLEET * (fleets as u64).saturating_sub(1);
+        let room = usize::try_from(most - reserve.min(most / 2)).unwrap_or(usize::MAX).max(1);
         if room < configured {
             tracing::warn!(
                 configured,
@@ -65,7 +68,12 @@ mod tests {
             (Some(1), 1024, 1, "one, whatever comes of it"),
         ];
         for (most, configured, expected, why) in cases {
-            assert_eq!(OpenFiles { began: None, most }.connections(configured), expected, "{why}");
+            assert_eq!(OpenFiles { began: None, most }.connections(configured, 1), expected, "{why}");
         }
+        assert_eq!(
+            OpenFiles { began: None, most: Some(1024) }.connections(1024, 3),
+            744,
+            "each fleet has some"
+        );
     }
 }

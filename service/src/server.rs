@@ -35,10 +35,14 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = Limits::of(&config.limits);
-    limits.connections = files.connections(limits.connections);
+    limits.connections = files.connections(limits.connections, config.fleets.len());
     let common = Arc::new(Common::new(limits));
     let unfolded = Arc::new(Notify::new());
-    let fleets = open(&config, &own, &common, &unfolded).await?;
+    let fleets = tokio::select! {
+        fleets = open(&config, &own, &common, &unfolded) => fleets?,
+        // Nothing has been decided here yet, and reading on may take minutes.
+        () = stop.comes() => std::process::exit(0),
+    };
 
     let (stopping, stopped) = watch::channel(false);
     let (drain, drained) = watch::channel(false);
@@ -46,10 +50,12 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let (mut apps, mut running) = (BTreeMap::new(), Vec::new());
     for fleet in fleets {
         let (name, desk) = (fleet.name().clone(), fleet.desk().clone());
-        let (office, app, rest) = fleet.begin(&config, Means::of(&config, &files), &common, stopped.clone());
+        let (office, turns, app, rest) =
+            fleet.begin(&config, Means::of(&config, &files), &common, stopped.clone())?;
         let (told, of) = (drained.clone(), name.clone());
-        offices
-            .spawn(async move { office.run(told).await.with_context(|| format!("decide for fleet {of}")) });
+        offices.spawn(async move {
+            office.run(turns, told).await.with_context(|| format!("decide for fleet {of}"))
+        });
         apps.insert(name, Arc::new(app));
         running.push(rest);
         if config.journal == Place::Embedded {
@@ -98,8 +104,12 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
         // It may have ended by itself meanwhile, and says why.
         why = why.and(ended.context("join the decider").flatten());
     }
+    let mut closing = JoinSet::new();
     for fleet in running {
-        fleet.close().await?;
+        closing.spawn(fleet.close());
+    }
+    while let Some(closed) = closing.join_next().await {
+        why = why.and(closed.context("join a fleet").flatten());
     }
     why
 }

@@ -17,8 +17,8 @@ pub struct Verified {
     snapshot: Option<PathBuf>,
 }
 
-/// Checks a journal's own folder, or the journal of every fleet in a server's folder.
-pub fn check(dir: &Path) -> Result<Vec<Verified>> {
+/// Checks a journal's own folder, or the journal of every fleet in a server's folder: those that can be read.
+pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
     let fleets = dir.join("fleets");
     let mut folders = Vec::new();
     if fleets.is_dir() {
@@ -30,13 +30,14 @@ pub fn check(dir: &Path) -> Result<Vec<Verified>> {
         folders.push(dir.to_owned());
     }
     ensure!(!folders.is_empty(), "there is no journal in {}", dir.display());
-    let check = |folder: PathBuf| {
-        let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
-        ensure!(report.segments > 0, "there is no journal in {}", folder.display());
-        let snapshot = if report.head.is_none() { snapshot_beside(&folder)? } else { None };
-        Ok(Verified { folder, report, snapshot })
-    };
-    folders.into_iter().map(check).collect()
+    Ok(folders.into_iter().map(one).collect())
+}
+
+fn one(folder: PathBuf) -> Result<Verified> {
+    let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
+    ensure!(report.segments > 0, "there is no journal in {}", folder.display());
+    let snapshot = if report.head.is_none() { snapshot_beside(&folder)? } else { None };
+    Ok(Verified { folder, report, snapshot })
 }
 
 /// A server makes snapshots of what is in its journal alone.

@@ -26,12 +26,10 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
     assert_eq!(payloads(server.data()).len(), 4, "each has processes of its own, under the same names");
     // The same key in two fleets is two intents.
     for (client, name) in [(&red, "r"), (&blue, "b")] {
-        assert_eq!(client.intent("same", "capability.apply", &capability(name)).status, 201);
+        let answer = client.intent("same", "capability.apply", &capability(name));
+        assert_eq!(answer.status, 201, "{}", answer.text);
+        until("it is shown", || (names(client, "capabilities") == [name]).then_some(()));
     }
-    assert_eq!(
-        (names(&red, "capabilities"), names(&blue, "capabilities")),
-        (vec!["r".into()], vec!["b".into()])
-    );
     let other = server.client().get("/v1/fleets/default/nodes");
     assert_eq!(other.status, 404);
     assert!(

@@ -185,6 +185,8 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
         let url = format!("kafka://{}/history-{brokers}", cluster.bootstrap());
         run(&["init-topics", "--journal", &url, "--copies", &copies]);
         run(&["import", server.data().to_str().expect("a path"), "--journal", &url]);
+        // As if that topic were lost.
+        std::fs::remove_file(journal.join("kafka.json")).expect("a mirror");
         let (found, same, skipped) = on_kafka(cluster, &format!("history-{brokers}"));
         assert_eq!(skipped, 0);
         assert!(same == records, "the same bytes on {brokers}");

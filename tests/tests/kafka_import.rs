@@ -174,6 +174,13 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         "{running:?}"
     );
     assert_eq!(server.stop(), Some(0));
+    // Whoever forgets to is told so.
+    let mut early = Command::new(program());
+    early
+        .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
+        .arg(server.data());
+    let early = early.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").output().expect("the program runs");
+    assert!(told(&early).contains("was never on Kafka: `chancery import` moves it there"), "{early:?}");
     let before = records(server.data()).expect("a journal");
     let journal = server.data().join("fleets/default/journal");
 
@@ -308,6 +315,11 @@ fn a_partition_that_holds_anything_is_left_alone() {
     }
     assert_eq!(target.written(), before, "nothing was sent");
     let emptied = Target::new(shared(1), "holds-no-more");
+    match fill(&emptied.options(written.mirror()), LONG) {
+        Err(FillError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
+        other => panic!("a second history would begin: {other:?}"),
+    }
+    std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
     fill(&emptied.options(written.mirror()), LONG).expect("filled");
     let file = written.home.path().join("delete.json");
     let list = format!(
@@ -363,6 +375,8 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
         let (opened, found) = target.read();
         assert_eq!(opened.skipped, 0);
         assert_same(&found, &written.records);
+        // As if that topic were lost.
+        std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
     }
 }
 

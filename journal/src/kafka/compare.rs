@@ -13,7 +13,7 @@ use chancery_events::id::Position;
 
 use super::place::Place;
 use super::rest::Value;
-use crate::chain::{Chain, Link};
+use crate::chain::{Chain, Link, SkipReason};
 use crate::journal::{ReadError, Records, Source};
 
 /// See the module.
@@ -41,6 +41,8 @@ pub enum Other {
     Further(Position),
     /// It holds so many values, and no history.
     Noise(u64),
+    /// It holds another fleet's records, and none of this one's.
+    Fleet,
     /// It holds a record that this build cannot take.
     Broken(String),
     /// It holds this history since a moment ago.
@@ -49,8 +51,8 @@ pub enum Other {
 
 impl fmt::Display for Other {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ANEW: &str = "Name another prefix or partition; or, when all servers of the fleet are stopped and you are \
-             sure that what it holds is not needed, delete the topic and make it anew";
+        const ANEW: &str = "Name another prefix or partition. (A topic that is made anew is empty for every fleet that has a \
+             partition of it)";
         match self {
             Other::BeginsLate(offset) => {
                 write!(f, "it begins at offset {offset}, as records were deleted from it. {ANEW}")
@@ -66,6 +68,7 @@ impl fmt::Display for Other {
             Other::Noise(count) => {
                 write!(f, "it holds {count} values, of which none begins a history. {ANEW}")
             }
+            Other::Fleet => write!(f, "another fleet's records stand there: name this one's own partition"),
             Other::Broken(reason) => write!(f, "{reason}. {ANEW}"),
             Other::Meanwhile => write!(f, "it was filled a moment ago"),
         }
@@ -78,6 +81,8 @@ pub(super) struct Comparison {
     /// What must come.
     same: Records,
     values: u64,
+    /// Whether any is another fleet's.
+    has_other: bool,
     /// Of the last record that is the same; before every one, if there is none.
     place: Place,
 }
@@ -86,7 +91,13 @@ impl Comparison {
     /// Of a partition, from `place` on, before every record, with a journal.
     pub(super) fn new(source: &dyn Source, fleet: &Arc<str>, place: Place) -> Result<Comparison, ReadError> {
         let same = source.records(Position::FIRST)?;
-        Ok(Comparison { chain: Chain::new(Arc::clone(fleet), None), same, values: 0, place })
+        Ok(Comparison {
+            chain: Chain::new(Arc::clone(fleet), None),
+            same,
+            values: 0,
+            has_other: false,
+            place,
+        })
     }
 
     /// The next value; what it shows, if that is enough. What the rule skips shows nothing.
@@ -94,7 +105,10 @@ impl Comparison {
         self.values += 1;
         let record = match self.chain.take(value) {
             Ok(Link::Record(record)) => record,
-            Ok(Link::Skip(_)) => return Ok(None),
+            Ok(Link::Skip(skipped)) => {
+                self.has_other |= skipped.reason == SkipReason::Fleet;
+                return Ok(None);
+            }
             Err(broken) => return Ok(Some(Other::Broken(broken.to_string()))),
         };
         Ok(match self.same.next().transpose()? {
@@ -113,6 +127,7 @@ impl Comparison {
         let is_all = self.same.next().transpose()?.is_none();
         Ok(match self.place.position {
             _ if self.values == 0 => Held::Nothing,
+            Position::ZERO if self.has_other => Held::Other(Other::Fleet),
             Position::ZERO => Held::Other(Other::Noise(self.values)),
             _ if is_all => Held::All(self.place),
             position => Held::Other(Other::Less(position)),
@@ -152,6 +167,10 @@ mod tests {
         let (next, other) = (author.record(1, 10), Author::new(2, None).genesis());
         let (next, other) = (&**next.bytes(), &**other.bytes());
         let after = Position::new(5);
+        let stray = "stray".into();
+        let mut comparison = Comparison::new(&*source, &stray, Place::unknown("j", 0)).expect("readable");
+        assert!(comparison.take((0, a.into())).expect("readable").is_none());
+        assert!(matches!(comparison.end().expect("readable"), Held::Other(Other::Fleet)));
         for (holds, wanted) in [
             (&[][..], None),
             (&[&b"noise"[..]], Some(Other::Noise(1))),

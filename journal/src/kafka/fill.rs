@@ -109,6 +109,20 @@ pub enum FillError {
         /// What it holds.
         found: Other,
     },
+    /// Its history goes on elsewhere: import what was never on Kafka, or say that the other topic is lost.
+    #[error(
+        "{} is the mirror of partition {partition} of topic {topic}: a second copy would begin a second history. If that \
+         topic is lost, stop all servers of the fleet, and remove kafka.json there",
+        .dir.display()
+    )]
+    Mirror {
+        /// The folder.
+        dir: PathBuf,
+        /// Of which topic.
+        topic: Arc<str>,
+        /// Of which partition.
+        partition: i32,
+    },
     /// The cluster could not be asked.
     #[error(transparent)]
     Cluster(#[from] OpenError),
@@ -186,6 +200,9 @@ pub fn fill(options: &Options, time: Duration) -> Result<Filled, FillError> {
         Outcome::Damaged(found) => return Err(FillError::Damaged(found)),
     }
     let Some(head) = report.head else { return Err(FillError::Empty(dir.clone())) };
+    if let Some((topic, partition)) = Place::of_another(dir, &options.topic, options.partition) {
+        return Err(FillError::Mirror { dir: dir.clone(), topic, partition });
+    }
     let (journal, _) = SegmentJournal::open(&options.mirror, Box::new(|_| ()))?;
     let source = journal.source();
     let (records, bytes) = (report.records, report.bytes);

@@ -9,6 +9,7 @@
 //! | without a place | from offset 0 on | read from its beginning, and compared |
 //! | without a place | its beginning is gone | refused: nothing to compare with |
 //! | ends behind the topic | | refused: the mirror may be the last good copy |
+//! | not marked as one, and not empty | nothing of this fleet | refused: it is a journal of its own, to be imported |
 //! | empty | records of another fleet, and none of this | refused: it is that one's partition |
 //!
 //! Whatever is refused leaves the mirror as it is.
@@ -87,6 +88,11 @@ pub enum OpenError {
         /// The fleet that was to be opened.
         fleet: Arc<str>,
     },
+    /// The folder's journal has never been there.
+    #[error(
+        "{0} holds nothing of the journal in that folder, which was never on Kafka: `chancery import` moves it there"
+    )]
+    NotMoved(Box<Partition>),
     /// What is needed to go on has been deleted from the topic.
     #[error(
         "{place} begins at offset {begins}, and offset {wanted} is needed to go on: records were deleted from the topic. \
@@ -277,6 +283,9 @@ impl Filling<'_> {
             } else {
                 return Err(self.differs(self.at(), "another record stands in its place"));
             }
+        }
+        if !self.is_marked && self.held > Position::ZERO && self.chain.at().is_none() {
+            return Err(OpenError::NotMoved(Box::new(Partition::of(options))));
         }
         if !is_placed || self.chain.next() <= self.held {
             return Err(self.differs(self.at(), "the topic ends before it"));

@@ -34,6 +34,17 @@ impl Place {
 
     /// What was kept in the mirror's folder; none if it cannot be read, or is of another partition.
     pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<Place> {
+        Place::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
+    }
+
+    /// Topic and partition, if the folder is the mirror of others than these.
+    pub(super) fn of_another(dir: &Path, topic: &str, partition: i32) -> Option<(Arc<str>, i32)> {
+        let place =
+            Place::read(dir).filter(|place| *place.topic != *topic || place.partition != partition)?;
+        Some((place.topic, place.partition))
+    }
+
+    fn read(dir: &Path) -> Option<Place> {
         let bytes = match fs::read(dir.join(FILE)) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -42,13 +53,11 @@ impl Place {
                 return None;
             }
         };
-        match serde_json::from_slice::<Place>(&bytes) {
-            Ok(place) => Some(place).filter(|place| *place.topic == *topic && place.partition == partition),
-            Err(error) => {
-                tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
-                None
-            }
+        let place = serde_json::from_slice::<Place>(&bytes);
+        if let Err(error) = &place {
+            tracing::warn!(%error, file = FILE, "the place in the topic cannot be read; all of it is read again");
         }
+        place.ok()
     }
 
     /// Keeps it. The record must be durable in the mirror.
@@ -108,6 +117,8 @@ mod tests {
         place.store(dir.path()).expect("stored");
         assert_eq!(Place::load(dir.path(), "j", 0), Some(place));
         assert_eq!(Place::load(dir.path(), "j", 1), None);
+        assert_eq!(Place::of_another(dir.path(), "j", 0), None);
+        assert_eq!(Place::of_another(dir.path(), "k", 0), Some(("j".into(), 0)));
         assert_eq!(Place::load(dir.path(), "k", 0), None);
         std::fs::write(dir.path().join(FILE), b"{\"topic").expect("written");
         assert_eq!(Place::load(dir.path(), "j", 0), None);

@@ -335,7 +335,7 @@ pub enum Local {
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,
         /// How long it may take: a minute less than brokers allow a transaction
-        #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = parse_span)]
+        #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
     /// Look whether the topics of a journal on Kafka may lose what was acknowledged, and say how to mend it
@@ -414,6 +414,14 @@ pub struct Passed {
     /// As they are
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
+}
+
+/// At most a day: brokers count milliseconds in 32 bits, and lock their readers out for as long.
+fn day(text: &str) -> Result<Duration, String> {
+    match parse_span(text) {
+        Ok(span) if span > Duration::from_hours(24) => Err("write at most 24h".into()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -362,7 +362,9 @@ pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
     let words: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.env.strip_prefix(PREFIX)).collect();
     let slip = |name: String| {
         let word = name.strip_prefix(PREFIX)?;
-        if words.contains(&word) || name == FILE_ENV {
+        // Kubernetes tells every pod of services; one of our name begins as our settings do.
+        let is_of_a_service = word.contains("SERVICE_") || word.starts_with("PORT");
+        if words.contains(&word) || name == FILE_ENV || is_of_a_service {
             return None;
         }
         let meant = nearest(word, &words)?;

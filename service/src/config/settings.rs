@@ -97,13 +97,13 @@ settings! {
     "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
     "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time; fewer where the system allows too few open files";
-    "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time";
-    "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time";
+    "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
+    "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
     "limits.writes_per_second" Count "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
     "limits.reads_per_second" Count "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "reads that one principal may ask for in a second";
     "limits.streams_per_second" Count "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "streams that one principal may open in a second";
     "limits.replicas" Count "10000" "CHANCERY_LIMITS_REPLICAS" "replicas that one deployment may ask for";
-    "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider";
+    "limits.queue" Count "4096" "CHANCERY_LIMITS_QUEUE" "inputs that may wait for the decider, of each fleet";
     "limits.request_time" Span "30s" "CHANCERY_LIMITS_REQUEST_TIME" "how long a request may take, streams excepted";
     "output.file_bytes" Bytes "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "the size at which what a process writes goes on in another file";
     "output.files" Count "3" "CHANCERY_OUTPUT_FILES" "files that are kept of each output of a process";
@@ -115,7 +115,7 @@ settings! {
     "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a; TLS wants a build of rdkafka with its feature ssl";
     "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
-    "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models";
+    "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
     "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
 }
 

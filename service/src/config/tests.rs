@@ -144,9 +144,13 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
     );
     assert_eq!(told("CHANCERY_LIMIT_QUEUE").len(), 1);
     // Ours, a process's own, and what Kubernetes gives to every pod beside a service of our name.
-    for name in
-        ["CHANCERY_LISTEN", "CHANCERY_CONFIG", "CHANCERY_INCARNATION", "CHANCERY_PORT_7440_TCP_PROTO", "PATH"]
-    {
+    for name in [
+        "CHANCERY_LISTEN",
+        "CHANCERY_CONFIG",
+        "CHANCERY_INCARNATION",
+        "CHANCERY_PORT_7440_TCP",
+        "CHANCERY_SERVICE_HOST",
+    ] {
         assert_eq!(told(name), [""; 0], "{name}");
     }
 }

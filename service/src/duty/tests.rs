@@ -5,9 +5,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::bail;
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
 use chancery_events::intent::{Intent, Request};
+use chancery_events::record::Draft;
+use chancery_events::time::Time;
 use chancery_journal::memory::MemoryLog;
 use chancery_journal::snapshots::Snapshots;
+use chancery_journal::{Signature, genesis};
 use chancery_projector::{Projector, Tuning};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -77,18 +82,10 @@ impl Server {
         let (duty, at_desk) = watch::channel(Duty::StandsBy);
         let following =
             Following { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
-        let office = Office {
-            settings,
-            journal: Arc::new(journal),
-            following,
-            states,
-            queue: 16,
-            turns,
-            beside,
-            duty,
-        };
+        let office =
+            Office { settings, journal: Arc::new(journal), following, states, queue: 16, beside, duty };
         let (drain, drained) = watch::channel(false);
-        let office = tokio::spawn(office.run(drained));
+        let office = tokio::spawn(office.run(turns, drained));
         let desk = Desk { duty: at_desk, decider, own: address.into() };
         Server { turn, drain, desk, published, office, rows, _dir: dir }
     }
@@ -243,4 +240,20 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
     two.turn(true);
     let why = two.office.await.expect("no panic").expect_err("it ends");
     assert!(why.is::<InboxGone>(), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_fleet_does_not_begin_where_another_one_has_begun() {
+    let log = MemoryLog::new("default");
+    let one = Server::start(&log, "one", None);
+    // Another fleet's server was quicker.
+    let by = Signature { fleet: "other".into(), build: "test".into(), writer: Writer::from_random(1) };
+    let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");
+    let mut draft = Draft::new();
+    draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+    let parts = genesis(&by, Time::from_micros(1), Lineage::from_random(7));
+    let other = log.open(Box::new(drop)).expect("a journal");
+    other.append(draft.seal(parts).expect("a record")).expect("room");
+    let why = one.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.to_string().contains("another fleet has begun"), "{why:?}");
 }

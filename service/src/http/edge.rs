@@ -122,6 +122,10 @@ fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
     let name = call.found.param("fleet").unwrap_or_default();
     let found = name.parse::<FleetName>().ok().and_then(|name| api.fleets.get(&name));
     found.ok_or_else(|| {
+        if forward::is_forwarded(&call.parts.headers) {
+            // Who sent it took this server for the one that decided last; that one has other fleets now.
+            return forward::nobody();
+        }
         let shown: String = name.chars().take(100).collect();
         let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
         Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {}", here.join(", ")))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -32,6 +32,11 @@ const OURS: [HeaderName; 7] = [
     HeaderName::from_static("keep-alive"),
 ];
 
+/// Whether it has come from another server.
+pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(FORWARDED)
+}
+
 /// Nobody decides, as far as this server knows.
 pub(super) fn nobody() -> Problem {
     Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
@@ -47,7 +52,7 @@ pub(super) async fn send(
     body: Body,
     patience: Duration,
 ) -> Result<Response<Body>, Problem> {
-    if parts.headers.contains_key(FORWARDED) {
+    if is_forwarded(&parts.headers) {
         return Err(nobody());
     }
     let unreachable = |why: String| {

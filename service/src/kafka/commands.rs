@@ -1,7 +1,6 @@
 //! `init-topics`, `doctor` and `import`: topics as a fleet needs them, made, looked at, or filled.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -40,7 +39,7 @@ fn all(names: &Names) -> [(&str, Role); 3] {
 /// Makes the topics that are not there; what is there stays as it is. What it did.
 pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) -> Result<String> {
     let (topics, names) = place(config)?;
-    let needed = config.fleets.values().max().map_or(1, |last| last + 1);
+    let needed = config.fleets.values().max().map_or(1, |last| last.saturating_add(1));
     let partitions = partitions.map_or(needed, i32::from);
     let brokers = topics.brokers()?;
     if brokers < usize::from(copies) {
@@ -50,12 +49,16 @@ pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) 
         );
     }
     let mut text = String::new();
+    let mut few = Vec::new();
     for (topic, role) in all(&names) {
-        let made = topics.make(topic, role, partitions, i32::from(copies)).await?;
-        let did =
-            if made { format!("made, {partitions} partitions, {copies} copies") } else { "is there".into() };
-        writeln!(text, "{topic}: {did}")?;
+        if topics.make(topic, role, partitions, i32::from(copies)).await? {
+            writeln!(text, "{topic}: made, {partitions} partitions, {copies} copies")?;
+        } else {
+            writeln!(text, "{topic}: is there")?;
+            few.extend(lacking(topics.partitions(topic)?.len(), config, topic));
+        }
     }
+    ensure!(few.is_empty(), "{text}{}", few.join("\n"));
     if copies < SAFE {
         writeln!(
             text,
@@ -91,7 +94,7 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
 
 /// Fills the partitions of the configuration's fleets with their journals in a server's folder, whose mirrors those are
 /// then. Says of each fleet what it did. Must not be called where other tasks would wait.
-pub fn import(config: &Config, data: &Path, time: Duration, out: &mut impl io::Write) -> Result<()> {
+pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -> Result<()>) -> Result<()> {
     let (brokers, prefix) = named(config)?;
     let mut wanted = Vec::new();
     for (fleet, partition) in &config.fleets {
@@ -109,17 +112,15 @@ pub fn import(config: &Config, data: &Path, time: Duration, out: &mut impl io::W
             Found::Empty => "imported",
             Found::Filled => "already there:",
         };
-        let told = writeln!(
-            out,
+        say(&format!(
             "fleet {fleet}: {did} {records} records ({bytes} bytes), positions 1 to {}, head hash {}\n\
              {} is the mirror of partition {partition} of topic {} now: start the server over this folder with --journal \
-             kafka://{brokers}/{prefix}",
+             kafka://{brokers}/{prefix}\n",
             head.position,
             head.hash,
             options.mirror.dir.display(),
             options.topic
-        );
-        told.context("say what was done")?;
+        ))?;
     }
     Ok(())
 }
@@ -138,15 +139,22 @@ fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Vec<Strin
             ));
         }
     }
-    let count = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
-    for (fleet, partition) in config.fleets.iter().filter(|(_, partition)| **partition >= count) {
-        let want = partition + 1;
-        told.push(format!(
-            "fleet {fleet} is to have partition {partition}, and there are {count}\n  kafka-topics --bootstrap-server … --alter \
-             --topic {topic} --partitions {want}"
-        ));
-    }
+    told.extend(lacking(partitions.len(), config, topic));
     told
+}
+
+/// Partitions that fleets are to have, and that are not there.
+fn lacking(count: usize, config: &Config, topic: &str) -> Vec<String> {
+    let count = i32::try_from(count).unwrap_or(i32::MAX);
+    let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
+    lack.map(|(fleet, partition)| {
+        format!(
+            "fleet {fleet} is to have partition {partition}, and there are {count}\n  kafka-topics --bootstrap-server … --alter \
+             --topic {topic} --partitions {}",
+            partition.saturating_add(1)
+        )
+    })
+    .collect()
 }
 
 #[cfg(test)]

@@ -235,3 +235,15 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     });
     assert_eq!(world.put(Method::PUT, "/nodes/node-1", broken).await.problem().0, 400);
 }
+
+#[tokio::test]
+async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_again() {
+    let world = World::new();
+    let path = "//v1/fleets/other/capabilities/T";
+    let body = r#"{"spec":{"type":"T","score":1}}"#;
+    let json = ("content-type", "application/json");
+    let direct = world.send(request(Method::PUT, path, &[json], body)).await;
+    assert_eq!(direct.problem().1, "not_found");
+    let forwarded = world.send(request(Method::PUT, path, &[json, ("chancery-forwarded", "1")], body)).await;
+    assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_decider"));
+}

@@ -74,6 +74,7 @@ pub(crate) fn server(journal: &str) -> Result<Server> {
         ("CHANCERY_KAFKA_SESSION", &session),
         // One broker is never safe.
         ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes"),
+        ("CHANCERY_LOG", "error"),
     ])
 }
 

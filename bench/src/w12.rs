@@ -16,6 +16,7 @@ use chancery_journal::memory::MemoryLog;
 use chancery_journal::segments::{Check, Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Journal as _};
+use chancery_machine::fleet::IMAGE_FINGERPRINT;
 use chancery_projector::{Folding, Projector, Tuning};
 
 use crate::brokers::{Brokers, SESSION, decider, server};
@@ -33,7 +34,8 @@ impl Home {
     /// Makes what is not there.
     fn with(events: u64) -> Result<Home> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
-        let home = Home(results.join(format!("w12-{events}")));
+        // Snapshots of another shape are of no use.
+        let home = Home(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
         if home.0.exists() {
             return Ok(home);
         }

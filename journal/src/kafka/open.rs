@@ -8,6 +8,7 @@
 //! | with a place | another record, or none, stands there | refused |
 //! | without a place | from offset 0 on | read from its beginning, and compared |
 //! | without a place | its beginning is gone | refused: nothing to compare with |
+//! | marked as that of another partition | | refused |
 //! | ends behind the topic | | refused: the mirror may be the last good copy |
 //! | not marked as one, and not empty | nothing of this fleet | refused: it is a journal of its own, to be imported |
 //! | empty | records of another fleet, and none of this | refused: it is that one's partition |
@@ -88,6 +89,20 @@ pub enum OpenError {
         /// The fleet that was to be opened.
         fleet: Arc<str>,
     },
+    /// The folder is the mirror of another partition: a wrong prefix, or another fleet's number.
+    #[error(
+        "{} is the mirror of partition {partition} of topic {topic}, and not of {place}: look at the prefix and the partition. \
+         If that topic is lost and this one has its history, remove kafka.json there",
+        place.mirror.display()
+    )]
+    MirrorOf {
+        /// Where.
+        place: Box<Partition>,
+        /// The topic that it mirrors.
+        topic: Arc<str>,
+        /// Its partition.
+        partition: i32,
+    },
     /// The folder's journal has never been there.
     #[error(
         "{0} holds nothing of the journal in that folder, which was never on Kafka: `chancery import` moves it there"
@@ -164,6 +179,11 @@ pub(super) struct Ready {
 }
 
 pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
+    if let Some((topic, partition)) =
+        Place::of_another(&options.mirror.dir, &options.topic, options.partition)
+    {
+        return Err(OpenError::MirrorOf { place: Box::new(Partition::of(options)), topic, partition });
+    }
     let recent = Arc::new(Recent::default());
     let broken = Arc::new(Mutex::new(None));
     let (mirror, found) = SegmentJournal::open(&options.mirror, follow(&recent, &broken))?;

@@ -248,7 +248,8 @@ impl Topics {
         let until = Instant::now() + NEWS;
         loop {
             let metadata = self.admin.inner().fetch_metadata(Some(topic), ASKING);
-            let metadata = metadata.map_err(failed(format!("ask for topic {topic}")))?;
+            let metadata =
+                metadata.map_err(failed(format!("ask the brokers at {} for topic {topic}", self.brokers)))?;
             let found = metadata.topics().iter().find(|one| one.name() == topic && one.error().is_none());
             let copies =
                 found.and_then(|topic| topic.partitions().iter().map(|one| one.replicas().len()).min());
@@ -289,7 +290,7 @@ impl Topics {
     /// How many brokers there are.
     pub fn brokers(&self) -> Result<usize, Failed> {
         let metadata = self.admin.inner().fetch_metadata(None, ASKING);
-        Ok(metadata.map_err(failed("ask for the brokers"))?.brokers().len())
+        Ok(metadata.map_err(failed(format!("ask the brokers at {}", self.brokers)))?.brokers().len())
     }
 
     /// Makes a topic as its role wants it. Whether it was made; one that is there stays as it is.

@@ -345,7 +345,9 @@ fn fleets(
     let mut of = BTreeMap::new();
     for (name, partition) in &named {
         if let (Place::Embedded, Some(partition)) = (journal, partition) {
-            return Err(format!("fleets: {name}={partition}: an embedded journal has no partitions"));
+            return Err(format!(
+                "fleets: {name}={partition}: an embedded journal has no partitions; is CHANCERY_JOURNAL set?"
+            ));
         }
         if let (Place::Kafka { .. }, Some(other)) = (journal, of.insert(partition.unwrap_or(0), name)) {
             return Err(format!(

@@ -117,7 +117,11 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
         ("a, b", "embedded", Ok("a=0,b=0")),
         ("a,b=1", kafka, Ok("a=0,b=1")),
         ("b=2", kafka, Ok("b=2")),
-        ("a=1", "embedded", Err("fleets: a=1: an embedded journal has no partitions")),
+        (
+            "a=1",
+            "embedded",
+            Err("fleets: a=1: an embedded journal has no partitions; is CHANCERY_JOURNAL set?"),
+        ),
         (
             "a,b",
             kafka,

@@ -27,6 +27,7 @@ use crate::open_files::OpenFiles;
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
 const EXIT_AT_ONCE: i32 = 130;
+
 /// Runs a server in its folder until it is asked to stop.
 pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let files = OpenFiles::raise();
@@ -108,10 +109,12 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     for fleet in running {
         closing.spawn(fleet.close());
     }
-    while let Some(closed) = closing.join_next().await {
-        why = why.and(closed.context("join a fleet").flatten());
+    let mut closed = Ok(());
+    while let Some(one) = closing.join_next().await {
+        closed = closed.and(one.context("join a fleet").flatten());
     }
-    why
+    // A decider that ended because its projector did knows that, and not why.
+    closed.and(why)
 }
 
 /// Opens all fleets at once: each may have much to read.

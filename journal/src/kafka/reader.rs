@@ -63,7 +63,7 @@ impl Reader {
                 Ok(Next::Value(message.offset(), message.payload().unwrap_or_default().into()))
             }
             Some(Err(KafkaError::PartitionEOF(_))) => Ok(Next::End),
-            Some(Err(error)) if is_gone(&error) => {
+            Some(Err(error)) if is_gone(&error) || is_unreadable(&error) => {
                 Err(Gone { topic: self.topic.clone(), partition: self.partition, reason: error })
             }
             Some(Err(error)) => {
@@ -79,12 +79,14 @@ pub fn is_gone(error: &KafkaError) -> bool {
     match error {
         KafkaError::MessageConsumptionFatal(_) => true,
         KafkaError::MessageConsumption(code) => {
-            matches!(
-                code,
-                Code::OffsetOutOfRange | Code::AutoOffsetReset | Code::InvalidMessage | Code::BadMessage
-            )
+            matches!(code, Code::OffsetOutOfRange | Code::AutoOffsetReset)
         }
         // A broker that is away, a leader that is elected, and whatever a later library adds.
         _ => false,
     }
+}
+
+/// Whether the bytes that stand there are not those that were written. A journal cannot go on without them.
+fn is_unreadable(error: &KafkaError) -> bool {
+    matches!(error, KafkaError::MessageConsumption(Code::InvalidMessage | Code::BadMessage))
 }

@@ -55,7 +55,7 @@ pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) 
             writeln!(text, "{topic}: made, {partitions} partitions, {copies} copies")?;
         } else {
             writeln!(text, "{topic}: is there")?;
-            few.extend(lacking(topics.partitions(topic)?.len(), config, topic));
+            few.extend(lacking(topics.partitions(topic)?.len(), config, topic)?);
         }
     }
     ensure!(few.is_empty(), "{text}{}", few.join("\n"));
@@ -77,7 +77,7 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     for (topic, role) in all(&names) {
         let findings = topics.check(topic, role).await?;
         is_well &= findings.is_empty();
-        let troubles = troubles(&topics.partitions(topic)?, config, topic);
+        let troubles = troubles(&topics.partitions(topic)?, config, topic)?;
         is_well &= troubles.is_empty();
         if findings.is_empty() && troubles.is_empty() {
             writeln!(text, "{topic}: well")?;
@@ -126,7 +126,7 @@ pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -
 }
 
 /// What is wrong with partitions at the moment.
-fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Vec<String> {
+fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Vec<String>> {
     let mut told = Vec::new();
     for Partition { number, copies, in_sync, has_leader } in partitions {
         if !has_leader {
@@ -139,22 +139,23 @@ fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Vec<Strin
             ));
         }
     }
-    told.extend(lacking(partitions.len(), config, topic));
-    told
+    told.extend(lacking(partitions.len(), config, topic)?);
+    Ok(told)
 }
 
 /// Partitions that fleets are to have, and that are not there.
-fn lacking(count: usize, config: &Config, topic: &str) -> Vec<String> {
-    let count = i32::try_from(count).unwrap_or(i32::MAX);
+fn lacking(count: usize, config: &Config, topic: &str) -> Result<Vec<String>> {
+    let (brokers, _) = named(config)?;
+    let count = i32::try_from(count)?;
     let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
-    lack.map(|(fleet, partition)| {
+    let told = lack.map(|(fleet, partition)| {
         format!(
-            "fleet {fleet} is to have partition {partition}, and there are {count}\n  kafka-topics --bootstrap-server … --alter \
-             --topic {topic} --partitions {}",
+            "fleet {fleet} is to have partition {partition} of {topic}, and there are {count}\n  kafka-topics --bootstrap-server \
+             {brokers} --alter --topic {topic} --partitions {}",
             partition.saturating_add(1)
         )
-    })
-    .collect()
+    });
+    Ok(told.collect())
 }
 
 #[cfg(test)]
@@ -170,11 +171,12 @@ mod tests {
         ];
         let config = Config::read(Layers { env, ..Layers::default() }).expect("settings");
         let partition = |number, in_sync| Partition { number, copies: 3, in_sync, has_leader: in_sync > 0 };
-        let told = troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t");
+        let told =
+            troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t").expect("on Kafka");
         assert!(told[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{told:?}");
         assert!(told[1].starts_with("partition 2 has no leader"), "{told:?}");
-        assert!(told[2].starts_with("fleet b is to have partition 3, and there are 3"), "{told:?}");
-        assert!(told[2].ends_with("--topic t --partitions 4"), "{told:?}");
+        assert!(told[2].starts_with("fleet b is to have partition 3 of t, and there are 3"), "{told:?}");
+        assert!(told[2].ends_with("--bootstrap-server h:1 --alter --topic t --partitions 4"), "{told:?}");
         assert_eq!(told.len(), 3);
     }
 }

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, ensure};
 use chancery_events::time::Time;
 use serde_json::Value;
 
-use super::evidence::{Evidence, judge};
-use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::evidence::{Evidence, judge, wind_up};
+use super::fleet::{by_hand, deploy, fill, set_up, sleeper};
 use super::load::Load;
 use crate::Server;
 use crate::ledger::Tally;
@@ -61,10 +61,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let history = load.end()?;
     let mut evidence = vec![Evidence::gather(&server)?];
     ensure!(rounds < 3 || has_leapt(&server)?, "the program has not seen another clock");
-    empty(&server, "end");
-    fill(&server, "end", 5);
-    evidence.push(Evidence::gather(&server)?);
-    empty(&server, "over");
+    wind_up(&server, &mut evidence)?;
     ensure!(server.stop() == Some(0), "the server does not stop as it is asked to:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }

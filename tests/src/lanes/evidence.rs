@@ -15,6 +15,7 @@ use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::{Delivery, Journal as _};
 use chancery_projector::RowKind;
 
+use super::fleet::{empty, fill};
 use crate::check::{Alive, Checker};
 use crate::history::{Ending, History};
 use crate::ledger::Tally;
@@ -27,6 +28,15 @@ pub struct Evidence {
     position: Position,
     rows: Rows,
     alive: Vec<Alive>,
+}
+
+/// Shows that everything can still be ended and begun, with the evidence of it, and leaves nothing running.
+pub(super) fn wind_up(server: &Server, evidence: &mut Vec<Evidence>) -> Result<()> {
+    empty(server, "end");
+    fill(server, "end", 5);
+    evidence.push(Evidence::gather(server)?);
+    empty(server, "over");
+    Ok(())
 }
 
 impl Evidence {

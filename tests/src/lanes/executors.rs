@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::evidence::{Evidence, judge};
-use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
+use super::evidence::{Evidence, judge, wind_up};
+use super::fleet::{by_hand, deploy, set_up, sleeper};
 use super::load::Load;
 use crate::ledger::Tally;
 use crate::sim::Random;
@@ -30,10 +30,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Re
     }
     let history = load.end()?;
     let mut evidence = vec![Evidence::gather(&server)?];
-    empty(&server, "end");
-    fill(&server, "end", 5);
-    evidence.push(Evidence::gather(&server)?);
-    empty(&server, "over");
+    wind_up(&server, &mut evidence)?;
     let (code, log) = (executor.stop(), executor.log());
     anyhow::ensure!(code == Some(0), "the executor does not stop as it is asked to:\n{log}");
     let (code, log) = (server.stop(), server.log());

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
-use super::evidence::{Evidence, judge};
-use super::fleet::{by_hand, empty, fill, set_up, sleeper};
+use super::evidence::{Evidence, judge, wind_up};
+use super::fleet::{by_hand, fill, set_up, sleeper};
 use super::load::Load;
 use crate::ledger::Tally;
 use crate::sim::Random;
@@ -49,10 +49,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Re
             payload.replica
         );
     }
-    empty(server, "end");
-    fill(server, "end", 5);
-    evidence.push(Evidence::gather(server)?);
-    empty(server, "over");
+    wind_up(server, &mut evidence)?;
     site.stop()?;
     judge(site.server.data(), &history, &evidence, tally)
 }

@@ -13,15 +13,15 @@ use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{IncarnationId, Lineage, OperationId, Position, ScopeId, SessionId};
 use crate::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName,
-    StorageClass,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
+    PlanName, PolicyName, ReplicaName, StorageClass,
 };
 use crate::observation::{Process, SessionEnd};
 use crate::record::Hash;
 use crate::refusal::Code;
 use crate::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
-    Runtime, words,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
+    OperationKind, PlanSpec, PolicySpec, Runtime, words,
 };
 use crate::subject::Subject;
 use crate::time::Time;
@@ -61,41 +61,67 @@ bodies! {
         NodeMoved = "node.moved.v1",
         /// A node is forgotten.
         NodeDeleted = "node.deleted.v1",
+        /// A node is going to be interfered with.
+        DisruptionScheduled = "disruption.scheduled.v1",
+        /// A disruption is acted on from now: its node takes no placements.
+        DisruptionApproved = "disruption.approved.v1",
+        /// A disruption is over.
+        DisruptionCompleted = "disruption.completed.v1",
+        /// A disruption that was over is forgotten.
+        DisruptionDeleted = "disruption.deleted.v1",
+        /// A policy is so.
+        PolicyApplied = "policy.applied.v1",
+        /// A policy is forgotten.
+        PolicyDeleted = "policy.deleted.v1",
         /// A plan is so: a new generation.
         PlanApplied = "plan.applied.v1",
         /// A plan takes deployments, or not.
         PlanActivityChanged = "plan.activity_changed.v1",
+        /// A plan is to go, with all that it has.
+        PlanRemoving = "plan.removing.v1",
         /// A plan is forgotten.
         PlanDeleted = "plan.deleted.v1",
         /// A deployment waits for its turn.
         DeploymentCreated = "deployment.created.v1",
         /// A deployment is being carried out.
         DeploymentStarted = "deployment.started.v1",
+        /// A deployment begins nothing until it is resumed.
+        DeploymentPaused = "deployment.paused.v1",
+        /// A deployment that was paused goes on.
+        DeploymentResumed = "deployment.resumed.v1",
+        /// The new set of a deployment is the one that counts: what is left of the old one goes.
+        DeploymentCutOver = "deployment.cut_over.v1",
         /// A deployment starts nothing more, and ends when what runs has settled.
         DeploymentEnding = "deployment.ending.v1",
         /// A deployment is over.
         DeploymentEnded = "deployment.ended.v1",
         /// A replica exists. Its name is made from the position.
         ReplicaCreated = "replica.created.v1",
+        /// A replica that has no run is of another deployment's version from now on.
+        ReplicaAssigned = "replica.assigned.v1",
         /// A replica is no more.
         ReplicaDeleted = "replica.deleted.v1",
         /// An operation is wanted. Issues its id.
         OperationOpened = "operation.opened.v1",
         /// Operations of a plan find no place yet.
         PlanWaiting = "plan.waiting.v1",
-        /// An operation may run, and does.
+        /// An operation may run, and does, unless its turn comes later.
         OperationApproved = "operation.approved.v1",
+        /// The turn of an operation that was approved has come.
+        OperationBegun = "operation.begun.v1",
         /// An operation is over.
         OperationEnded = "operation.ended.v1",
         /// An operation has a place, and holds it. Issues the incarnation's id.
         IncarnationReserved = "incarnation.reserved.v1",
         /// An incarnation is asked for something else than before.
         IncarnationCommanded = "incarnation.commanded.v1",
+        /// An incarnation is asked to be up, now that it may be.
+        IncarnationBegun = "incarnation.begun.v1",
         /// A command could not be carried out.
         CommandFailed = "command.failed.v1",
         /// An incarnation has been started.
         IncarnationEnsured = "incarnation.ensured.v1",
-        /// An incarnation is ready; the operation that brought it up has succeeded.
+        /// An incarnation is ready, and is the one that counts of its replica.
         IncarnationRunning = "incarnation.running.v1",
         /// The processes of an incarnation changed, and its state did not.
         IncarnationStatus = "incarnation.status.v1",
@@ -260,6 +286,50 @@ body! {
         /// Which.
         name: NodeName,
     }
+    /// Body of [`Fact::DisruptionScheduled`].
+    DisruptionScheduled {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+        /// What it is.
+        spec: DisruptionSpec,
+    }
+    /// Body of [`Fact::DisruptionApproved`].
+    DisruptionApproved {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+        /// Who approved it.
+        by: Actor,
+    }
+    /// Body of [`Fact::DisruptionCompleted`].
+    DisruptionCompleted {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+    }
+    /// Body of [`Fact::DisruptionDeleted`].
+    DisruptionDeleted {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+    }
+    /// Body of [`Fact::PolicyApplied`].
+    PolicyApplied {
+        /// Which.
+        name: PolicyName,
+        /// What it is.
+        spec: PolicySpec,
+    }
+    /// Body of [`Fact::PolicyDeleted`].
+    PolicyDeleted {
+        /// Which.
+        name: PolicyName,
+    }
     /// Body of [`Fact::PlanApplied`].
     PlanApplied {
         /// Which.
@@ -276,6 +346,13 @@ body! {
         /// What it is.
         activity: Activity,
     }
+    /// Body of [`Fact::PlanRemoving`].
+    PlanRemoving {
+        /// Which.
+        name: PlanName,
+        /// Who wants it.
+        by: Actor,
+    }
     /// Body of [`Fact::PlanDeleted`].
     PlanDeleted {
         /// Which.
@@ -291,9 +368,36 @@ body! {
         generation: u32,
         /// What should run.
         spec: DeploymentSpec,
+        /// Who asked for it. Absent in what older builds wrote.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<Actor>,
     }
     /// Body of [`Fact::DeploymentStarted`].
     DeploymentStarted {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+        /// When its new set must be ready, if it has such a time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
+    }
+    /// Body of [`Fact::DeploymentPaused`].
+    DeploymentPaused {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+    }
+    /// Body of [`Fact::DeploymentResumed`].
+    DeploymentResumed {
+        /// Of which plan.
+        plan: PlanName,
+        /// Which.
+        name: DeploymentName,
+    }
+    /// Body of [`Fact::DeploymentCutOver`].
+    DeploymentCutOver {
         /// Of which plan.
         plan: PlanName,
         /// Which.
@@ -326,6 +430,15 @@ body! {
         /// By which deployment of it.
         deployment: DeploymentName,
     }
+    /// Body of [`Fact::ReplicaAssigned`].
+    ReplicaAssigned {
+        /// Which.
+        name: ReplicaName,
+        /// Of which plan.
+        plan: PlanName,
+        /// By which deployment it runs when it runs again.
+        deployment: DeploymentName,
+    }
     /// Body of [`Fact::ReplicaDeleted`].
     ReplicaDeleted {
         /// Which.
@@ -337,9 +450,18 @@ body! {
         replica: ReplicaName,
         /// What.
         kind: OperationKind,
-        /// On whose behalf: a deployment of the replica's plan, or else the intent that is the cause.
+        /// On whose behalf: a deployment of the replica's plan, or else whoever [`by`](OperationOpened::by) says.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deployment: Option<DeploymentName>,
+        /// Who asked, where no deployment did. Absent in what older builds wrote.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<Asker>,
+        /// The deployment whose version the replica is to have, where that is another than it has.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<DeploymentName>,
+        /// The only node that will do, if there is such a one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<NodeName>,
         /// What may be approved, where no place has to be found first.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         proposal: Option<Proposal>,
@@ -361,6 +483,22 @@ body! {
         by: Approver,
         /// On exactly what.
         hash: Digest,
+        /// The incarnation that it commands, if one is concerned.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        incarnation: Option<IncarnationId>,
+        /// When what it commands has lasted too long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
+        /// Whether it begins now, or its turn comes later.
+        #[serde(default, skip_serializing_if = "Begins::is_now")]
+        begins: Begins,
+    }
+    /// Body of [`Fact::OperationBegun`].
+    OperationBegun {
+        /// Which.
+        operation: OperationId,
+        /// On which replica.
+        replica: ReplicaName,
         /// The incarnation that it commands, if one is concerned.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         incarnation: Option<IncarnationId>,
@@ -394,6 +532,16 @@ body! {
         volumes: BTreeMap<StorageClass, u64>,
         /// What may be approved.
         proposal: Proposal,
+        /// The run of the same replica that must be over before this one is begun. On the same node, this one holds
+        /// of what both need only what that one does not, until then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        follows: Option<IncarnationId>,
+        /// The groups of replicas that it is of.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<GroupName>,
+        /// Which affinity could not be kept, where that is allowed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        strained: Option<String>,
     }
     /// Body of [`Fact::IncarnationCommanded`].
     IncarnationCommanded {
@@ -405,6 +553,18 @@ body! {
         effect: Effect,
         /// What it becomes when its end is proved.
         then: IncarnationEnd,
+        /// When that has lasted too long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
+    }
+    /// Body of [`Fact::IncarnationBegun`].
+    IncarnationBegun {
+        /// Which.
+        incarnation: IncarnationId,
+        /// Of which replica.
+        replica: ReplicaName,
+        /// By which deployment's coordinates.
+        deployment: DeploymentName,
         /// When that has lasted too long.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
@@ -441,6 +601,9 @@ body! {
         /// The operation that has succeeded by it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operation: Option<OperationId>,
+        /// The run of the same replica whose place it takes, and that goes now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        replaces: Option<IncarnationId>,
         /// Each process.
         processes: Vec<Process>,
     }
@@ -469,6 +632,9 @@ body! {
         /// Each process, as far as its end was seen.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         processes: Vec<Process>,
+        /// When the plan's rule starts the replica again, if it does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        again: Option<Again>,
     }
     /// Body of [`Fact::SessionOpened`]. Issues the session's id.
     SessionOpened {
@@ -521,6 +687,13 @@ words! {
         /// End it at once.
         Kill = "kill",
     }
+    /// When what was approved begins.
+    Begins {
+        /// With its approval.
+        Now = "now",
+        /// When its turn comes.
+        Later = "later",
+    }
     /// What is to be done with an object that the fleet does not want.
     Judgement {
         /// It was ours and is over: remove it.
@@ -528,6 +701,44 @@ words! {
         /// It is not ours to remove: leave it, and tell.
         Quarantine = "quarantine",
     }
+}
+
+impl Default for Begins {
+    fn default() -> Begins {
+        Begins::Now
+    }
+}
+
+impl Begins {
+    fn is_now(&self) -> bool {
+        *self == Begins::Now
+    }
+}
+
+/// Who asked for an operation, where no deployment did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Asker {
+    /// A person or program, by an intent.
+    Actor(Actor),
+    /// A rule, by its name.
+    Rule(String),
+    /// A disruption of its node.
+    Disruption {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+    },
+}
+
+/// A start by the plan's own rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Again {
+    /// Not before.
+    pub at: Time,
+    /// The how manieth in a row it is, from 1.
+    pub row: u32,
 }
 
 /// Nodes that one reason rules out.
@@ -605,7 +816,7 @@ pub enum DeploymentEnd {
     },
     /// Someone cancelled it.
     Cancelled,
-    /// A newer one took its place before it began.
+    /// A newer one took its place.
     Superseded {
         /// Which.
         by: DeploymentName,

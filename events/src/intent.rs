@@ -7,9 +7,13 @@ use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::OperationId;
 use crate::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, IntentId, NodeName, PlanName, ReplicaName, Source,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PlanName,
+    PolicyName, ReplicaName, Source,
 };
-use crate::spec::{Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, PlanSpec};
+use crate::spec::{
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState, PlanSpec,
+    PolicySpec, words,
+};
 use crate::subject::Subject;
 use crate::time::Time;
 
@@ -77,6 +81,18 @@ bodies! {
         NodeSetState = "node.set_state.v1",
         /// A node should be forgotten.
         NodeDelete = "node.delete.v1",
+        /// A node is going to be interfered with.
+        DisruptionSchedule = "disruption.schedule.v1",
+        /// A disruption may be acted on.
+        DisruptionApprove = "disruption.approve.v1",
+        /// A disruption is over, or will not be.
+        DisruptionComplete = "disruption.complete.v1",
+        /// A disruption that is over should be forgotten.
+        DisruptionDelete = "disruption.delete.v1",
+        /// A policy should be so.
+        PolicyApply = "policy.apply.v1",
+        /// A policy should be forgotten.
+        PolicyDelete = "policy.delete.v1",
         /// A plan should be so; an edit is a new generation.
         PlanApply = "plan.apply.v1",
         /// A plan should take deployments, or not.
@@ -87,6 +103,20 @@ bodies! {
         DeploymentCreate = "deployment.create.v1",
         /// A deployment should go no further.
         DeploymentCancel = "deployment.cancel.v1",
+        /// A deployment should begin nothing more until it is resumed.
+        DeploymentPause = "deployment.pause.v1",
+        /// A deployment that is paused should go on.
+        DeploymentResume = "deployment.resume.v1",
+        /// What a canary showed is good: its version is for all.
+        DeploymentPromote = "deployment.promote.v1",
+        /// What a canary showed is not good: it goes.
+        DeploymentWithdraw = "deployment.withdraw.v1",
+        /// One more replica of a plan should come up.
+        ReplicaCreate = "replica.create.v1",
+        /// A replica should run on another node.
+        ReplicaRelocate = "replica.relocate.v1",
+        /// A replica should end its run, and come up again.
+        ReplicaRestart = "replica.restart.v1",
         /// A replica should be brought up again.
         ReplicaStart = "replica.start.v1",
         /// A replica should stop, and stay stopped.
@@ -188,6 +218,9 @@ pub struct NodeSetState {
 pub struct NodeDelete {
     /// Which.
     pub name: NodeName,
+    /// Whether what needs it goes first, or forbids it.
+    #[serde(default, skip_serializing_if = "Cascade::is_no")]
+    pub cascade: Cascade,
 }
 
 /// Body of [`Intent::PlanApply`].
@@ -216,6 +249,9 @@ pub struct PlanSetActivity {
 pub struct PlanDelete {
     /// Which.
     pub name: PlanName,
+    /// Whether what needs it goes first, or forbids it.
+    #[serde(default, skip_serializing_if = "Cascade::is_no")]
+    pub cascade: Cascade,
 }
 
 /// Body of [`Intent::DeploymentCreate`].
@@ -228,6 +264,50 @@ pub struct DeploymentCreate {
     pub name: DeploymentName,
     /// What should run.
     pub spec: DeploymentSpec,
+    /// Whether one that is being carried out is ended for it, or it waits.
+    #[serde(default, skip_serializing_if = "Turn::waits")]
+    pub turn: Turn,
+}
+
+words! {
+    /// When a deployment's turn comes.
+    Turn {
+        /// When the one that is being carried out is over.
+        Queue = "queue",
+        /// As soon as what the one before has begun is settled: it begins nothing more.
+        Supersede = "supersede",
+    }
+    /// Whether what needs something goes with it.
+    Cascade {
+        /// It is in use: it stays.
+        No = "no",
+        /// All that needs it goes first, then it.
+        Yes = "yes",
+    }
+}
+
+impl Default for Turn {
+    fn default() -> Turn {
+        Turn::Queue
+    }
+}
+
+impl Default for Cascade {
+    fn default() -> Cascade {
+        Cascade::No
+    }
+}
+
+impl Turn {
+    fn waits(&self) -> bool {
+        *self == Turn::Queue
+    }
+}
+
+impl Cascade {
+    fn is_no(&self) -> bool {
+        *self == Cascade::No
+    }
 }
 
 /// Body of [`Intent::DeploymentCancel`].
@@ -240,12 +320,145 @@ pub struct DeploymentCancel {
     pub name: DeploymentName,
 }
 
+/// Body of [`Intent::DeploymentPause`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentPause {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Which.
+    pub name: DeploymentName,
+}
+
+/// Body of [`Intent::DeploymentResume`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentResume {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Which.
+    pub name: DeploymentName,
+}
+
+/// Body of [`Intent::DeploymentPromote`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentPromote {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Which.
+    pub name: DeploymentName,
+}
+
+/// Body of [`Intent::DeploymentWithdraw`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentWithdraw {
+    /// Of which plan.
+    pub plan: PlanName,
+    /// Which.
+    pub name: DeploymentName,
+}
+
+/// Body of [`Intent::ReplicaCreate`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaCreate {
+    /// Of which plan. It runs by the deployment that was carried out last.
+    pub plan: PlanName,
+    /// The node, if it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeName>,
+}
+
+/// Body of [`Intent::ReplicaRelocate`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaRelocate {
+    /// Which.
+    pub name: ReplicaName,
+    /// To which node; to the best one, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeName>,
+}
+
+/// Body of [`Intent::ReplicaRestart`]. One that does not run is started.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaRestart {
+    /// Which.
+    pub name: ReplicaName,
+}
+
+/// Body of [`Intent::DisruptionSchedule`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionSchedule {
+    /// On which node.
+    pub node: NodeName,
+    /// Its name, unique on the node.
+    pub name: DisruptionName,
+    /// What it is.
+    pub spec: DisruptionSpec,
+}
+
+/// Body of [`Intent::DisruptionApprove`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionApprove {
+    /// On which node.
+    pub node: NodeName,
+    /// Its name, unique on the node.
+    pub name: DisruptionName,
+}
+
+/// Body of [`Intent::DisruptionComplete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionComplete {
+    /// On which node.
+    pub node: NodeName,
+    /// Its name, unique on the node.
+    pub name: DisruptionName,
+}
+
+/// Body of [`Intent::DisruptionDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionDelete {
+    /// On which node.
+    pub node: NodeName,
+    /// Its name, unique on the node.
+    pub name: DisruptionName,
+}
+
+/// Body of [`Intent::PolicyApply`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyApply {
+    /// Which.
+    pub name: PolicyName,
+    /// What it should be.
+    pub spec: PolicySpec,
+}
+
+/// Body of [`Intent::PolicyDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyDelete {
+    /// Which.
+    pub name: PolicyName,
+}
+
 /// Body of [`Intent::ReplicaStart`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaStart {
     /// Which.
     pub name: ReplicaName,
+    /// The node, if it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeName>,
 }
 
 /// Body of [`Intent::ReplicaStop`].
@@ -311,6 +524,19 @@ impl Intent {
             Intent::PlanDelete(x) => Subject::Plan(x.name.clone()),
             Intent::DeploymentCreate(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
             Intent::DeploymentCancel(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DeploymentPause(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DeploymentResume(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DeploymentPromote(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DeploymentWithdraw(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::DisruptionSchedule(x) => Subject::Node(x.node.clone()),
+            Intent::DisruptionApprove(x) => Subject::Node(x.node.clone()),
+            Intent::DisruptionComplete(x) => Subject::Node(x.node.clone()),
+            Intent::DisruptionDelete(x) => Subject::Node(x.node.clone()),
+            Intent::PolicyApply(x) => Subject::Policy(x.name.clone()),
+            Intent::PolicyDelete(x) => Subject::Policy(x.name.clone()),
+            Intent::ReplicaCreate(x) => Subject::Plan(x.plan.clone()),
+            Intent::ReplicaRelocate(x) => Subject::Replica(x.name.clone()),
+            Intent::ReplicaRestart(x) => Subject::Replica(x.name.clone()),
             Intent::ReplicaStart(x) => Subject::Replica(x.name.clone()),
             Intent::ReplicaStop(x) => Subject::Replica(x.name.clone()),
             Intent::ReplicaDelete(x) => Subject::Replica(x.name.clone()),

@@ -174,6 +174,12 @@ names! {
     NodeName: label;
     /// A group of nodes that may go together.
     DomainName: label;
+    /// A group of replicas, for affinity.
+    GroupName: label;
+    /// A disruption, unique on its node.
+    DisruptionName: label;
+    /// A policy.
+    PolicyName: label;
     /// Where a node stands, coarser than a domain.
     ZoneName: label;
     /// A class of storage, as `fast-ssd`.

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::amount::Amounts;
 use crate::name::{
-    CapabilityName, CapabilityType, ClusterName, DomainName, Key, Namespace, PayloadName, PortName,
-    ServiceName, StorageClass, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DomainName, GroupName, Key, Namespace, PayloadName,
+    PlanName, PortName, ServiceName, StorageClass, ZoneName,
 };
+use crate::time::Time;
 
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),* $(,)? })*) => {$(
@@ -96,12 +97,81 @@ words! {
     OperationKind {
         /// Brings a new replica up.
         Create = "create",
+        /// Gives a replica another version.
+        Update = "update",
+        /// Moves a replica to another node.
+        Relocate = "relocate",
+        /// Ends a replica's run and brings it up again.
+        Restart = "restart",
         /// Brings a replica up again.
         Start = "start",
         /// Ends its run and keeps the replica.
         Stop = "stop",
         /// Ends its run and removes the replica.
         Delete = "delete",
+    }
+    /// When what ended by itself is started again by its plan's own rule.
+    Restart {
+        /// However it ended.
+        Always = "always",
+        /// When it failed.
+        BestEffort = "best_effort",
+        /// Never.
+        Never = "never",
+    }
+    /// How what runs gives way to what takes its place, where the orchestrator cannot change it in place.
+    Succession {
+        /// The new one is ready before the old one is stopped.
+        Beside = "beside",
+        /// The old one is over before the new one is started.
+        StopFirst = "stop_first",
+    }
+    /// What an affinity asks of the nodes of a group's replicas.
+    Company {
+        /// A node that hosts one of the group, if any does.
+        Together = "together",
+        /// A node that hosts none of the group.
+        Apart = "apart",
+    }
+    /// What to do where an affinity cannot be kept.
+    Otherwise {
+        /// There is no place.
+        Fail = "fail",
+        /// The place is taken all the same, and it is said so.
+        Allow = "allow",
+    }
+    /// What becomes of a graceful deployment whose replicas are not all ready in time.
+    OnTimeout {
+        /// The new ones go, the old ones stay.
+        Rollback = "rollback",
+        /// The old ones go all the same.
+        Commit = "commit",
+    }
+    /// The states of a disruption.
+    DisruptionState {
+        /// Known, and not to be acted on yet.
+        Scheduled = "scheduled",
+        /// Its node takes no placements; from its start on, it is emptied if that is wanted.
+        Approved = "approved",
+        /// Is over.
+        Completed = "completed",
+    }
+    /// A day of the week, in UTC.
+    Day {
+        /// Monday.
+        Mon = "mon",
+        /// Tuesday.
+        Tue = "tue",
+        /// Wednesday.
+        Wed = "wed",
+        /// Thursday.
+        Thu = "thu",
+        /// Friday.
+        Fri = "fri",
+        /// Saturday.
+        Sat = "sat",
+        /// Sunday.
+        Sun = "sun",
     }
     /// The states of a node.
     NodeState {
@@ -279,6 +349,15 @@ pub struct ApprovalPolicy {
     /// Of `create`.
     #[serde(default = "manual")]
     pub create: Approval,
+    /// Of `update`.
+    #[serde(default = "manual")]
+    pub update: Approval,
+    /// Of `relocate`.
+    #[serde(default = "manual")]
+    pub relocate: Approval,
+    /// Of `restart`.
+    #[serde(default = "manual")]
+    pub restart: Approval,
     /// Of `start`.
     #[serde(default = "manual")]
     pub start: Approval,
@@ -297,13 +376,24 @@ fn manual() -> Approval {
 impl ApprovalPolicy {
     /// The same for every kind.
     pub const fn all(approval: Approval) -> ApprovalPolicy {
-        ApprovalPolicy { create: approval, start: approval, stop: approval, delete: approval }
+        ApprovalPolicy {
+            create: approval,
+            update: approval,
+            relocate: approval,
+            restart: approval,
+            start: approval,
+            stop: approval,
+            delete: approval,
+        }
     }
 
     /// Who approves operations of `kind`.
     pub const fn of(self, kind: OperationKind) -> Approval {
         match kind {
             OperationKind::Create => self.create,
+            OperationKind::Update => self.update,
+            OperationKind::Relocate => self.relocate,
+            OperationKind::Restart => self.restart,
             OperationKind::Start => self.start,
             OperationKind::Stop => self.stop,
             OperationKind::Delete => self.delete,
@@ -369,6 +459,23 @@ impl Default for Timeouts {
     }
 }
 
+/// What the nodes of replicas have to do with those of a group, whatever plans its replicas are of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Affinity {
+    /// The group. Every plan that names it adds its replicas.
+    pub group: GroupName,
+    /// What is asked.
+    pub nodes: Company,
+    /// What if there is no such node.
+    #[serde(default = "fail")]
+    pub otherwise: Otherwise,
+}
+
+fn fail() -> Otherwise {
+    Otherwise::Fail
+}
+
 /// What to run and where it may run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -392,8 +499,24 @@ pub struct PlanSpec {
     /// Whether its replicas may share a node.
     #[serde(default = "never")]
     pub sharing: Sharing,
+    /// Where its replicas may be, given those of groups; at most one entry a group.
+    #[serde(default)]
+    pub affinity: Vec<Affinity>,
     /// Its parts, at least one.
     pub payloads: Vec<Payload>,
+    /// When what ended by itself is started again.
+    #[serde(default = "best_effort")]
+    pub restart: Restart,
+    /// From the first to the second such start, in milliseconds; twice as long each time in a row, up to 32 times.
+    /// A row ends when a run lasted 32 times as long.
+    #[serde(default = "cooldown")]
+    pub cooldown: u64,
+    /// How an update gives way where it cannot be done in place.
+    #[serde(default = "beside")]
+    pub update: Succession,
+    /// How many of its replicas disruptions may move at once, at least one.
+    #[serde(default = "one_replica")]
+    pub budget: u32,
     /// Who approves.
     #[serde(default)]
     pub approval: ApprovalPolicy,
@@ -404,6 +527,22 @@ pub struct PlanSpec {
 
 fn never() -> Sharing {
     Sharing::Never
+}
+
+fn best_effort() -> Restart {
+    Restart::BestEffort
+}
+
+fn cooldown() -> u64 {
+    10_000
+}
+
+fn beside() -> Succession {
+    Succession::Beside
+}
+
+fn one_replica() -> u32 {
+    1
 }
 
 impl PlanSpec {
@@ -445,4 +584,124 @@ pub struct DeploymentSpec {
     pub coordinates: Coordinates,
     /// How many replicas.
     pub count: u32,
+    /// How the plan's replicas come to be so.
+    #[serde(default)]
+    pub strategy: Strategy,
+}
+
+/// How a deployment is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Strategy {
+    /// A few at a time, the next ones when those are well.
+    Rolling {
+        /// So many operations of it may run at once. Without it, one at a time of those that update, and as many as
+        /// there are of all others.
+        #[serde(default)]
+        wave: Option<u32>,
+        /// Whether those that run at once must be in one update domain.
+        #[serde(default)]
+        per_domain: bool,
+        /// After each that is done, milliseconds until the next begins.
+        #[serde(default)]
+        pause: u64,
+    },
+    /// The whole new set beside the old one; when all are ready, the old ones go.
+    Graceful {
+        /// How long that may take, in milliseconds from its start.
+        timeout: u64,
+        /// What then.
+        on_timeout: OnTimeout,
+    },
+    /// Some of the new version beside the old ones, until they are promoted or withdrawn.
+    Canary {
+        /// How many.
+        count: u32,
+    },
+}
+
+impl Default for Strategy {
+    fn default() -> Strategy {
+        Strategy::Rolling { wave: None, per_domain: false, pause: 0 }
+    }
+}
+
+/// A planned interference with a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionSpec {
+    /// When the node is emptied, if it is, once the disruption is approved; at once, if absent.
+    #[serde(default)]
+    pub start: Option<Time>,
+    /// Whether replicas are moved away from the node.
+    #[serde(default)]
+    pub evict: Evict,
+    /// Why, for people.
+    #[serde(default)]
+    pub reason: String,
+}
+
+words! {
+    /// What a disruption does to what runs on its node.
+    Evict {
+        /// Nothing: only no placement is added.
+        No = "no",
+        /// Moves it away, one update domain at a time and within the budgets of plans; then the disruption is over.
+        Yes = "yes",
+        /// The same; then the node is forgotten.
+        AndRemove = "and_remove",
+    }
+}
+
+impl Default for Evict {
+    fn default() -> Evict {
+        Evict::No
+    }
+}
+
+/// A rule about approvals, beside those of plans.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicySpec {
+    /// Operations of these kinds; of every kind, if empty.
+    #[serde(default)]
+    pub kinds: Vec<OperationKind>,
+    /// Of these plans; of every plan, if empty.
+    #[serde(default)]
+    pub plans: Vec<PlanName>,
+    /// On nodes of these update domains; anywhere, if empty.
+    #[serde(default)]
+    pub domains: Vec<DomainName>,
+    /// What it does about them.
+    pub rule: Rule,
+}
+
+/// What a policy does about operations.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Rule {
+    /// Approves them, while all of this holds.
+    Approve {
+        /// Only in one of these windows; at any time, if empty.
+        #[serde(default)]
+        windows: Vec<Window>,
+        /// Only while fewer that it approved are not over.
+        #[serde(default)]
+        in_flight: Option<u32>,
+    },
+    /// Whoever approves must be another than whoever asked.
+    FourEyes {},
+}
+
+/// A time of the week, in UTC.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// The days on which it opens; every day, if empty.
+    #[serde(default)]
+    pub days: Vec<Day>,
+    /// When it opens, in minutes from midnight, below 1440.
+    pub from: u16,
+    /// How long it stays open, in minutes, from 1 to 10080.
+    pub minutes: u16,
 }

@@ -9,7 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::id::{IncarnationId, OperationId, SessionId};
-use crate::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use crate::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName};
 
 /// One entity of a fleet.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -34,6 +34,8 @@ pub enum Subject {
     Operation(OperationId),
     /// A session.
     Session(SessionId),
+    /// A policy.
+    Policy(PolicyName),
 }
 
 impl Subject {
@@ -50,6 +52,7 @@ impl Subject {
             Subject::Incarnation(_) => "incarnation",
             Subject::Operation(_) => "operation",
             Subject::Session(_) => "session",
+            Subject::Policy(_) => "policy",
         }
     }
 }
@@ -68,6 +71,7 @@ impl fmt::Display for Subject {
             Subject::Incarnation(id) => write!(f, "/{id}"),
             Subject::Operation(id) => write!(f, "/{id}"),
             Subject::Session(id) => write!(f, "/{id}"),
+            Subject::Policy(name) => write!(f, "/{name}"),
         }
     }
 }
@@ -112,6 +116,7 @@ impl FromStr for Subject {
             "incarnation" => Subject::Incarnation(name("incarnation", rest)?),
             "operation" => Subject::Operation(name("operation", rest)?),
             "session" => Subject::Session(name("session", rest)?),
+            "policy" => Subject::Policy(name("policy", rest)?),
             _ => return Err(form()),
         })
     }

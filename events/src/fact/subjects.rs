@@ -24,6 +24,13 @@ impl Fact {
             Fact::NodeApplied(x) => vec![S::Node(x.name.clone())],
             Fact::NodeMoved(x) => vec![S::Node(x.name.clone())],
             Fact::NodeDeleted(x) => vec![S::Node(x.name.clone())],
+            Fact::DisruptionScheduled(x) => vec![S::Node(x.node.clone())],
+            Fact::DisruptionApproved(x) => vec![S::Node(x.node.clone())],
+            Fact::DisruptionCompleted(x) => vec![S::Node(x.node.clone())],
+            Fact::DisruptionDeleted(x) => vec![S::Node(x.node.clone())],
+            Fact::PolicyApplied(x) => vec![S::Policy(x.name.clone())],
+            Fact::PolicyDeleted(x) => vec![S::Policy(x.name.clone())],
+            Fact::PlanRemoving(x) => vec![S::Plan(x.name.clone())],
             Fact::PlanApplied(x) => vec![S::Plan(x.name.clone())],
             Fact::PlanActivityChanged(x) => vec![S::Plan(x.name.clone())],
             Fact::PlanDeleted(x) => vec![S::Plan(x.name.clone())],
@@ -33,6 +40,9 @@ impl Fact {
             Fact::DeploymentStarted(x) => {
                 vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())]
             }
+            Fact::DeploymentPaused(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
+            Fact::DeploymentResumed(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
+            Fact::DeploymentCutOver(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentEnding(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentEnded(x) => {
                 vec![S::Deployment(x.plan.clone(), x.name.clone()), S::Plan(x.plan.clone())]
@@ -42,10 +52,18 @@ impl Fact {
                 S::Deployment(x.plan.clone(), x.deployment.clone()),
                 S::Plan(x.plan.clone()),
             ],
+            Fact::ReplicaAssigned(x) => {
+                vec![S::Replica(x.name.clone()), S::Deployment(x.plan.clone(), x.deployment.clone())]
+            }
             Fact::ReplicaDeleted(x) => vec![S::Replica(x.name.clone())],
             Fact::OperationOpened(x) => vec![S::Replica(x.replica.clone())],
             Fact::PlanWaiting(x) => vec![S::Plan(x.plan.clone())],
             Fact::OperationApproved(x) => {
+                let mut all = vec![S::Operation(x.operation), S::Replica(x.replica.clone())];
+                all.extend(x.incarnation.map(S::Incarnation));
+                all
+            }
+            Fact::OperationBegun(x) => {
                 let mut all = vec![S::Operation(x.operation), S::Replica(x.replica.clone())];
                 all.extend(x.incarnation.map(S::Incarnation));
                 all
@@ -57,11 +75,15 @@ impl Fact {
             Fact::IncarnationCommanded(x) => {
                 vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())]
             }
+            Fact::IncarnationBegun(x) => {
+                vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())]
+            }
             Fact::CommandFailed(x) => vec![S::Incarnation(x.incarnation)],
             Fact::IncarnationEnsured(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
             Fact::IncarnationRunning(x) => {
                 let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())];
                 all.extend(x.operation.map(S::Operation));
+                all.extend(x.replaces.map(S::Incarnation));
                 all
             }
             Fact::IncarnationStatus(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],

@@ -50,6 +50,26 @@ impl Amounts {
         })
     }
 
+    /// What is left when `other` is taken away, nothing where that is more.
+    #[must_use]
+    pub fn less(self, other: Amounts) -> Amounts {
+        Amounts {
+            cpu: self.cpu.saturating_sub(other.cpu),
+            memory: self.memory.saturating_sub(other.memory),
+            disk: self.disk.saturating_sub(other.disk),
+        }
+    }
+
+    /// The smaller of each part.
+    #[must_use]
+    pub fn at_most(self, other: Amounts) -> Amounts {
+        Amounts {
+            cpu: self.cpu.min(other.cpu),
+            memory: self.memory.min(other.memory),
+            disk: self.disk.min(other.disk),
+        }
+    }
+
     /// Whether each part is at most that of `room`.
     pub fn fits(self, room: Amounts) -> bool {
         self.cpu <= room.cpu && self.memory <= room.memory && self.disk <= room.disk

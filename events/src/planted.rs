@@ -99,6 +99,36 @@ bugs! {
     LosesBadLetters,
     /// A new decider does not wait for the letters that were there before it.
     RingsBeforeInbox,
+    /// What should follow a run on its node begins before that is over.
+    StartsBeforeStop,
+    /// The run that lost its place is not stopped.
+    KeepsOldRun,
+    /// A run that follows another one on its node holds nothing that both need, also when that is over.
+    FollowerHoldsNothing,
+    /// What a disruption or an expunge takes the place of is not looked for a place again.
+    ForgetsDisplaced,
+    /// Placements go on on nodes of which a disruption is approved.
+    PlacesOnDisturbed,
+    /// A disruption moves as many replicas of a plan at once as there are.
+    ExceedsBudget,
+    /// Whoever asked for an operation may approve it, whatever a policy says.
+    ApprovesOwn,
+    /// A policy approves more than it may at once.
+    ApprovesTooMany,
+    /// A policy approves outside its windows.
+    ApprovesAnyTime,
+    /// A replica that was stopped is started again by its plan's rule.
+    RestartsStopped,
+    /// A start by the plan's rule does not wait.
+    NoCooldown,
+    /// A deployment begins as many operations at once as are approved.
+    IgnoresWave,
+    /// A deployment goes on while what it brought up is not well.
+    NoHealthGate,
+    /// A graceful deployment cuts over before all of the new set are ready.
+    CutsOverEarly,
+    /// What a deployment built beside the old set stays when it fails.
+    LeavesNewSet,
 }
 
 /// Switches one on, or all off, for this thread.

@@ -190,6 +190,17 @@ words! {
     }
 }
 
+impl Runtime {
+    /// Whether what runs can be changed where it stands, without another run of it.
+    pub const fn changes_in_place(self) -> bool {
+        match self {
+            // What a process was started with, it has until it ends.
+            Runtime::Process => false,
+            Runtime::Simulated => true,
+        }
+    }
+}
+
 /// A set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use chancery_events::fact::Fact;
-use chancery_events::id::Position;
+use chancery_events::id::{OperationId, Position};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use crate::context::Context;
 use crate::fleet::Fleet;
-use crate::index::Alarm;
+use crate::index::{Alarm, Timer};
 use crate::scheduler::Search;
-use crate::{deployment, incarnation, operation};
+use crate::{deployment, disruption, incarnation, operation, policy, replica};
 
 /// One step: what it concerns, what led to it, and what is so now.
 #[derive(Clone, PartialEq, Debug)]
@@ -32,9 +32,11 @@ pub struct Step {
 pub struct Agenda {
     /// Deadlines do not ring before: after a takeover, everybody has a lease to come back.
     pub grace: Time,
+    /// When it was last asked for a step.
+    now: Time,
     search: Search,
     last: Option<PlanName>,
-    tried: BTreeMap<(PlanName, DeploymentName), Position>,
+    tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
     parked: BTreeSet<Subject>,
     at_work: Option<(Subject, Position)>,
 }
@@ -44,6 +46,7 @@ impl Agenda {
     pub fn new(grace: Time) -> Agenda {
         Agenda {
             grace,
+            now: Time::EPOCH,
             search: Search::default(),
             last: None,
             tried: BTreeMap::new(),
@@ -75,15 +78,23 @@ impl Agenda {
 
 /// The next step, if anything is due at `ctx.now`.
 pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    agenda.now = ctx.now;
     settle_lost(fleet, agenda, ctx)
         .or_else(|| ring(fleet, agenda, ctx))
+        .or_else(|| time(fleet, agenda, ctx))
+        .or_else(|| disturb(fleet, agenda, ctx))
+        .or_else(|| approve(fleet, agenda, ctx))
         .or_else(|| deploy(fleet, agenda, ctx))
         .or_else(|| prepare(fleet, agenda, ctx))
 }
 
 /// When something will be due next, if nothing happens before.
 pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
-    fleet.index().alarms.first().map(|(when, _)| agenda.grace.max(*when))
+    let (index, now) = (fleet.index(), agenda.now);
+    let alarm = index.alarms.first().map(|(when, _)| agenda.grace.max(*when));
+    let timer = index.timers.first().map(|(when, _)| *when);
+    let others = [timer, disruption::next_start(fleet, now), policy::next_window(fleet, now)];
+    others.into_iter().flatten().chain(alarm).min()
 }
 
 fn settle_lost(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
@@ -108,6 +119,9 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         let (subject, cause) = match alarm {
             Alarm::Operation(id) => (Subject::Operation(*id), fleet.operations().get(id)?.meta.changed),
             Alarm::Incarnation(id) => (Subject::Incarnation(*id), fleet.incarnations().get(id)?.meta.changed),
+            Alarm::Deployment(key) => {
+                (Subject::Plan(key.0.clone()), fleet.deployments().get(key)?.meta.changed)
+            }
         };
         if agenda.is_parked(&subject) {
             return None;
@@ -115,11 +129,57 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         let cause = cause.position;
         agenda.turn_to(&subject, cause);
         let facts = match alarm {
-            Alarm::Operation(id) => operation::expire(fleet, *id, ctx.now, ctx),
+            Alarm::Operation(id) => operation::expire(fleet, *id, ctx),
             Alarm::Incarnation(id) => incarnation::overdue(fleet, *id, ctx),
+            Alarm::Deployment(key) => deployment::overdue(fleet, key, ctx),
         };
         (!facts.is_empty()).then_some(Step { subject, cause, facts })
     })
+}
+
+/// Work whose time has come.
+fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let mut due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now);
+    due.find_map(|(_, timer)| {
+        let (subject, cause) = match timer {
+            Timer::Replica(name) => (Subject::Replica(name.clone()), fleet.replicas().get(name)?.meta),
+            Timer::Plan(name) => (Subject::Plan(name.clone()), fleet.plans().get(name)?.meta),
+        };
+        if agenda.is_parked(&subject) {
+            return None;
+        }
+        let cause = cause.changed.position;
+        agenda.turn_to(&subject, cause);
+        let facts = match timer {
+            Timer::Replica(name) => replica::start_again(fleet, name, ctx),
+            Timer::Plan(name) => deployment::step(fleet, fleet.plans().get(name)?, ctx),
+        };
+        (!facts.is_empty()).then_some(Step { subject, cause, facts })
+    })
+}
+
+/// What approved disruptions ask for.
+fn disturb(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let (subject, facts) = disruption::step(fleet, ctx)?;
+    let Subject::Node(name) = &subject else { return None };
+    let cause = fleet.nodes().get(name)?.meta.changed.position;
+    if agenda.is_parked(&subject) {
+        return None;
+    }
+    agenda.turn_to(&subject, cause);
+    Some(Step { subject, cause, facts })
+}
+
+/// What policies approve.
+fn approve(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let (subject, facts) = policy::step(fleet, ctx)?;
+    let Subject::Operation(id) = &subject else { return None };
+    let cause = fleet.operations().get(id)?.meta.changed.position;
+    if agenda.is_parked(&subject) {
+        return None;
+    }
+    agenda.turn_to(&subject, cause);
+    Some(Step { subject, cause, facts })
 }
 
 /// One step for the next due plan, in turn, so that a large deployment does not hold back others.
@@ -133,8 +193,9 @@ fn deploy(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             return None;
         }
         let plan = fleet.plans().get(name)?;
-        let current = plan.current.as_ref().or(plan.next.as_ref())?;
-        let cause = fleet.deployments().get(&(name.clone(), current.clone()))?.meta.changed.position;
+        let current = plan.current.as_ref().or(plan.next.as_ref());
+        let of = current.and_then(|current| fleet.deployments().get(&(name.clone(), current.clone())));
+        let cause = of.map_or(plan.meta, |of| of.meta).changed.position;
         agenda.turn_to(&subject, cause);
         let facts = deployment::step(fleet, plan, ctx);
         (!facts.is_empty()).then(|| (name.clone(), Step { subject, cause, facts }))
@@ -154,8 +215,8 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             continue;
         };
         let groups = fleet.index().plan_index(name).into_iter().flat_map(|index| &index.unplaced);
-        for (version, waiting) in groups {
-            let group = (name.clone(), version.clone());
+        for (kind, waiting) in groups {
+            let group = (name.clone(), kind.clone());
             let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
             let Some(operation) = waiting.first().filter(|_| !tried) else { continue };
             agenda.turn_to(&subject, operation.position());

@@ -16,8 +16,10 @@ use crate::context::Context;
 use crate::fleet::{Contradiction, Fleet};
 use crate::keys::{Accepted, Keys, Known};
 use crate::meta::At;
-use crate::state::{Cluster, Incarnation, Operation, Plan};
-use crate::{catalogue, deployment, incarnation, node, operation, plan, replica, session};
+use crate::state::{Cluster, Incarnation, Operation, Plan, Replica};
+use crate::{
+    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session,
+};
 
 /// An intent may be dated at most so far ahead.
 const AHEAD: Duration = Duration::from_mins(5);
@@ -81,12 +83,25 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::CapabilityDelete(ask) => catalogue::capability_delete(fleet, ask),
         Intent::NodeApply(ask) => node::apply(fleet, ask),
         Intent::NodeSetState(ask) => node::set_state(fleet, ask),
-        Intent::NodeDelete(ask) => node::delete(fleet, ask),
+        Intent::NodeDelete(ask) => node::delete(fleet, ask, ctx),
+        Intent::DisruptionSchedule(ask) => disruption::schedule(fleet, ask),
+        Intent::DisruptionApprove(ask) => disruption::approve(fleet, ask, ctx),
+        Intent::DisruptionComplete(ask) => disruption::complete(fleet, ask, ctx),
+        Intent::DisruptionDelete(ask) => disruption::delete(fleet, ask),
+        Intent::PolicyApply(ask) => policy::apply(fleet, ask),
+        Intent::PolicyDelete(ask) => policy::delete(fleet, ask),
         Intent::PlanApply(ask) => plan::apply(fleet, ask),
         Intent::PlanSetActivity(ask) => plan::set_activity(fleet, ask),
-        Intent::PlanDelete(ask) => plan::delete(fleet, ask),
+        Intent::PlanDelete(ask) => plan::delete(fleet, ask, ctx),
         Intent::DeploymentCreate(ask) => deployment::create(fleet, ask, ctx),
         Intent::DeploymentCancel(ask) => deployment::cancel(fleet, ask),
+        Intent::DeploymentPause(ask) => deployment::pause(fleet, ask),
+        Intent::DeploymentResume(ask) => deployment::resume(fleet, ask),
+        Intent::DeploymentPromote(ask) => deployment::promote(fleet, ask),
+        Intent::DeploymentWithdraw(ask) => deployment::withdraw(fleet, ask),
+        Intent::ReplicaCreate(ask) => replica::create(fleet, ask, ctx),
+        Intent::ReplicaRelocate(ask) => replica::relocate(fleet, ask, ctx),
+        Intent::ReplicaRestart(ask) => replica::restart(fleet, ask, ctx),
         Intent::ReplicaStart(ask) => replica::start(fleet, ask, ctx),
         Intent::ReplicaStop(ask) => replica::stop(fleet, ask, ctx),
         Intent::ReplicaDelete(ask) => replica::delete(fleet, ask, ctx),
@@ -158,6 +173,7 @@ pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
         Subject::Incarnation(key) => fleet.incarnations().get(key)?.meta,
         Subject::Operation(key) => fleet.operations().get(key)?.meta,
         Subject::Session(key) => fleet.sessions().get(key)?.meta,
+        Subject::Policy(key) => fleet.policies().get(key)?.meta,
     };
     Some(meta.version)
 }
@@ -193,21 +209,34 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::NodeApplied(fact) => return node::applied(fleet, fact, at),
         Fact::NodeMoved(fact) => return node::moved(fleet, fact, at),
         Fact::NodeDeleted(fact) => return node::deleted(fleet, fact),
+        Fact::DisruptionScheduled(fact) => return disruption::scheduled(fleet, fact, at),
+        Fact::DisruptionApproved(fact) => return disruption::approved(fleet, fact, at),
+        Fact::DisruptionCompleted(fact) => return disruption::over(fleet, fact, at),
+        Fact::DisruptionDeleted(fact) => return disruption::deleted(fleet, fact, at),
+        Fact::PolicyApplied(fact) => return policy::applied(fleet, fact, at),
+        Fact::PolicyDeleted(fact) => return policy::deleted(fleet, fact),
+        Fact::PlanRemoving(fact) => return plan::removing(fleet, fact, at),
         Fact::PlanApplied(fact) => return plan::applied(fleet, fact, at),
         Fact::PlanActivityChanged(fact) => return plan::activity_changed(fleet, fact, at),
         Fact::PlanWaiting(fact) => return plan::waiting(fleet, fact, at),
         Fact::PlanDeleted(fact) => return plan::deleted(fleet, fact),
         Fact::DeploymentCreated(fact) => return deployment::created(fleet, fact, at),
         Fact::DeploymentStarted(fact) => return deployment::started(fleet, fact, at),
+        Fact::DeploymentPaused(fact) => return deployment::paused(fleet, fact, at),
+        Fact::DeploymentResumed(fact) => return deployment::resumed(fleet, fact, at),
+        Fact::DeploymentCutOver(fact) => return deployment::cut_over(fleet, fact, at),
         Fact::DeploymentEnding(fact) => return deployment::ending(fleet, fact, at),
         Fact::DeploymentEnded(fact) => return deployment::ended(fleet, fact, at),
         Fact::ReplicaCreated(fact) => replica::created(fleet, fact, at),
+        Fact::ReplicaAssigned(fact) => return replica::assigned(fleet, fact, at),
         Fact::ReplicaDeleted(fact) => return replica::deleted(fleet, fact, at),
         Fact::OperationOpened(fact) => return operation::opened(fleet, fact, at),
         Fact::OperationApproved(fact) => return operation::approved(fleet, fact, at),
+        Fact::OperationBegun(fact) => return operation::begun(fleet, fact, at),
         Fact::OperationEnded(fact) => return operation::ended(fleet, fact, at),
         Fact::IncarnationReserved(fact) => return incarnation::reserved(fleet, fact, at),
         Fact::IncarnationCommanded(fact) => return incarnation::commanded(fleet, fact, at),
+        Fact::IncarnationBegun(fact) => return incarnation::begun(fleet, fact, at),
         Fact::CommandFailed(fact) => return incarnation::command_failed(fleet, fact, at),
         Fact::IncarnationEnsured(fact) => return incarnation::ensured(fleet, fact, at),
         Fact::IncarnationRunning(fact) => return incarnation::running(fleet, fact, at),
@@ -269,12 +298,16 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
             }
             operation.meta.bump(at);
         }),
+        Subject::Replica(name) => fleet.change::<Replica>(name, |replica| {
+            replica.again = None;
+            replica.meta.bump(at);
+        }),
         Subject::Fleet
         | Subject::Cluster(_)
         | Subject::Capability(_)
         | Subject::Node(_)
         | Subject::Deployment(..)
-        | Subject::Replica(_)
-        | Subject::Session(_) => Ok(()),
+        | Subject::Session(_)
+        | Subject::Policy(_) => Ok(()),
     }
 }

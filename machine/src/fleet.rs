@@ -9,7 +9,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName,
+};
 use chancery_events::planted::{self, Bug};
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
@@ -19,7 +21,9 @@ use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
     DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, Whole,
 };
-use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Replica, Session};
+use crate::state::{
+    Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session,
+};
 use crate::table::{Scope, Slot, Table};
 
 /// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
@@ -72,6 +76,7 @@ pub struct Fleet {
     pub(crate) incarnations: Table<IncarnationId, Incarnation>,
     pub(crate) operations: Table<OperationId, Operation>,
     pub(crate) sessions: Table<SessionId, Session>,
+    pub(crate) policies: Table<PolicyName, Policy>,
     pub(crate) index: Index,
     notes: Option<Vec<Before>>,
     /// Of the notes.
@@ -90,6 +95,7 @@ pub(crate) enum Before {
     Incarnation(IncarnationId, Option<Arc<Incarnation>>),
     Operation(OperationId, Option<Arc<Operation>>),
     Session(SessionId, Option<Arc<Session>>),
+    Policy(PolicyName, Option<Arc<Policy>>),
     Globals(Box<Globals>),
 }
 
@@ -182,6 +188,7 @@ entities! {
     Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), ReplicaMarks, |i, old, new, _at| i.replica(old, new);
     Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, old, new, at| i.incarnation(old, new, at);
     Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, old, new, _at| i.operation(old, new);
+    Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
     Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _old, _new, _at| {};
 }
 
@@ -203,6 +210,7 @@ impl Fleet {
             incarnations: Table::default(),
             operations: Table::default(),
             sessions: Table::default(),
+            policies: Table::default(),
             index: Index::default(),
             notes: None,
             scope: 0,
@@ -280,6 +288,7 @@ impl Fleet {
         self.index_all::<Incarnation>();
         self.index_all::<Operation>();
         self.index_all::<Session>();
+        self.index_all::<Policy>();
         self.index.grown = grown;
     }
 
@@ -304,6 +313,7 @@ impl Fleet {
                 Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity, indexes),
                 Before::Operation(key, entity) => self.restore::<Operation>(key, entity, indexes),
                 Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
+                Before::Policy(key, entity) => self.restore::<Policy>(key, entity, indexes),
                 Before::Globals(globals) => {
                     // The first of the notes: after it, nothing is put back that could move them.
                     let Globals { head, term, lineages, decider, keys, grown } = *globals;
@@ -341,6 +351,7 @@ impl Fleet {
             Before::Incarnation(key, entity) => Some(Was::Incarnation(*key, entity.as_ref())),
             Before::Operation(key, entity) => Some(Was::Operation(*key, entity.as_ref())),
             Before::Session(key, _) => Some(Was::Other(Session::subject(key))),
+            Before::Policy(key, _) => Some(Was::Other(Policy::subject(key))),
             Before::Globals(_) => None,
         })
     }
@@ -434,10 +445,11 @@ pub struct Image {
     incarnations: Vec<Arc<Incarnation>>,
     operations: Vec<Arc<Operation>>,
     sessions: Vec<Arc<Session>>,
+    policies: Vec<Arc<Policy>>,
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-4";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-5";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.
@@ -460,6 +472,7 @@ impl Image {
             incarnations: all(fleet),
             operations: all(fleet),
             sessions: all(fleet),
+            policies: all(fleet),
         };
         if planted::is(Bug::SnapshotWithoutKeys) {
             image.keys = Keys::default();
@@ -488,6 +501,7 @@ impl Image {
         self.incarnations.into_iter().for_each(|e| fleet.put_shared(e));
         self.operations.into_iter().for_each(|e| fleet.put_shared(e));
         self.sessions.into_iter().for_each(|e| fleet.put_shared(e));
+        self.policies.into_iter().for_each(|e| fleet.put_shared(e));
         fleet
     }
 }

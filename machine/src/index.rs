@@ -2,7 +2,9 @@
 //!
 //! Nothing here stands in events or snapshots; a test compares it with a full count.
 
-use std::cmp::Reverse;
+mod plan;
+mod policies;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::Hash;
@@ -10,21 +12,39 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, OperationId, Position};
-use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{
+    ClusterName, DeploymentName, DisruptionName, GroupName, NodeName, PlanName, ReplicaName,
+};
+use chancery_events::spec::{DisruptionState, Evict};
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
-use crate::marks::{DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
+use crate::fleet::DeploymentKey;
+use crate::marks::{DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn};
 use crate::places::{Holding, Places};
-use crate::state::{Capability, Cluster, Node};
+use crate::state::{Capability, Cluster, Node, Policy};
+
+pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
+pub use policies::{Policies, PolicyIndex};
 
 /// What has a deadline.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Alarm {
     /// An operation that waits for approval.
     Operation(OperationId),
     /// An incarnation that starts or stops.
     Incarnation(IncarnationId),
+    /// A deployment whose new set must be ready.
+    Deployment(DeploymentKey),
+}
+
+/// Work that is due at a time.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// A replica that its plan's rule starts again.
+    Replica(ReplicaName),
+    /// A deployment that goes on after a pause.
+    Plan(PlanName),
 }
 
 /// How many of each. For looking up: nothing here depends on an order.
@@ -35,6 +55,15 @@ impl<K: Clone + Eq + Hash> Tally<K> {
     /// How many.
     pub fn get(&self, key: &K) -> u32 {
         self.0.get(key).copied().unwrap_or(0)
+    }
+
+    /// Each of which there is any, in no order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     fn step(&mut self, key: &K, up: bool) {
@@ -64,88 +93,6 @@ impl<K: Eq + Hash + Ord + fmt::Debug> fmt::Debug for Tally<K> {
     }
 }
 
-/// What is counted of a deployment.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct DeploymentIndex {
-    /// Its own state, if it exists.
-    state: Option<Stage>,
-    count: u32,
-    /// Its operations that are not approved.
-    pub unstarted: BTreeSet<OperationId>,
-    /// Its operations that run.
-    pub running: BTreeSet<OperationId>,
-    /// Replicas that run by it, and are not going.
-    pub present: u32,
-    /// Replicas that run by it.
-    pub replicas: u32,
-}
-
-/// Newest first, then by name.
-type Newest = (Reverse<Position>, ReplicaName);
-
-/// What is counted of a plan.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct PlanIndex {
-    current: Option<DeploymentName>,
-    waiting: bool,
-    parked: bool,
-    /// Its deployments.
-    pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
-    /// How many replicas it has.
-    pub replicas: u32,
-    /// How many of them are not going.
-    pub present: u32,
-    /// Those that should run, do not, and nothing is being done about it.
-    pub idle: BTreeSet<ReplicaName>,
-    /// Those not going, by health (bad first) and domain: whom to take when there are too many.
-    candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
-    /// How many hold a place, by node.
-    pub hosts: Tally<NodeName>,
-    /// How many hold a place, by update domain.
-    pub domains: Tally<DomainName>,
-    /// The same until a domain has one less.
-    pub eased: Arc<()>,
-    /// Operations without a place, by the deployment that says what they need: those of one need alike.
-    pub unplaced: BTreeMap<DeploymentName, BTreeSet<OperationId>>,
-    /// Operations that are not over.
-    pub open: u32,
-}
-
-impl PlanIndex {
-    /// Whom to take when there are too many: unhealthy ones first, then in the fullest domain (of several as full, the
-    /// first by name), then the newest there, then by name. The same journal gives the same choice.
-    pub fn victim(&self) -> Option<&ReplicaName> {
-        let healthy = self.candidates.keys().next()?.0;
-        let fullness =
-            |domain: &Option<DomainName>| domain.as_ref().map_or(0, |domain| self.domains.get(domain));
-        let (_, replicas) = self
-            .candidates
-            .iter()
-            .filter(|((health, _), _)| *health == healthy)
-            .max_by_key(|((_, domain), _)| (fullness(domain), Reverse(domain.clone())))?;
-        replicas.first().map(|(_, name)| name)
-    }
-
-    /// Whether [`crate::advance`] can do something for the plan's deployments.
-    fn is_due(&self) -> bool {
-        if self.parked {
-            return false;
-        }
-        let Some(current) = &self.current else { return self.waiting };
-        let Some(deployment) = self.deployments.get(current) else { return false };
-        let open = !deployment.unstarted.is_empty() || !deployment.running.is_empty();
-        match deployment.state {
-            Some(Stage::Ending) => !deployment.unstarted.is_empty() || !open,
-            Some(Stage::InProgress) => self.present != deployment.count || !self.idle.is_empty() || !open,
-            Some(Stage::Pending | Stage::Over) | None => false,
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        *self == PlanIndex::default()
-    }
-}
-
 /// Everything that follows from the tables.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
@@ -159,6 +106,16 @@ pub struct Index {
     pub unplaced: BTreeSet<PlanName>,
     /// Deadlines.
     pub alarms: BTreeSet<(Time, Alarm)>,
+    /// Work that is due later.
+    pub timers: BTreeSet<(Time, Timer)>,
+    /// Policies, and what waits for them.
+    pub policies: Policies,
+    /// Nodes of which a disruption is approved.
+    pub disturbed: BTreeSet<NodeName>,
+    /// Approved disruptions that empty their nodes, by when they begin to.
+    pub evicting: BTreeSet<(Time, NodeName, DisruptionName)>,
+    /// How many replicas of a group hold a place, by node.
+    groups: BTreeMap<GroupName, Tally<NodeName>>,
     /// Commands without an outcome, by the time before which they are not sent.
     pub outstanding: BTreeSet<(Time, IncarnationId)>,
     /// Incarnations that were ever commanded and are not over, by cluster: the desired inventory.
@@ -216,6 +173,9 @@ impl Index {
     pub(crate) fn node(&mut self, old: Option<&Node>, new: Option<&Node>) {
         let Some(name) = new.or(old).map(|node| &node.name) else { return };
         let was = self.places.is_expunged(name);
+        for (node, up) in old.map(|node| (node, false)).into_iter().chain(new.map(|node| (node, true))) {
+            self.disturb(node, up);
+        }
         self.places.node(name, new);
         let gone = self.places.is_expunged(name);
         if let Some(new) = new {
@@ -228,54 +188,76 @@ impl Index {
         }
     }
 
+    fn disturb(&mut self, node: &Node, up: bool) {
+        if !node.is_undisturbed() {
+            mark(&mut self.disturbed, node.name.clone(), up);
+        }
+        for (name, disruption) in &node.disruptions {
+            if disruption.state == DisruptionState::Approved && disruption.spec.evict != Evict::No {
+                let from = disruption.spec.start.unwrap_or(Time::EPOCH);
+                mark(&mut self.evicting, (from, node.name.clone(), name.clone()), up);
+            }
+        }
+    }
+
+    /// How many replicas of the group hold a place on each node.
+    pub fn group(&self, group: &GroupName) -> Option<&Tally<NodeName>> {
+        self.groups.get(group)
+    }
+
+    pub(crate) fn policy(&mut self, old: Option<&Policy>, new: Option<&Policy>) {
+        if let Some(name) = new.or(old).map(|policy| &policy.name) {
+            self.policies.policy(name, new.map(|policy| &policy.spec));
+        }
+    }
+
     pub(crate) fn plan(&mut self, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
         let Some(this) = new.or(old) else { return };
-        self.with_plan(&this.name, |index| {
-            index.current = new.and_then(|plan| plan.current.clone());
-            index.waiting = new.is_some_and(|plan| plan.waiting);
-            index.parked = new.is_some_and(|plan| plan.parked);
-        });
+        self.with_plan(&this.name, |index| index.plan(new));
     }
 
     pub(crate) fn deployment(&mut self, old: Option<&DeploymentMarks>, new: Option<&DeploymentMarks>) {
-        let (stage, count) = new.map_or((None, 0), |new| (Some(new.stage), new.count));
         let Some(this) = new.or(old) else { return };
+        let empty = DeploymentIndex::default();
         self.with_deployment(&this.plan, &this.name, |_, index| {
-            (index.state, index.count) = (stage, count);
+            index.stage = new.map(|new| new.stage);
+            index.count = new.map_or(0, |new| new.count);
+            index.version = new.map(|new| new.version);
+            index.strategy = new.map_or(empty.strategy, |new| new.strategy);
+            index.set = new.map_or(empty.set, |new| new.set);
+            index.rested = new.and_then(|new| new.rested);
         });
+        for (marks, up) in [(old, false), (new, true)] {
+            if let Some((marks, when)) = marks.and_then(|marks| Some((marks, marks.deadline?))) {
+                let key = (marks.plan.clone(), marks.name.clone());
+                mark(&mut self.alarms, (when, Alarm::Deployment(key)), up);
+            }
+        }
     }
 
     pub(crate) fn replica(&mut self, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
         // Its number changes when it comes or goes, or moves to another deployment; the rest more often.
         let both = old.zip(new);
         let same = both.is_some_and(|(old, new)| old.deployment == new.deployment);
-        let stays = both.is_some_and(|(old, new)| old.place == new.place);
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
+            if let Some(again) = replica.again {
+                mark(&mut self.timers, (again, Timer::Replica(replica.name.clone())), up);
+            }
+            let other = if up { old } else { new };
             self.with_deployment(&replica.plan, &replica.deployment, |plan, deployment| {
                 let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
                 if !same {
-                    by(&mut plan.replicas);
                     by(&mut deployment.replicas);
+                }
+                if both.is_none() {
+                    by(&mut plan.replicas);
                 }
                 if !replica.going {
                     by(&mut plan.present);
-                    by(&mut deployment.present);
-                    let newest = (Reverse(replica.created), replica.name.clone());
-                    let domain = replica.place.as_ref().map(|(_, domain)| domain.clone());
-                    let key = (replica.healthy, domain);
-                    let set = match plan.candidates.get_mut(&key) {
-                        Some(set) => set,
-                        None => plan.candidates.entry(key.clone()).or_default(),
-                    };
-                    mark(set, newest, up);
-                    if set.is_empty() {
-                        plan.candidates.remove(&key);
-                    }
+                    deployment.replica(replica, up);
                 }
-                if replica.idle {
-                    mark(&mut plan.idle, replica.name.clone(), up);
-                }
-                if let Some((node, domain)) = replica.place.as_ref().filter(|_| !stays) {
+                let moves = |place: &&(NodeName, _)| other.is_none_or(|other| !other.holds(place));
+                for (node, domain) in replica.places.iter().flatten().filter(moves) {
                     plan.hosts.step(node, up);
                     plan.domains.step(domain, up);
                     if !up {
@@ -288,34 +270,16 @@ impl Index {
 
     pub(crate) fn operation(&mut self, old: Option<&OperationMarks>, new: Option<&OperationMarks>) {
         for (operation, up) in old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true))) {
-            let id = operation.id;
             if let Turn::Waiting { until } = operation.turn {
-                mark(&mut self.alarms, (until, Alarm::Operation(id)), up);
+                mark(&mut self.alarms, (until, Alarm::Operation(operation.id)), up);
             }
-            let how = |plan: &mut PlanIndex, deployment: Option<&mut DeploymentIndex>| {
-                if operation.turn == Turn::Preparing {
-                    let group = match plan.unplaced.get_mut(&operation.version) {
-                        Some(group) => group,
-                        None => plan.unplaced.entry(operation.version.clone()).or_default(),
-                    };
-                    mark(group, id, up);
-                    if group.is_empty() {
-                        plan.unplaced.remove(&operation.version);
-                    }
-                }
-                if operation.turn != Turn::Over {
-                    if up { plan.open += 1 } else { plan.open -= 1 }
-                }
-                let Some(deployment) = deployment else { return };
-                match operation.turn {
-                    Turn::Preparing | Turn::Waiting { .. } => mark(&mut deployment.unstarted, id, up),
-                    Turn::Running => mark(&mut deployment.running, id, up),
-                    Turn::Over => {}
-                }
-            };
+            self.policies.operation(operation, up);
             match &operation.deployment {
-                Some(name) => self.with_deployment(&operation.plan, name, |plan, of| how(plan, Some(of))),
-                None => self.with_plan(&operation.plan, |plan| how(plan, None)),
+                Some(name) => self.with_deployment(&operation.plan, name, |plan, of| {
+                    plan.operation(operation, up);
+                    of.operation(operation, up);
+                }),
+                None => self.with_plan(&operation.plan, |plan| plan.operation(operation, up)),
             }
         }
     }
@@ -331,14 +295,22 @@ impl Index {
         if live(old) && new.is_some_and(|new| !new.live) {
             self.grown = self.grown.max(at);
         }
-        if live(old) != live(new)
-            && let Some(this) = new.or(old)
-        {
+        // A run that follows another one holds more when that is over.
+        let same = old.zip(new).is_some_and(|(old, new)| old.live == new.live && old.amounts == new.amounts);
+        for (marks, up) in [(old, false), (new, true)] {
+            let Some(this) = marks.filter(|marks| marks.live && !same) else { continue };
             let IncarnationMarks { id, node, amounts, volumes, .. } = this;
             let holding = Holding { incarnation: *id, node, amounts: *amounts, volumes };
-            self.places.hold(&holding, live(new));
+            self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, *id, lost);
+            for group in &this.groups {
+                let tally = self.groups.entry(group.clone()).or_default();
+                tally.step(node, up);
+                if tally.is_empty() {
+                    self.groups.remove(group);
+                }
+            }
         }
         let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);
         let outstanding = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.outstanding);
@@ -369,9 +341,19 @@ impl Index {
             None => self.plans.entry(name.clone()).or_default(),
         };
         how(index);
-        let (due, unplaced, empty) = (index.is_due(), !index.unplaced.is_empty(), index.is_empty());
+        let work = index.work().map(|(from, _)| from);
+        let (due, later) = (work == Some(Time::EPOCH), work.filter(|from| *from > Time::EPOCH));
+        let earlier = std::mem::replace(&mut index.later, later);
+        let (unplaced, empty) = (!index.unplaced.is_empty(), index.is_empty());
         mark_name(&mut self.due, name, due);
         mark_name(&mut self.unplaced, name, unplaced);
+        if earlier != later {
+            for (when, up) in [(earlier, false), (later, true)] {
+                if let Some(when) = when {
+                    mark(&mut self.timers, (when, Timer::Plan(name.clone())), up);
+                }
+            }
+        }
         if empty {
             self.plans.remove(name);
         }

@@ -4,16 +4,19 @@
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::DeploymentEnd;
+use chancery_events::digest::Digest;
+use chancery_events::fact::{Approver, Asker};
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{
-    ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName, StorageClass,
+    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass,
 };
+use chancery_events::spec::{Approval, OperationKind, Strategy};
 use chancery_events::time::Time;
 
+use crate::policy;
 use crate::state::{
-    Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
-    Session,
+    Active, Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan,
+    Replica, Session, Set,
 };
 
 /// All of it: of what changes seldom.
@@ -43,6 +46,8 @@ pub(crate) struct PlanMarks {
     pub(crate) current: Option<DeploymentName>,
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
+    pub(crate) removing: bool,
+    pub(crate) updates_alone: bool,
 }
 
 impl From<&Plan> for PlanMarks {
@@ -52,6 +57,8 @@ impl From<&Plan> for PlanMarks {
             current: plan.current.clone(),
             waiting: plan.next.is_some(),
             parked: plan.parked.is_some(),
+            removing: plan.removing.is_some(),
+            updates_alone: plan.spec.approval.of(OperationKind::Update) == Approval::Automatic,
         }
     }
 }
@@ -61,6 +68,7 @@ impl From<&Plan> for PlanMarks {
 pub(crate) enum Stage {
     Pending,
     InProgress,
+    Paused,
     Ending,
     Over,
 }
@@ -72,6 +80,12 @@ pub(crate) struct DeploymentMarks {
     pub(crate) name: DeploymentName,
     pub(crate) stage: Stage,
     pub(crate) count: u32,
+    pub(crate) version: Digest,
+    pub(crate) strategy: Strategy,
+    pub(crate) set: Set,
+    pub(crate) rested: Option<Time>,
+    /// When its new set must be ready, while it need not be yet.
+    pub(crate) deadline: Option<Time>,
 }
 
 impl From<&Deployment> for DeploymentMarks {
@@ -79,16 +93,22 @@ impl From<&Deployment> for DeploymentMarks {
         let stage = match &deployment.state {
             DeploymentState::Pending => Stage::Pending,
             DeploymentState::InProgress => Stage::InProgress,
-            DeploymentState::Ending(
-                DeploymentEnd::Failed { .. }
-                | DeploymentEnd::Cancelled
-                | DeploymentEnd::Completed
-                | DeploymentEnd::Superseded { .. },
-            ) => Stage::Ending,
+            DeploymentState::Paused => Stage::Paused,
+            DeploymentState::Ending(_) => Stage::Ending,
             DeploymentState::Ended(_) => Stage::Over,
         };
-        let (plan, name) = (deployment.plan.clone(), deployment.name.clone());
-        DeploymentMarks { plan, name, stage, count: deployment.spec.count }
+        let begun = matches!(stage, Stage::InProgress | Stage::Paused);
+        DeploymentMarks {
+            plan: deployment.plan.clone(),
+            name: deployment.name.clone(),
+            stage,
+            count: deployment.spec.count,
+            version: deployment.version,
+            strategy: deployment.spec.strategy,
+            set: deployment.set,
+            rested: deployment.rested,
+            deadline: deployment.deadline.filter(|_| begun && deployment.set == Set::Old),
+        }
     }
 }
 
@@ -101,14 +121,31 @@ pub(crate) struct ReplicaMarks {
     pub(crate) deployment: DeploymentName,
     pub(crate) going: bool,
     pub(crate) idle: bool,
-    /// Where it holds a place.
-    pub(crate) place: Option<(NodeName, DomainName)>,
+    pub(crate) still: bool,
+    pub(crate) free: bool,
+    pub(crate) ailing: bool,
+    /// Where it holds a place, the one that counts first.
+    pub(crate) places: [Option<(NodeName, DomainName)>; 2],
     pub(crate) healthy: bool,
+    /// When its plan's rule starts it again.
+    pub(crate) again: Option<Time>,
+}
+
+impl ReplicaMarks {
+    /// Whether it holds the place.
+    pub(crate) fn holds(&self, place: &(NodeName, DomainName)) -> bool {
+        self.places.iter().flatten().any(|held| held == place)
+    }
 }
 
 impl From<&Replica> for ReplicaMarks {
     fn from(replica: &Replica) -> ReplicaMarks {
         let active = replica.active.as_ref();
+        let healthy = active.is_some_and(|active| active.healthy);
+        let place = |run: &Active| (run.node.clone(), run.domain.clone());
+        // On one node, its two runs are one of the plan's replicas there.
+        let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
+        let other = replica.passive.as_ref().filter(elsewhere);
         ReplicaMarks {
             name: replica.name.clone(),
             created: replica.meta.created.position,
@@ -116,8 +153,12 @@ impl From<&Replica> for ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
             idle: replica.is_idle(),
-            place: active.map(|active| (active.node.clone(), active.domain.clone())),
-            healthy: active.is_some_and(|active| active.healthy),
+            still: replica.is_still(),
+            free: replica.is_free(),
+            ailing: active.is_some() && !healthy && replica.operation.is_none(),
+            places: [active.map(place), other.map(place)],
+            healthy,
+            again: replica.again.filter(|_| replica.is_idle()).map(|again| again.at),
         }
     }
 }
@@ -127,6 +168,7 @@ impl From<&Replica> for ReplicaMarks {
 pub(crate) enum Turn {
     Preparing,
     Waiting { until: Time },
+    Approved,
     Running,
     Over,
 }
@@ -139,6 +181,15 @@ pub(crate) struct OperationMarks {
     pub(crate) deployment: Option<DeploymentName>,
     pub(crate) version: DeploymentName,
     pub(crate) turn: Turn,
+    pub(crate) domain: Option<DomainName>,
+    pub(crate) updates: bool,
+    /// Whether a disruption asked for it.
+    pub(crate) evicts: bool,
+    /// Whether it looks for a place as no other does.
+    pub(crate) alone: bool,
+    pub(crate) about: policy::About,
+    /// The rule of the policy that approved it, while it is not over.
+    pub(crate) by_policy: Option<String>,
 }
 
 impl From<&Operation> for OperationMarks {
@@ -146,15 +197,30 @@ impl From<&Operation> for OperationMarks {
         let turn = match &operation.state {
             OperationState::Preparing => Turn::Preparing,
             OperationState::PendingApproval(proposal) => Turn::Waiting { until: proposal.expires },
+            OperationState::Approved(_) => Turn::Approved,
             OperationState::Running(_) => Turn::Running,
             OperationState::Ended(_) => Turn::Over,
         };
+        let by_policy = match &operation.state {
+            OperationState::Approved(Approver::Rule(rule))
+            | OperationState::Running(Approver::Rule(rule)) => {
+                Some(rule.clone()).filter(|rule| rule.starts_with("policy/"))
+            }
+            _ => None,
+        };
+        let alike = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
         OperationMarks {
             id: operation.id,
             plan: operation.plan.clone(),
             deployment: operation.deployment.clone(),
             version: operation.version.clone(),
             turn,
+            domain: operation.domain.clone(),
+            updates: operation.kind == OperationKind::Update,
+            evicts: matches!(operation.by, Some(Asker::Disruption { .. })),
+            alone: !alike || operation.wants.is_some(),
+            about: operation.into(),
+            by_policy,
         }
     }
 }
@@ -165,7 +231,9 @@ pub(crate) struct IncarnationMarks {
     pub(crate) id: IncarnationId,
     pub(crate) node: NodeName,
     pub(crate) cluster: ClusterName,
+    /// What it holds.
     pub(crate) amounts: Amounts,
+    pub(crate) groups: Vec<GroupName>,
     pub(crate) volumes: BTreeMap<StorageClass, u64>,
     pub(crate) live: bool,
     pub(crate) commanded: bool,
@@ -181,7 +249,8 @@ impl From<&Incarnation> for IncarnationMarks {
             id: incarnation.id,
             node: incarnation.node.clone(),
             cluster: incarnation.cluster.clone(),
-            amounts: incarnation.amounts,
+            amounts: incarnation.holds(),
+            groups: incarnation.groups.clone(),
             volumes: incarnation.volumes.clone(),
             live,
             commanded: live && incarnation.state != IncarnationState::Reserved,

@@ -12,16 +12,18 @@
 //! Allocating and allocated name the cluster, which must be there and active, and stays the same between the two.
 //! Expunged is final, on the operator's word: everything on the node is gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chancery_events::fact::{Fact, NodeApplied, NodeDeleted, NodeMoved};
-use chancery_events::intent::{NodeApply, NodeDelete, NodeSetState};
+use chancery_events::intent::{Cascade, NodeApply, NodeDelete, NodeSetState};
 use chancery_events::name::ClusterName;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, NodeSpec, NodeState};
 use chancery_events::subject::Subject;
 
+use crate::context::Context;
+use crate::disruption;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, bad_transition, not_found};
@@ -166,9 +168,15 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
     }
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
-    check_empty(fleet, now)?;
+    match (check_empty(fleet, now), ask.cascade) {
+        (Ok(()), _) => {}
+        (Err(in_use), Cascade::No) => return Err(in_use),
+        // What was on an expunged node is being settled already, and is on its way elsewhere.
+        (Err(in_use), Cascade::Yes) if now.state == NodeState::Expunged => return Err(in_use),
+        (Err(_), Cascade::Yes) => return disruption::remove_node(fleet, ask, ctx),
+    }
     Ok(vec![NodeDeleted { name: ask.name.clone() }.into()])
 }
 
@@ -181,7 +189,14 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(
         });
     }
     let name = fact.name.clone();
-    fleet.put(Node { name, spec, state: NodeState::Unallocated, cluster: None, meta: Meta::new(at) });
+    fleet.put(Node {
+        name,
+        spec,
+        state: NodeState::Unallocated,
+        cluster: None,
+        disruptions: BTreeMap::new(),
+        meta: Meta::new(at),
+    });
     Ok(())
 }
 

@@ -154,7 +154,8 @@ impl Places {
         if let Some(new) = new {
             site.storage = new.spec.storage.iter().map(|s| (s.class.clone(), s.capacity)).collect();
             site.is_expunged = new.state == NodeState::Expunged;
-            if let (NodeState::Allocated, Some(cluster)) = (new.state, &new.cluster) {
+            let open = new.is_undisturbed() || planted::is(Bug::PlacesOnDisturbed);
+            if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
                 let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new));
                 self.shelves[spot.shelf].add(spot.free(&site.held, name));
                 site.spot = Some(spot);

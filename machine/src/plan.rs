@@ -12,17 +12,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::fact::{Fact, PlanActivityChanged, PlanApplied, PlanDeleted, PlanWaiting};
-use chancery_events::intent::{PlanApply, PlanDelete, PlanSetActivity};
+use chancery_events::fact::{
+    DeploymentEnd, DeploymentEnded, DeploymentEnding, Fact, PlanActivityChanged, PlanApplied, PlanDeleted,
+    PlanRemoving, PlanWaiting,
+};
+use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, Payload, PlanSpec, Probe, Protocol};
 use chancery_events::subject::Subject;
 use chancery_events::template;
 
+use crate::context::Context;
+use crate::deployment;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, not_found};
-use crate::state::{Deployment, Plan};
+use crate::state::{Deployment, DeploymentState, Plan};
 
 /// Placeholders that the executor fills, besides `port.NAME`.
 pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "node", "process"];
@@ -32,7 +37,7 @@ const PAYLOADS: usize = 64;
 /// Processes of a payload, at most.
 const PROCESSES: u16 = 1024;
 /// The longest timeout: a year.
-const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
+pub(crate) const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
     check(&ask.spec)?;
@@ -60,6 +65,14 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         faults.check(types.insert(&matcher.kind), format!("{at}/type"), "has a matcher already");
         faults.check(!matcher.names.is_empty(), format!("{at}/names"), "must name at least one");
     }
+    let mut groups = BTreeSet::new();
+    for (i, affinity) in spec.affinity.iter().enumerate() {
+        let at = format!("/spec/affinity/{i}/group");
+        faults.check(groups.insert(&affinity.group), at, "has an affinity already");
+    }
+    faults.check(spec.budget > 0, "/spec/budget", "must be at least one");
+    let right = (1..=LONGEST).contains(&spec.cooldown);
+    faults.check(right, "/spec/cooldown", "must be from 1 ms to a year");
     let timeouts =
         [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
     for (name, millis) in timeouts {
@@ -133,18 +146,51 @@ pub(crate) fn set_activity(fleet: &Fleet, ask: &PlanSetActivity) -> Result<Vec<F
     Ok(vec![PlanActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
 }
 
-pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &Fleet, ask: &PlanDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    if now.removing.is_some() {
+        return Ok(vec![]);
+    }
     let replicas = fleet.index().plan_index(&ask.name).map_or(0, |index| index.replicas);
-    if replicas > 0 {
-        let detail = format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
-        return Err(Refusal::new(Code::InUse, detail));
+    let deployment = now.current.as_ref().or(now.next.as_ref());
+    match (ask.cascade, replicas, deployment) {
+        (_, 0, None) => Ok(vec![PlanDeleted { name: ask.name.clone() }.into()]),
+        (Cascade::Yes, ..) => remove(fleet, now, ctx),
+        (Cascade::No, 0, Some(deployment)) => {
+            let detail = format!("deployment {deployment} of plan {} is not over: cancel it first", ask.name);
+            Err(Refusal::new(Code::InUse, detail))
+        }
+        (Cascade::No, ..) => {
+            let detail =
+                format!("plan {} still has {replicas} replicas: deploy a count of 0 first", ask.name);
+            Err(Refusal::new(Code::InUse, detail))
+        }
     }
-    if let Some(deployment) = now.current.as_ref().or(now.next.as_ref()) {
-        let detail = format!("deployment {deployment} of plan {} is not over: cancel it first", ask.name);
-        return Err(Refusal::new(Code::InUse, detail));
+}
+
+/// With all that it has: its deployments end, its replicas go one by one, and then the plan.
+fn remove(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
+    let name = &plan.name;
+    let mut facts: Vec<Fact> = vec![PlanRemoving { name: name.clone(), by }.into()];
+    if let Some(next) = plan.next.clone() {
+        let end = DeploymentEnd::Cancelled;
+        facts.push(DeploymentEnded { plan: name.clone(), name: next, end }.into());
     }
-    Ok(vec![PlanDeleted { name: ask.name.clone() }.into()])
+    let begun =
+        |state: &DeploymentState| matches!(state, DeploymentState::InProgress | DeploymentState::Paused);
+    if let Some(current) = deployment::current(fleet, plan).filter(|current| begun(&current.state)) {
+        let (plan, why) = (name.clone(), DeploymentEnd::Cancelled);
+        facts.push(DeploymentEnding { plan, name: current.name.clone(), why }.into());
+    }
+    Ok(facts)
+}
+
+pub(crate) fn removing(fleet: &mut Fleet, fact: &PlanRemoving, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Plan>(&fact.name, |plan| {
+        plan.removing = Some(fact.by.clone());
+        plan.meta.bump(at);
+    })
 }
 
 pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(), Contradiction> {
@@ -168,6 +214,7 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(
         next: None,
         unfit: Vec::new(),
         totals: BTreeMap::new(),
+        removing: None,
         parked: None,
         meta: Meta::new(at),
     });

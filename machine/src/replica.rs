@@ -1,10 +1,12 @@
 //! Replicas: the things with a name and a will. What people ask of one becomes an operation.
 //!
-//! | asked \ now | create or start waits | create or start runs | stop open | delete open | runs | does not run |
-//! |---|---|---|---|---|---|---|
-//! | start | same | same | refused, unless the stop waits: it is cancelled | refused | same | start |
-//! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | same | refused | stop | stop; same if stopped already |
-//! | delete | superseded by delete | delete waits behind it | superseded, or waits behind it | same | delete | delete |
+//! | asked \ now | create or start waits | create or start runs | something else waits | something else runs | stop open | delete open | runs | does not run |
+//! |---|---|---|---|---|---|---|---|---|
+//! | start | same | same | same | same | refused, unless the stop waits: it is cancelled | refused | same | start |
+//! | relocate | refused | refused | superseded; a relocate: same | refused | refused | refused | relocate | refused |
+//! | restart | refused | refused | superseded; a restart: same | refused | refused | refused | restart | start |
+//! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | superseded | stop waits behind it | same | refused | stop | stop; same if stopped already |
+//! | delete | superseded by delete | delete waits behind it | superseded | delete waits behind it | superseded, or waits behind it | same | delete | delete |
 //!
 //! A replica whose create was never approved goes with it: there is nothing to stop or delete.
 //!
@@ -12,10 +14,13 @@
 //! a start would be accepted.
 
 use chancery_events::fact::{
-    Fact, IncarnationEnd, OperationEnd, OperationEnded, OperationOpened, ReplicaCreated, ReplicaDeleted,
+    Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
+    ReplicaCreated, ReplicaDeleted,
 };
-use chancery_events::intent::{ReplicaDelete, ReplicaStart, ReplicaStop};
-use chancery_events::name::ReplicaName;
+use chancery_events::intent::{
+    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+};
+use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, OperationKind};
 use chancery_events::subject::Subject;
@@ -23,9 +28,11 @@ use chancery_events::subject::Subject;
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::operation;
+use crate::operation::{self, Want};
 use crate::refuse::{bad_transition, not_found};
-use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Will};
+use crate::state::{
+    DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan, Replica, Will,
+};
 
 /// What people see of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -36,6 +43,10 @@ pub enum Phase {
     Starting,
     /// Is up.
     Running,
+    /// Gets another version.
+    Updating,
+    /// Ends its run, to come up again.
+    Restarting,
     /// Goes down.
     Stopping,
     /// Is down, as asked or cleanly by itself.
@@ -53,6 +64,8 @@ impl Phase {
             Phase::Pending => "pending",
             Phase::Starting => "starting",
             Phase::Running => "running",
+            Phase::Updating => "updating",
+            Phase::Restarting => "restarting",
             Phase::Stopping => "stopping",
             Phase::Stopped => "stopped",
             Phase::Failed => "failed",
@@ -61,28 +74,35 @@ impl Phase {
     }
 }
 
-/// The phase of a replica, given its incarnation that is not over.
+/// The phase of a replica, given its incarnation that counts.
 pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
     if replica.will == Will::Deleted {
         return Phase::Deleting;
+    }
+    match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
+        Some(OperationKind::Update) if active.is_some() => return Phase::Updating,
+        Some(OperationKind::Restart) if active.is_some() => return Phase::Restarting,
+        _ => {}
     }
     match active.map(|incarnation| &incarnation.state) {
         Some(IncarnationState::Reserved) => return Phase::Pending,
         Some(IncarnationState::Creating | IncarnationState::Starting) => return Phase::Starting,
         Some(IncarnationState::Running) => return Phase::Running,
+        // It is asked to be again what it was.
+        Some(IncarnationState::Updating(_)) => return Phase::Updating,
         Some(IncarnationState::Stopping(_)) => return Phase::Stopping,
         Some(IncarnationState::Ended(_)) | None => {}
     }
-    let opens = |open: Option<(_, OperationKind)>| {
-        open.is_some_and(|(_, kind)| matches!(kind, OperationKind::Create | OperationKind::Start))
-    };
-    if opens(replica.operation) || opens(replica.next) {
+    let brings_up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
+    if replica.open().any(brings_up) {
         return Phase::Pending;
     }
     match (replica.will, &replica.last) {
         (Will::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
             Phase::Failed
         }
+        // It was stopped for what could not take its place.
+        (Will::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => Phase::Failed,
         (Will::Running, Some(IncarnationEnd::Destroyed)) | (Will::Stopped | Will::Proposed, _) => {
             Phase::Stopped
         }
@@ -96,12 +116,27 @@ fn find<'a>(fleet: &'a Fleet, name: &ReplicaName) -> Result<&'a Replica, Refusal
 
 /// An open operation of the replica, of the kind.
 fn open<'a>(fleet: &'a Fleet, replica: &Replica, wanted: OperationKind) -> Option<&'a Operation> {
-    let mut both = replica.operation.iter().chain(&replica.next);
-    both.find(|(_, kind)| *kind == wanted).and_then(|(id, _)| fleet.operations().get(id))
+    replica.open().find(|open| open.kind == wanted).and_then(|open| fleet.operations().get(&open.id))
+}
+
+/// Whoever asks, as operations remember it.
+fn asker(ctx: &Context) -> Option<Asker> {
+    ctx.actor.clone().map(Asker::Actor)
+}
+
+/// The node, if one is named that may be.
+fn check_node(fleet: &Fleet, node: Option<&NodeName>) -> Result<(), Refusal> {
+    match node {
+        Some(name) if fleet.nodes().get(name).is_none() => {
+            Err(not_found(&Subject::Node(name.clone())).at("/node", "does not exist"))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let replica = find(fleet, &ask.name)?;
+    check_node(fleet, ask.node.as_ref())?;
     let what = format!("replica {}", ask.name);
     if replica.is_going() {
         return Err(bad_transition(&what, "being deleted", "running"));
@@ -125,7 +160,9 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
         None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
-        Some(IncarnationState::Stopping(_)) => return Err(bad_transition(&what, "stopping", "running")),
+        Some(IncarnationState::Stopping(_)) if replica.passive.is_none() => {
+            return Err(bad_transition(&what, "stopping", "running"));
+        }
         Some(_) => return Ok(draft.done()),
         None if coming.is_some() => return Ok(draft.done()),
         None => {}
@@ -134,9 +171,124 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
     if plan.is_none_or(|plan| plan.activity == Activity::Inactive) {
         return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", replica.plan)));
     }
-    let (replica, kind) = (ask.name.clone(), OperationKind::Start);
-    draft.push(OperationOpened { replica, kind, deployment: None, proposal: None });
+    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Start, asker(ctx)) };
+    operation::push_opened(&ask.name, &want, None, &mut draft);
     Ok(draft.done())
+}
+
+/// Whether a relocate or restart may be opened now: `None` if one is open that wants the same.
+fn may_replace(
+    fleet: &Fleet,
+    replica: &Replica,
+    kind: OperationKind,
+    node: Option<&NodeName>,
+) -> Result<Option<()>, Refusal> {
+    let what = format!("replica {}", replica.name);
+    let to = if kind == OperationKind::Relocate { "relocated" } else { "restarted" };
+    if replica.is_going() {
+        return Err(bad_transition(&what, "being deleted", to));
+    }
+    for open in replica.open() {
+        let wants = fleet.operations().get(&open.id).and_then(|operation| operation.wants.as_ref());
+        if open.kind == kind && wants == node {
+            return Ok(None);
+        }
+        let gives_way =
+            matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
+        if open.begun || !gives_way {
+            let done = if open.begun { "is being carried out" } else { "waits" };
+            let detail = format!("{what} cannot be {to} now: a {} of it {done}", open.kind);
+            return Err(Refusal::new(Code::InUse, detail));
+        }
+    }
+    Ok(Some(()))
+}
+
+pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let replica = find(fleet, &ask.name)?;
+    check_node(fleet, ask.node.as_ref())?;
+    if may_replace(fleet, replica, OperationKind::Relocate, ask.node.as_ref())?.is_none() {
+        return Ok(vec![]);
+    }
+    let what = format!("replica {}", ask.name);
+    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    match active.map(|incarnation| &incarnation.state) {
+        Some(IncarnationState::Running | IncarnationState::Updating(_)) => {}
+        Some(_) | None => {
+            let now = phase(replica, active).word();
+            return Err(bad_transition(&what, now, "relocated"));
+        }
+    }
+    if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
+        let detail = format!("{what} is on node {node}");
+        return Err(Refusal::new(Code::Invalid, detail).at("/node", "is where it runs"));
+    }
+    let mut draft = Draft::new(ctx);
+    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Relocate, asker(ctx)) };
+    operation::open(fleet, replica, want, ctx, &mut draft);
+    Ok(draft.done())
+}
+
+pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let replica = find(fleet, &ask.name)?;
+    if replica.active.is_none() && replica.operation.is_none() {
+        return start(fleet, &ReplicaStart { name: ask.name.clone(), node: None }, ctx);
+    }
+    if may_replace(fleet, replica, OperationKind::Restart, None)?.is_none() {
+        return Ok(vec![]);
+    }
+    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    if !active.is_some_and(|active| {
+        matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_))
+    }) {
+        let now = phase(replica, active).word();
+        return Err(bad_transition(&format!("replica {}", ask.name), now, "restarted"));
+    }
+    let mut draft = Draft::new(ctx);
+    operation::open(fleet, replica, Want::by(OperationKind::Restart, asker(ctx)), ctx, &mut draft);
+    Ok(draft.done())
+}
+
+pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let found = fleet.plans().get(&ask.plan);
+    let plan = found.ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
+    check_node(fleet, ask.node.as_ref())?;
+    if plan.activity == Activity::Inactive || plan.removing.is_some() {
+        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
+    }
+    if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
+        let detail = format!("deployment {current} of plan {} is not over, and says how many", ask.plan);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
+    let carried_out = |name: &&DeploymentName| {
+        let found = fleet.deployments().get(&(plan.name.clone(), (*name).clone()));
+        found.is_some_and(|deployment| {
+            deployment.state == DeploymentState::Ended(DeploymentEnd::Completed) && deployment.spec.count > 0
+        })
+    };
+    let deployment = plan.deployments.iter().rev().find(carried_out).ok_or_else(|| {
+        let detail = format!("plan {} has no deployment that was completed: deploy one first", ask.plan);
+        Refusal::new(Code::BadTransition, detail)
+    })?;
+    let generation =
+        fleet.deployments().get(&(plan.name.clone(), deployment.clone())).map_or(0, |d| d.generation);
+    let mut draft = Draft::new(ctx);
+    let name = ReplicaName::issue(&plan.spec_of(generation).service, draft.position());
+    let (plan, deployment) = (plan.name.clone(), deployment.clone());
+    draft.push(ReplicaCreated { name: name.clone(), plan, deployment });
+    let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Create, asker(ctx)) };
+    operation::push_opened(&name, &want, None, &mut draft);
+    Ok(draft.done())
+}
+
+/// The plan's rule starts it again.
+pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    if let Some(replica) = fleet.replicas().get(name) {
+        let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
+        operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
+    }
+    draft.done()
 }
 
 pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
@@ -153,7 +305,7 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
         return Ok(vec![]);
     }
     let mut draft = Draft::new(ctx);
-    operation::open_end(fleet, replica, OperationKind::Stop, None, ctx, &mut draft);
+    operation::open(fleet, replica, Want::by(OperationKind::Stop, asker(ctx)), ctx, &mut draft);
     Ok(draft.done())
 }
 
@@ -163,7 +315,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Resul
         return Ok(vec![]);
     }
     let mut draft = Draft::new(ctx);
-    operation::open_end(fleet, replica, OperationKind::Delete, None, ctx, &mut draft);
+    operation::open(fleet, replica, Want::by(OperationKind::Delete, asker(ctx)), ctx, &mut draft);
     Ok(draft.done())
 }
 
@@ -174,13 +326,25 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         deployment: fact.deployment.clone(),
         will: Will::Proposed,
         active: None,
+        passive: None,
         operation: None,
         next: None,
+        again: None,
+        row: None,
         last: None,
         operations: Vec::new(),
         incarnations: Vec::new(),
         meta: Meta::new(at),
     });
+}
+
+pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Replica>(&fact.name, |replica| {
+        replica.deployment = fact.deployment.clone();
+        // Its rule started what it was.
+        (replica.again, replica.row) = (None, None);
+        replica.meta.bump(at);
+    })
 }
 
 /// With all that is kept of it; the plan keeps the totals.

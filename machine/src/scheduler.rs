@@ -1,8 +1,11 @@
 //! Where a replica may run, and why not elsewhere. Pure, and the same for the same state.
 //!
-//! Filters, in the order in which a node's first failure is its reason: state, cluster, zone, selectors,
-//! capability matchers, sharing, storage by class, cpu, memory, disk. Then: the update domain with the fewest of
-//! the plan's replicas (by name on a tie), in it the node on which the least is left, then by name.
+//! Filters, in the order in which a node's first failure is its reason: state and disruptions, cluster, zone,
+//! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then: the update domain with
+//! the fewest of the plan's replicas (by name on a tie), in it the node on which the least is left, then by name.
+//!
+//! An affinity that may be broken counts like any other at first; only if there is no place, those are left out, and
+//! the place says which it breaks.
 //!
 //! A matcher looks at the node's active capabilities of its type:
 //!
@@ -22,11 +25,14 @@ use std::sync::Arc;
 use chancery_events::amount::Amounts;
 use chancery_events::fact::Unfit;
 use chancery_events::name::{CapabilityName, DeploymentName, DomainName, NodeName, PlanName, StorageClass};
-use chancery_events::spec::{Activity, Comparator, Matcher, NodeState, PlanSpec, Sharing};
+use chancery_events::spec::{
+    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanSpec, Sharing,
+};
 
 use crate::fleet::Fleet;
 use crate::index::PlanIndex;
 use crate::places::{ClassKey, class_of};
+use crate::shelf::Free;
 use crate::state::{Capability, Node};
 
 /// Nodes named with a reason, at most.
@@ -39,6 +45,37 @@ pub struct Place {
     pub node: NodeName,
     /// The node's update domain.
     pub domain: DomainName,
+    /// Which affinities it breaks, where that is allowed.
+    pub strained: Option<String>,
+}
+
+/// What looks for a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Need<'a> {
+    /// Of which plan.
+    pub plan: &'a PlanName,
+    /// By which of its deployments.
+    pub deployment: &'a DeploymentName,
+    /// What that asks for.
+    pub spec: &'a Arc<PlanSpec>,
+}
+
+/// Which nodes will do besides.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Limits<'a> {
+    /// No other than this.
+    pub only: Option<&'a NodeName>,
+    /// Not this one.
+    pub not: Option<&'a NodeName>,
+    /// Where the replica runs now: it keeps itself from nowhere.
+    pub own: Option<&'a NodeName>,
+}
+
+/// Which affinities count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strict {
+    All,
+    Firm,
 }
 
 /// What was found out about plans that look for places, kept from one placement to the next: which domains a plan may
@@ -65,22 +102,38 @@ struct Field {
 }
 
 impl Search {
-    /// The best place for one more replica of the plan by the deployment's `spec`, or why there is none, by node.
+    /// The best place for one more run of a replica, or why there is none, by node.
     pub fn place(
         &mut self,
         fleet: &Fleet,
-        plan: &PlanName,
-        deployment: &DeploymentName,
-        spec: &Arc<PlanSpec>,
+        need: &Need<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Place, Vec<Unfit>> {
-        let index = fleet.index().plan_index(plan);
-        let key = (plan.clone(), deployment.clone());
-        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, spec));
-        if !known {
-            self.0.insert(key.clone(), Field::of(fleet, index, spec));
+        let found = self.best(fleet, need, limits, Strict::All);
+        let breakable = need.spec.affinity.iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
+        match found {
+            Some(place) => Ok(place),
+            None if breakable => {
+                let place = self.best(fleet, need, limits, Strict::Firm);
+                let strained = |place: &Place| strain(fleet, need.spec, &place.node, limits, Strict::All);
+                let place = place.map(|place| Place { strained: strained(&place), ..place });
+                place.ok_or_else(|| explain(fleet, need, limits))
+            }
+            None => Err(explain(fleet, need, limits)),
         }
-        let best = self.0.get_mut(&key).and_then(|field| field.best(fleet, index));
-        best.ok_or_else(|| explain(fleet, plan, spec))
+    }
+
+    fn best(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, strict: Strict) -> Option<Place> {
+        if let Some(few) = few(fleet, need.spec, limits, strict) {
+            return best_of(fleet, need, limits, strict, few);
+        }
+        let index = fleet.index().plan_index(need.plan);
+        let key = (need.plan.clone(), need.deployment.clone());
+        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, need.spec));
+        if !known {
+            self.0.insert(key.clone(), Field::of(fleet, index, need.spec));
+        }
+        self.0.get_mut(&key).and_then(|field| field.best(fleet, index, limits, strict))
     }
 
     /// Keeps what is known of these plans only.
@@ -123,12 +176,19 @@ impl Field {
             && index.is_some_and(|index| Arc::ptr_eq(&self.eased, &index.eased))
     }
 
-    fn best(&mut self, fleet: &Fleet, index: Option<&PlanIndex>) -> Option<Place> {
+    fn best(
+        &mut self,
+        fleet: &Fleet,
+        index: Option<&PlanIndex>,
+        limits: &Limits<'_>,
+        strict: Strict,
+    ) -> Option<Place> {
         let places = &fleet.index().places;
         let suits = |node: &NodeName| {
-            let shared =
-                self.spec.sharing == Sharing::Allowed || index.is_none_or(|i| i.hosts.get(node) == 0);
-            shared && places.lacks_storage(node, &self.volumes).is_none()
+            limits.not != Some(node)
+                && !is_shared(&self.spec, index, node, limits)
+                && strain(fleet, &self.spec, node, limits, strict).is_none()
+                && places.lacks_storage(node, &self.volumes).is_none()
         };
         let mut next = self.order.first().copied();
         while let Some((known, rank)) = next {
@@ -143,7 +203,7 @@ impl Field {
             }
             let best = shelves.iter().filter_map(|at| places.shelf(*at).best(self.needs, suits)).min();
             if let Some(free) = best {
-                return Some(Place { node: free.node.clone(), domain: domain.clone() });
+                return Some(Place { node: free.node.clone(), domain: domain.clone(), strained: None });
             }
             next = self.order.range((Bound::Excluded((known, rank)), Bound::Unbounded)).next().copied();
         }
@@ -151,11 +211,86 @@ impl Field {
     }
 }
 
+/// Whether another replica of the plan is on the node, and may not be.
+fn is_shared(spec: &PlanSpec, index: Option<&PlanIndex>, node: &NodeName, limits: &Limits<'_>) -> bool {
+    let own = u32::from(limits.own == Some(node));
+    spec.sharing == Sharing::Never && index.is_some_and(|index| index.hosts.get(node) > own)
+}
+
+/// Of a group, how many others than the replica itself hold a place on the node.
+fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
+    let own = u32::from(limits.own == Some(node));
+    fleet.index().group(&affinity.group).map_or(0, |group| group.get(node).saturating_sub(own))
+}
+
+/// The affinities that the node would break, in words.
+fn strain(
+    fleet: &Fleet,
+    spec: &PlanSpec,
+    node: &NodeName,
+    limits: &Limits<'_>,
+    strict: Strict,
+) -> Option<String> {
+    let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
+    let broken = spec.affinity.iter().filter(counts).filter_map(|affinity| {
+        let here = others(fleet, affinity, node, limits) > 0;
+        match affinity.nodes {
+            Company::Apart if here => Some(format!("one of group {} is there", affinity.group)),
+            Company::Together if !here && is_somewhere(fleet, affinity, limits) => {
+                Some(format!("none of group {} is there", affinity.group))
+            }
+            Company::Apart | Company::Together => None,
+        }
+    });
+    let broken: Vec<_> = broken.collect();
+    (!broken.is_empty()).then(|| broken.join(", "))
+}
+
+fn is_somewhere(fleet: &Fleet, affinity: &Affinity, limits: &Limits<'_>) -> bool {
+    let group = fleet.index().group(&affinity.group);
+    group.is_some_and(|group| group.keys().any(|node| others(fleet, affinity, node, limits) > 0))
+}
+
+/// The nodes among which the place must be, where those are few and known.
+fn few<'a>(
+    fleet: &'a Fleet,
+    spec: &PlanSpec,
+    limits: &Limits<'a>,
+    strict: Strict,
+) -> Option<BTreeSet<&'a NodeName>> {
+    if let Some(only) = limits.only {
+        return Some(BTreeSet::from([only]));
+    }
+    let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
+    let together = |affinity: &&Affinity| affinity.nodes == Company::Together;
+    let mut binding = spec.affinity.iter().filter(counts).filter(together);
+    let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
+    fleet.index().group(&binding.group).map(|group| group.keys().collect())
+}
+
+/// The best of a few nodes, as it would be found among all.
+fn best_of(
+    fleet: &Fleet,
+    need: &Need<'_>,
+    limits: &Limits<'_>,
+    strict: Strict,
+    few: BTreeSet<&NodeName>,
+) -> Option<Place> {
+    let index = fleet.index().plan_index(need.plan);
+    let nodes = few.into_iter().filter_map(|name| fleet.nodes().get(name));
+    let fit = nodes.filter(|node| unfit(fleet, need, limits, node, strict).is_none());
+    let best = fit.min_by_key(|node| {
+        let free = Free::new(fleet.index().places.free(node), node.name.clone());
+        (load(index, &node.spec.domain), node.spec.domain.clone(), free)
+    })?;
+    Some(Place { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
+}
+
 /// Why no node will do: a reason a node, nodes of one reason together.
-pub fn explain(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Vec<Unfit> {
+pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit> {
     let mut reasons: BTreeMap<String, Unfit> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
-        let Some(reason) = unfit(fleet, plan, spec, node) else { continue };
+        let Some(reason) = unfit(fleet, need, limits, node, Strict::Firm) else { continue };
         let entry =
             reasons.entry(reason.clone()).or_insert_with(|| Unfit { reason, count: 0, nodes: Vec::new() });
         entry.count += 1;
@@ -170,17 +305,29 @@ pub fn explain(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec) -> Vec<Unfit> {
 }
 
 /// The first reason against the node, if there is one.
-pub fn unfit(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec, node: &Node) -> Option<String> {
+fn unfit(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, node: &Node, strict: Strict) -> Option<String> {
+    let spec = need.spec;
+    if limits.not == Some(&node.name) {
+        return Some("it is to leave the node".into());
+    }
+    if let Some(only) = limits.only.filter(|only| **only != node.name) {
+        return Some(format!("only node {only} is wanted"));
+    }
     let (NodeState::Allocated, Some(cluster)) = (node.state, &node.cluster) else {
         return Some(format!("the node is {}", node.state));
     };
+    if !node.is_undisturbed() {
+        return Some("a disruption of the node is approved".into());
+    }
     if let Some(reason) = class_unfit(fleet, spec, &class_of(cluster, node)) {
         return Some(reason);
     }
     let places = &fleet.index().places;
-    let hosts = fleet.index().plan_index(plan).is_some_and(|index| index.hosts.get(&node.name) > 0);
-    if spec.sharing == Sharing::Never && hosts {
+    if is_shared(spec, fleet.index().plan_index(need.plan), &node.name, limits) {
         return Some("a replica of the plan is there already".into());
+    }
+    if let Some(reason) = strain(fleet, spec, &node.name, limits, strict) {
+        return Some(reason);
     }
     if let Some(class) = places.lacks_storage(&node.name, &spec.volumes()) {
         return Some(format!("too little storage of class {class}"));
@@ -192,6 +339,12 @@ pub fn unfit(fleet: &Fleet, plan: &PlanName, spec: &PlanSpec, node: &Node) -> Op
         ("disk", needs.disk, free.disk),
     ];
     short.into_iter().find(|(_, needed, free)| needed > free).map(|(what, ..)| format!("too little {what}"))
+}
+
+/// Whether what the node is, and not what is free on it, allows a run of the spec.
+pub(crate) fn suits_class(fleet: &Fleet, spec: &PlanSpec, node: &Node) -> bool {
+    let cluster = node.cluster.as_ref();
+    cluster.is_some_and(|cluster| class_unfit(fleet, spec, &class_of(cluster, node)).is_none())
 }
 
 /// The first reason against every node of the class, if there is one.

@@ -144,6 +144,7 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
                 end,
                 displaces: None,
                 processes: Vec::new(),
+                again: None,
             };
             dead.then(|| ended.into())
         }));

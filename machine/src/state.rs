@@ -7,16 +7,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::{Approver, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit};
+use chancery_events::digest::Digest;
+use chancery_events::fact::{
+    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit,
+};
 use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, DomainName, ExecutorName, NodeName, PlanName, ReplicaName,
-    StorageClass,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
+    NodeName, PlanName, PolicyName, ReplicaName, StorageClass,
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
-    Runtime,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
+    NodeState, OperationKind, PlanSpec, PolicySpec, Runtime,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
@@ -76,6 +79,32 @@ pub struct Node {
     pub state: NodeState,
     /// Its cluster, while allocating or allocated.
     pub cluster: Option<ClusterName>,
+    /// What is planned to be done to it, and what was.
+    pub disruptions: BTreeMap<DisruptionName, Disruption>,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// A planned interference with a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Disruption {
+    /// What it is.
+    pub spec: DisruptionSpec,
+    /// Its state.
+    pub state: DisruptionState,
+    /// Who approved it.
+    pub by: Option<Actor>,
+    /// When it came to be in that state.
+    pub since: Stamp,
+}
+
+/// A rule about approvals, beside those of plans.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Policy {
+    /// Its name.
+    pub name: PolicyName,
+    /// What it is.
+    pub spec: Arc<PolicySpec>,
     /// Its history.
     pub meta: Meta,
 }
@@ -103,6 +132,8 @@ pub struct Plan {
     pub unfit: Vec<Unfit>,
     /// How many operations ended, by kind and outcome, for ever.
     pub totals: BTreeMap<(OperationKind, String), u64>,
+    /// Who wants it to go, with all that it has.
+    pub removing: Option<Actor>,
     /// Why it is left alone.
     pub parked: Option<String>,
     /// Its history.
@@ -116,10 +147,22 @@ pub enum DeploymentState {
     Pending,
     /// Is being carried out.
     InProgress,
+    /// Begins nothing until it is resumed.
+    Paused,
     /// Starts nothing more, and ends so when what runs has settled.
     Ending(DeploymentEnd),
     /// Is over.
     Ended(DeploymentEnd),
+}
+
+/// Which replicas of a plan count while a deployment is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub enum Set {
+    /// Those that were there; the new ones stand beside them.
+    #[default]
+    Old,
+    /// The new ones.
+    New,
 }
 
 /// A version of a plan's payloads, and a count.
@@ -133,8 +176,18 @@ pub struct Deployment {
     pub generation: u32,
     /// What should run.
     pub spec: Arc<DeploymentSpec>,
+    /// The digest of what its replicas are: equal for deployments between which nothing has to be updated.
+    pub version: Digest,
     /// Its state.
     pub state: DeploymentState,
+    /// Whether its new set is the one that counts.
+    pub set: Set,
+    /// When its new set must be ready.
+    pub deadline: Option<Time>,
+    /// When an operation of it last succeeded.
+    pub rested: Option<Time>,
+    /// Who asked for it.
+    pub by: Option<Actor>,
     /// Its history.
     pub meta: Meta,
 }
@@ -165,6 +218,17 @@ pub struct Active {
     pub healthy: bool,
 }
 
+/// What a replica keeps of an operation that is not over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Open {
+    /// Which.
+    pub id: OperationId,
+    /// What it does.
+    pub kind: OperationKind,
+    /// Whether it was approved and its turn has come: only more than asking stops it.
+    pub begun: bool,
+}
+
 /// One member of a plan's service.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Replica {
@@ -176,12 +240,18 @@ pub struct Replica {
     pub deployment: DeploymentName,
     /// What is wanted of it.
     pub will: Will,
-    /// Its incarnation that is not over.
+    /// Its incarnation that is not over, and that counts.
     pub active: Option<Active>,
+    /// Its other incarnation that is not over: one that is to take the place of the active one, or that has lost it.
+    pub passive: Option<Active>,
     /// Its operation that is not over and may have begun.
-    pub operation: Option<(OperationId, OperationKind)>,
+    pub operation: Option<Open>,
     /// Its operation that waits behind that one: a stop or delete.
-    pub next: Option<(OperationId, OperationKind)>,
+    pub next: Option<Open>,
+    /// When its plan's rule starts it again.
+    pub again: Option<Again>,
+    /// The last start by that rule, in a row of them.
+    pub row: Option<Again>,
     /// How its last incarnation ended.
     pub last: Option<IncarnationEnd>,
     /// Its operations that are kept, oldest first.
@@ -199,6 +269,8 @@ pub enum OperationState {
     Preparing,
     /// May be approved.
     PendingApproval(Proposal),
+    /// Approved, and waits for its turn.
+    Approved(Approver),
     /// Approved, and being carried out.
     Running(Approver),
     /// Is over.
@@ -218,18 +290,24 @@ pub struct Operation {
     pub kind: OperationKind,
     /// On which deployment's behalf, if any.
     pub deployment: Option<DeploymentName>,
-    /// The deployment by whose coordinates and generation its replica runs.
+    /// Who asked for it, where no deployment did.
+    pub by: Option<Asker>,
+    /// The deployment by whose coordinates and generation its replica runs when it has succeeded.
     pub version: DeploymentName,
+    /// The only node that will do, if there is such a one.
+    pub wants: Option<NodeName>,
     /// Its state.
     pub state: OperationState,
     /// The hash of what it does, once it is known.
-    pub hash: Option<chancery_events::digest::Digest>,
+    pub hash: Option<Digest>,
     /// Who approved it.
     pub approved: Option<(Approver, Stamp)>,
-    /// The incarnation that it brings up or ends.
+    /// The incarnation that it brings up, changes or ends.
     pub incarnation: Option<IncarnationId>,
     /// Where that is, or was to be.
     pub node: Option<NodeName>,
+    /// That node's update domain.
+    pub domain: Option<DomainName>,
     /// Its history.
     pub meta: Meta,
 }
@@ -245,6 +323,8 @@ pub enum IncarnationState {
     Starting,
     /// Was ready.
     Running,
+    /// Asked to be, in place, what this deployment says.
+    Updating(DeploymentName),
     /// Asked to end; becomes this by proof.
     Stopping(IncarnationEnd),
     /// Is over.
@@ -277,12 +357,24 @@ pub struct Incarnation {
     pub node: NodeName,
     /// In which cluster.
     pub cluster: ClusterName,
+    /// The operation that brings or brought it up.
+    pub operation: OperationId,
     /// Its state.
     pub state: IncarnationState,
-    /// What it holds of its node.
+    /// The run that must be over before it is begun.
+    pub follows: Option<IncarnationId>,
+    /// What it needs of its node.
     pub amounts: Amounts,
+    /// What of that the run that it follows holds until it is over.
+    pub shares: Amounts,
     /// What it holds of its node's storage.
     pub volumes: BTreeMap<StorageClass, u64>,
+    /// The groups of replicas that it is of.
+    pub groups: Vec<GroupName>,
+    /// Which affinity could not be kept.
+    pub strained: Option<String>,
+    /// When it was first ready.
+    pub since: Option<Time>,
     /// Each process as last reported.
     pub processes: Vec<Process>,
     /// Whether all processes were online in the last report.
@@ -302,17 +394,41 @@ pub struct Incarnation {
 }
 
 impl Replica {
+    /// Its operations that are not over, the one that may have begun first.
+    pub fn open(&self) -> impl Iterator<Item = Open> {
+        self.operation.into_iter().chain(self.next)
+    }
+
     /// Whether it is on its way out, or asked to be.
     pub fn is_going(&self) -> bool {
-        let deletes = |open: &Option<(OperationId, OperationKind)>| {
-            open.is_some_and(|(_, kind)| kind == OperationKind::Delete)
-        };
-        self.will == Will::Deleted || deletes(&self.operation) || deletes(&self.next)
+        self.will == Will::Deleted || self.open().any(|open| open.kind == OperationKind::Delete)
     }
 
     /// Whether it should run, does not, and nothing is being done about it.
     pub fn is_idle(&self) -> bool {
-        self.will == Will::Running && self.active.is_none() && self.operation.is_none() && self.next.is_none()
+        self.will == Will::Running && self.is_still()
+    }
+
+    /// Whether it has no run, and nothing is being done about it.
+    pub fn is_still(&self) -> bool {
+        self.active.is_none() && self.passive.is_none() && self.operation.is_none()
+    }
+
+    /// Whether it runs, and an update may be opened: what is asked of it besides can be superseded.
+    pub fn is_free(&self) -> bool {
+        let gives_way =
+            |open: Open| !open.begun && matches!(open.kind, OperationKind::Relocate | OperationKind::Restart);
+        self.active.is_some() && self.passive_is_free() && self.open().all(gives_way)
+    }
+
+    /// Whether nothing is left of a run that lost its place: one that only waits for approval goes with its operation.
+    fn passive_is_free(&self) -> bool {
+        self.passive.is_none() || self.operation.is_some_and(|open| !open.begun)
+    }
+
+    /// Its incarnations that are not over, the one that counts first.
+    pub fn runs(&self) -> impl Iterator<Item = &Active> {
+        self.active.iter().chain(&self.passive)
     }
 }
 
@@ -320,6 +436,13 @@ impl Operation {
     /// Whether it is not over.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, OperationState::Ended(_))
+    }
+}
+
+impl Node {
+    /// Whether it may be given placements: no disruption of it is approved.
+    pub fn is_undisturbed(&self) -> bool {
+        self.disruptions.values().all(|disruption| disruption.state != DisruptionState::Approved)
     }
 }
 
@@ -345,6 +468,24 @@ impl Incarnation {
     /// Whether it may be alive: it holds its place.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, IncarnationState::Ended(_))
+    }
+
+    /// What it holds of its node.
+    pub fn holds(&self) -> Amounts {
+        self.amounts.checked_sub(self.shares).unwrap_or(Amounts::ZERO)
+    }
+
+    /// The deployment by whose coordinates it is asked to be.
+    pub fn asked_for(&self) -> &DeploymentName {
+        match &self.state {
+            IncarnationState::Updating(to) => to,
+            IncarnationState::Reserved
+            | IncarnationState::Creating
+            | IncarnationState::Starting
+            | IncarnationState::Running
+            | IncarnationState::Stopping(_)
+            | IncarnationState::Ended(_) => &self.deployment,
+        }
     }
 }
 

@@ -83,7 +83,6 @@ impl Fact {
             Fact::IncarnationRunning(x) => {
                 let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())];
                 all.extend(x.operation.map(S::Operation));
-                all.extend(x.replaces.map(S::Incarnation));
                 all
             }
             Fact::IncarnationStatus(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],

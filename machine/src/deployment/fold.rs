@@ -1,0 +1,136 @@
+//! Folding what becomes of deployments.
+
+use std::sync::Arc;
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{
+    DeploymentCreated, DeploymentCutOver, DeploymentEnded, DeploymentEnding, DeploymentPaused,
+    DeploymentResumed, DeploymentStarted,
+};
+use chancery_events::name::{DeploymentName, PlanName};
+use chancery_events::spec::{DeploymentSpec, PlanSpec};
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::state::{Deployment, DeploymentState, Plan, Set};
+
+/// Deployments that are over and to which no replica refers are kept so many.
+const KEPT: usize = 20;
+
+/// What its replicas are: equal if nothing has to be updated between two.
+fn version(plan: &PlanSpec, spec: &DeploymentSpec) -> Digest {
+    let json =
+        |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
+    let (payloads, coordinates) =
+        (json(serde_json::to_vec(&plan.payloads)), json(serde_json::to_vec(&spec.coordinates)));
+    Digest::of(&[&payloads, &coordinates])
+}
+
+pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Result<(), Contradiction> {
+    let version = version(fleet.want::<Plan>(&fact.plan)?.spec_of(fact.generation), &fact.spec);
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.deployments.push(fact.name.clone());
+        plan.next = Some(fact.name.clone());
+        plan.meta.touch(at);
+    })?;
+    fleet.put(Deployment {
+        plan: fact.plan.clone(),
+        name: fact.name.clone(),
+        generation: fact.generation,
+        spec: Arc::new(fact.spec.clone()),
+        version,
+        state: DeploymentState::Pending,
+        set: Set::Old,
+        deadline: None,
+        rested: None,
+        by: fact.by.clone(),
+        meta: Meta::new(at),
+    });
+    Ok(())
+}
+
+fn set(
+    fleet: &mut Fleet,
+    plan: &PlanName,
+    name: &DeploymentName,
+    state: DeploymentState,
+    at: At,
+) -> Result<(), Contradiction> {
+    fleet.change::<Deployment>(&(plan.clone(), name.clone()), |deployment| {
+        deployment.state = state;
+        deployment.meta.bump(at);
+    })
+}
+
+pub(crate) fn started(fleet: &mut Fleet, fact: &DeploymentStarted, at: At) -> Result<(), Contradiction> {
+    set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)?;
+    fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |it| it.deadline = fact.deadline)?;
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.current = Some(fact.name.clone());
+        plan.next = None;
+        plan.meta.touch(at);
+    })
+}
+
+pub(crate) fn paused(fleet: &mut Fleet, fact: &DeploymentPaused, at: At) -> Result<(), Contradiction> {
+    set(fleet, &fact.plan, &fact.name, DeploymentState::Paused, at)
+}
+
+pub(crate) fn resumed(fleet: &mut Fleet, fact: &DeploymentResumed, at: At) -> Result<(), Contradiction> {
+    set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)
+}
+
+pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |deployment| {
+        deployment.set = Set::New;
+        deployment.deadline = None;
+        deployment.meta.bump(at);
+    })
+}
+
+pub(crate) fn ending(fleet: &mut Fleet, fact: &DeploymentEnding, at: At) -> Result<(), Contradiction> {
+    set(fleet, &fact.plan, &fact.name, DeploymentState::Ending(fact.why.clone()), at)
+}
+
+pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result<(), Contradiction> {
+    set(fleet, &fact.plan, &fact.name, DeploymentState::Ended(fact.end.clone()), at)?;
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        for slot in [&mut plan.current, &mut plan.next] {
+            if slot.as_ref() == Some(&fact.name) {
+                *slot = None;
+            }
+        }
+        plan.meta.touch(at);
+    })?;
+    forget(fleet, &fact.plan)
+}
+
+/// Lets go of the oldest deployments that are over and to which nothing refers, and of generations likewise.
+fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
+    let plan = fleet.want::<Plan>(owner)?;
+    let replicas = |name: &DeploymentName| {
+        let of = fleet.index().plan_index(owner).and_then(|index| index.deployments.get(name));
+        of.map_or(0, |of| of.replicas)
+    };
+    let over = |name: &&DeploymentName| {
+        let found = fleet.deployments().get(&(owner.clone(), (*name).clone()));
+        found.is_some_and(Deployment::is_over) && replicas(name) == 0
+    };
+    let over: Vec<_> = plan.deployments.iter().filter(over).cloned().collect();
+    let gone = &over[..over.len().saturating_sub(KEPT)];
+    for name in gone {
+        fleet.remove::<Deployment>(&(owner.clone(), name.clone()))?;
+    }
+    let plan = fleet.want::<Plan>(owner)?;
+    let kept: Vec<_> = plan.deployments.iter().filter(|name| !gone.contains(name)).cloned().collect();
+    let used: Vec<_> = kept
+        .iter()
+        .filter_map(|name| fleet.deployments().get(&(owner.clone(), name.clone())))
+        .map(|deployment| deployment.generation)
+        .collect();
+    fleet.change::<Plan>(owner, |plan| {
+        plan.deployments = kept;
+        let latest = plan.generation;
+        plan.generations.retain(|generation, _| *generation == latest || used.contains(generation));
+    })
+}

@@ -1,0 +1,189 @@
+//! Taking a deployment one step further: from what there is to do to what becomes true.
+
+use chancery_events::fact::{
+    Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted, Fact,
+    OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
+};
+use chancery_events::name::{DeploymentName, ReplicaName};
+use chancery_events::spec::{OnTimeout, OperationKind, Strategy};
+
+use super::is_begun;
+use super::work::Work;
+use crate::context::{Context, Draft};
+use crate::fleet::{DeploymentKey, Fleet};
+use crate::operation::{self, Want};
+use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
+
+/// The next step for the plan's deployments. Empty if there is none now.
+pub(crate) fn step(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Vec<Fact> {
+    let work = fleet.index().plan_index(&plan.name).and_then(crate::index::PlanIndex::work);
+    let mut draft = Draft::new(ctx);
+    if let Some((_, work)) = work.filter(|(from, _)| *from <= ctx.now) {
+        carry_out(fleet, plan, work, ctx, &mut draft);
+    }
+    draft.done()
+}
+
+fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut Draft) {
+    match work {
+        Work::Start => start(fleet, plan, ctx, draft),
+        Work::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
+        Work::Remove => {
+            let by = Asker::Rule(format!("plan/{}/removal", plan.name));
+            delete(fleet, victim(fleet, plan), Want::by(OperationKind::Delete, Some(by)), ctx, draft);
+        }
+        Work::Cancel(_)
+        | Work::TakeBack(_)
+        | Work::End
+        | Work::Complete
+        | Work::CutOver
+        | Work::Create
+        | Work::Delete
+        | Work::Assign(_)
+        | Work::Restart(_)
+        | Work::Update(_)
+        | Work::Begin(_) => {
+            if let Some(current) = super::current(fleet, plan) {
+                of_current(fleet, plan, current, work, ctx, draft);
+            }
+        }
+    }
+}
+
+fn of_current(
+    fleet: &Fleet,
+    plan: &Plan,
+    current: &Deployment,
+    work: Work,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    let name = &current.name;
+    let want = |kind| Want::of(kind, name);
+    let replica = |name: &ReplicaName| fleet.replicas().get(name);
+    let end = |end| DeploymentEnded { plan: plan.name.clone(), name: name.clone(), end };
+    match work {
+        Work::Cancel(id) => {
+            if let Some(operation) = fleet.operations().get(&id) {
+                let reason = format!("deployment {name} is ending");
+                operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
+            }
+        }
+        Work::TakeBack(built) => {
+            let by = Some(Asker::Rule(format!("deployment/{}/{name}/rollback", plan.name)));
+            delete(fleet, replica(&built), Want { by, ..want(OperationKind::Delete) }, ctx, draft);
+        }
+        Work::End => {
+            if let DeploymentState::Ending(why) = &current.state {
+                draft.push(end(why.clone()));
+            }
+        }
+        Work::Complete => draft.push(end(DeploymentEnd::Completed)),
+        Work::CutOver => draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() }),
+        Work::Create => create_one(plan, current, draft),
+        Work::Delete => delete(fleet, victim(fleet, plan), want(OperationKind::Delete), ctx, draft),
+        Work::Assign(still) => {
+            draft.push(ReplicaAssigned { name: still, plan: plan.name.clone(), deployment: name.clone() })
+        }
+        Work::Restart(idle) => {
+            if let Some(idle) = replica(&idle) {
+                operation::open(fleet, idle, want(OperationKind::Start), ctx, draft);
+            }
+        }
+        Work::Update(free) => {
+            if let Some(free) = replica(&free) {
+                let want = Want { version: Some(name), ..want(OperationKind::Update) };
+                operation::open(fleet, free, want, ctx, draft);
+            }
+        }
+        Work::Begin(id) => {
+            if let Some(operation) = fleet.operations().get(&id) {
+                operation::take_turn(fleet, operation, ctx, draft);
+            }
+        }
+        // What is about the plan and no deployment of it.
+        Work::Start | Work::Remove | Work::Forget => {}
+    }
+}
+
+fn start(fleet: &Fleet, plan: &Plan, ctx: &Context, draft: &mut Draft) {
+    let Some(name) = plan.next.clone() else { return };
+    let Some(next) = fleet.deployments().get(&(plan.name.clone(), name.clone())) else { return };
+    let deadline = match next.spec.strategy {
+        Strategy::Graceful { timeout, .. } => Some(ctx.now + std::time::Duration::from_millis(timeout)),
+        Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
+    };
+    draft.push(DeploymentStarted { plan: plan.name.clone(), name, deadline });
+}
+
+fn delete(fleet: &Fleet, victim: Option<&Replica>, want: Want<'_>, ctx: &Context, draft: &mut Draft) {
+    if let Some(victim) = victim {
+        operation::open(fleet, victim, want, ctx, draft);
+    }
+}
+
+/// Whom to take when there are too many: first on a node that is disturbed (of several, by name), then as the index
+/// says.
+fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+    let index = fleet.index().plan_index(&plan.name)?;
+    let disturbed = index.victim_is_well().then(|| on_disturbed_node(fleet, plan)).flatten();
+    disturbed.or_else(|| index.victim().and_then(|name| fleet.replicas().get(name)))
+}
+
+fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+    let places = &fleet.index().places;
+    let held = fleet.index().disturbed.iter().flat_map(|node| places.incarnations(node));
+    let replicas = held
+        .filter_map(|id| fleet.incarnations().get(&id))
+        .filter(|incarnation| incarnation.plan == plan.name)
+        .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
+    replicas.filter(|replica| !replica.is_going()).min_by_key(|replica| &replica.name)
+}
+
+fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut Draft) {
+    let name = ReplicaName::issue(&plan.spec_of(deployment.generation).service, draft.position());
+    let by = deployment.name.clone();
+    draft.push(ReplicaCreated { name: name.clone(), plan: plan.name.clone(), deployment: by.clone() });
+    operation::push_opened(&name, &Want::of(OperationKind::Create, &by), None, draft);
+}
+
+fn failed(key: (chancery_events::name::PlanName, DeploymentName), cause: String) -> DeploymentEnding {
+    DeploymentEnding { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
+}
+
+/// An operation of the deployment came to nothing: the deployment fails with that cause.
+pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &mut Draft) {
+    let Some(name) = &operation.deployment else { return };
+    let key = (operation.plan.clone(), name.clone());
+    if fleet.deployments().get(&key).is_some_and(is_begun) {
+        draft.push(failed(key, cause));
+    }
+}
+
+/// A replica that ran has ended by itself: the deployment that is being carried out fails with that cause, if it is of
+/// its version.
+pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draft) {
+    let Some(plan) = fleet.plans().get(&incarnation.plan) else { return };
+    let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
+    let own = fleet.deployments().get(&(plan.name.clone(), incarnation.deployment.clone()));
+    if own.is_some_and(|own| own.version == current.version) {
+        let cause = format!("replica {} ended by itself", incarnation.replica);
+        draft.push(failed((plan.name.clone(), current.name.clone()), cause));
+    }
+}
+
+/// Its new set should have been ready by now. Ready at the very deadline is in time.
+pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(deployment) = fleet.deployments().get(key) else { return Vec::new() };
+    let work = fleet.index().plan_index(&key.0).and_then(crate::index::PlanIndex::work);
+    let ready = matches!(work, Some((_, Work::CutOver)));
+    let commits =
+        matches!(deployment.spec.strategy, Strategy::Graceful { on_timeout: OnTimeout::Commit, .. });
+    if ready || commits {
+        draft.push(DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() });
+    } else {
+        draft.push(failed(key.clone(), "not all of the new set were ready in time".into()));
+    }
+    draft.done()
+}

@@ -1,0 +1,200 @@
+//! What there is to do for a plan's deployments, from what its index counts alone: one thing at a time, found without
+//! looking at any replica that is right.
+
+use chancery_events::digest::Digest;
+use chancery_events::id::{Lineage, OperationId, Position};
+use chancery_events::name::{DeploymentName, ReplicaName};
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::Strategy;
+use chancery_events::time::Time;
+
+use crate::index::{DeploymentIndex, PlanIndex, Queue};
+use crate::marks::Stage;
+use crate::state::Set;
+
+/// One thing to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// The turn of the deployment that waits has come.
+    Start,
+    /// Cancel an operation that has not begun.
+    Cancel(OperationId),
+    /// Take back a replica that the deployment created.
+    TakeBack(ReplicaName),
+    /// It ends as is remembered.
+    End,
+    /// It has brought about what it wanted.
+    Complete,
+    /// The new set counts from now on.
+    CutOver,
+    /// Create one more replica.
+    Create,
+    /// Delete one of too many.
+    Delete,
+    /// Give a replica without a run the version.
+    Assign(ReplicaName),
+    /// Start a replica that should run and does not.
+    Restart(ReplicaName),
+    /// Open the update of a replica.
+    Update(ReplicaName),
+    /// The turn of an approved operation has come.
+    Begin(OperationId),
+    /// The plan is to go, and this of its replicas with it.
+    Remove,
+    /// The plan is to go, and nothing of it is left.
+    Forget,
+}
+
+impl PlanIndex {
+    /// What there is to do now, or, with its time, later; nothing, if it waits for something else.
+    pub fn work(&self) -> Option<(Time, Work)> {
+        let now = |work| Some((Time::EPOCH, work));
+        if self.parked {
+            return None;
+        }
+        let Some((name, current)) = self.current() else {
+            return match () {
+                () if self.removing && self.present > 0 => now(Work::Remove),
+                () if self.removing && self.replicas == 0 => now(Work::Forget),
+                () if self.waiting => now(Work::Start),
+                () => None,
+            };
+        };
+        match current.stage {
+            Some(Stage::Ending) => self.ending(name, current).and_then(now),
+            Some(Stage::InProgress) => self.going_on(current),
+            Some(Stage::Pending | Stage::Paused | Stage::Over) | None => None,
+        }
+    }
+
+    fn ending(&self, name: &DeploymentName, current: &DeploymentIndex) -> Option<Work> {
+        if let Some(operation) = current.unstarted.first().or(current.queued().next()) {
+            return Some(Work::Cancel(*operation));
+        }
+        let beside = !matches!(current.strategy, Strategy::Rolling { .. }) && current.set == Set::Old;
+        let built = self.deployments.get(name).filter(|_| beside && !planted::is(Bug::LeavesNewSet));
+        if let Some(replica) = built.and_then(DeploymentIndex::any) {
+            return Some(Work::TakeBack(replica.clone()));
+        }
+        current.running.is_empty().then_some(Work::End)
+    }
+
+    /// The replicas that are, or are not, of the version.
+    fn of_version(&self, version: Option<Digest>, right: bool) -> impl Iterator<Item = &DeploymentIndex> {
+        self.deployments.values().filter(move |of| (of.version == version) == right)
+    }
+
+    fn going_on(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
+        let now = |work| Some((Time::EPOCH, work));
+        let right = || self.of_version(current.version, true);
+        let stale = || self.of_version(current.version, false);
+        let (fit, old) =
+            (right().map(|of| of.present).sum::<u32>(), stale().map(|of| of.present).sum::<u32>());
+        let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
+        let start = || right().find_map(|of| of.idle.first()).cloned().map(Work::Restart);
+        if let (Set::Old, Some(wanted), true) = (current.set, current.beside(), old > 0) {
+            if fit < wanted {
+                return now(Work::Create);
+            }
+            if let Some(start) = start() {
+                return now(start);
+            }
+            if let Some(turn) = self.turn(current) {
+                return Some(turn);
+            }
+            let ready = right().map(|of| of.healthy).sum::<u32>() == fit || planted::is(Bug::CutsOverEarly);
+            let alone = matches!(current.strategy, Strategy::Graceful { .. });
+            return (settled && ready && alone).then_some((Time::EPOCH, Work::CutOver));
+        }
+        if self.present > current.count {
+            return now(Work::Delete);
+        }
+        if self.present < current.count {
+            return now(Work::Create);
+        }
+        if let Some(replica) = stale().find_map(|of| of.still.first()) {
+            return now(Work::Assign(replica.clone()));
+        }
+        if let Some(start) = start() {
+            return now(start);
+        }
+        let update = stale().find_map(|of| of.free.first()).cloned();
+        if let Some(replica) = update.filter(|_| self.opens_update(current)) {
+            return now(Work::Update(replica));
+        }
+        if let Some(turn) = self.turn(current) {
+            return Some(turn);
+        }
+        (settled && old == 0).then_some((Time::EPOCH, Work::Complete))
+    }
+
+    /// People see all updates at once, to approve them together; a rule approves each when it could begin, so that no
+    /// more places are held than are needed.
+    fn opens_update(&self, current: &DeploymentIndex) -> bool {
+        let open = current.unstarted.len() + current.running.len() + current.queue.len();
+        !self.updates_alone || (open as u64) < u64::from(current.wave()) || planted::is(Bug::IgnoresWave)
+    }
+
+    /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
+    /// with a pause after each, and while those that were brought up are well.
+    fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
+        let ailing: u32 = self.of_version(current.version, true).map(|of| of.ailing).sum();
+        if ailing > 0 && !planted::is(Bug::NoHealthGate) {
+            return None;
+        }
+        let (per_domain, pause) = match current.strategy {
+            Strategy::Rolling { per_domain, pause, .. } => (per_domain, pause),
+            Strategy::Graceful { .. } | Strategy::Canary { .. } => (false, 0),
+        };
+        let domain = current.running.first().filter(|_| per_domain).map(|(domain, _)| domain);
+        let in_domain = |queue: &Queue| match domain {
+            None => queue.first().map(|(_, id)| *id),
+            Some(domain) => {
+                let from = (domain.clone(), first_id());
+                queue.range(from..).next().filter(|(found, _)| found == domain).map(|(_, id)| *id)
+            }
+        };
+        let full = |limit: u32| current.running.len() as u64 >= u64::from(limit);
+        let any = in_domain(&current.queue.others).filter(|_| !full(current.bound()));
+        let update = in_domain(&current.queue.updates).filter(|_| !full(current.wave()));
+        let next = any.or(update)?;
+        let from = match current.rested {
+            Some(rested) if pause > 0 => rested + std::time::Duration::from_millis(pause),
+            _ => Time::EPOCH,
+        };
+        Some((from, Work::Begin(next)))
+    }
+}
+
+/// Before every id of an operation.
+fn first_id() -> OperationId {
+    OperationId::issue(Lineage::from_random(0), Position::ZERO)
+}
+
+impl DeploymentIndex {
+    /// How many replicas of the new version stand beside the old ones, if that is how it goes.
+    fn beside(&self) -> Option<u32> {
+        match self.strategy {
+            Strategy::Rolling { .. } => None,
+            Strategy::Graceful { .. } => Some(self.count),
+            Strategy::Canary { count } => Some(count.min(self.count)),
+        }
+    }
+
+    /// How many operations may run at once while one that updates does.
+    fn wave(&self) -> u32 {
+        match self.strategy {
+            _ if planted::is(Bug::IgnoresWave) => u32::MAX,
+            Strategy::Rolling { wave, .. } => wave.unwrap_or(1),
+            Strategy::Graceful { .. } | Strategy::Canary { .. } => 1,
+        }
+    }
+
+    /// How many operations may run at once.
+    fn bound(&self) -> u32 {
+        match self.strategy {
+            Strategy::Rolling { wave, .. } => wave.unwrap_or(u32::MAX),
+            Strategy::Graceful { .. } | Strategy::Canary { .. } => u32::MAX,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Disruptions: planned interferences with nodes.
+//!
+//! | state | approve | its start | the node is empty | complete | delete |
+//! |---|---|---|---|---|---|
+//! | scheduled | → approved | – | – | → completed | refused |
+//! | approved | same | its replicas are moved away, if that is wanted | → completed, if that was wanted | → completed | refused |
+//! | completed | refused | – | – | same | forgotten |
+//!
+//! While one is approved, its node takes no placements; what was only reserved there is given another place. Moving
+//! away goes on in one update domain at a time (that of the disruption that began first), and not more replicas of a
+//! plan at once than its budget; whoever approved the disruption has approved those moves. A replica for which there
+//! is no other place stays, and the plan says why.
+
+use chancery_events::fact::{
+    Asker, DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact,
+    NodeDeleted, NodeMoved, OperationEnd,
+};
+use chancery_events::intent::{
+    DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, NodeDelete,
+};
+use chancery_events::name::{DisruptionName, DomainName, NodeName};
+use chancery_events::planted::{self, Bug};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState, OperationKind};
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+
+use crate::context::{Context, Draft};
+use crate::fleet::{Contradiction, Fleet};
+use crate::incarnation;
+use crate::meta::{At, Stamp};
+use crate::operation::{self, Want};
+use crate::refuse::{Faults, bad_transition, not_found};
+use crate::state::{Disruption, Incarnation, IncarnationState, Node, Operation, Replica};
+
+/// Disruptions of a node, at most.
+const MOST: usize = 100;
+/// The disruption by which a node is emptied that is to be deleted.
+const REMOVAL: &str = "removal";
+
+fn node<'a>(fleet: &'a Fleet, name: &NodeName) -> Result<&'a Node, Refusal> {
+    fleet.nodes().get(name).ok_or_else(|| not_found(&Subject::Node(name.clone())))
+}
+
+fn find<'a>(fleet: &'a Fleet, on: &NodeName, name: &DisruptionName) -> Result<&'a Disruption, Refusal> {
+    node(fleet, on)?.disruptions.get(name).ok_or_else(|| {
+        let detail = format!("node {on} has no disruption {name}");
+        Refusal::new(Code::NotFound, detail).at("/name", "does not exist")
+    })
+}
+
+pub(crate) fn schedule(fleet: &Fleet, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
+    let node = node(fleet, &ask.node)?;
+    if node.state == NodeState::Expunged {
+        return Err(Refusal::new(Code::BadTransition, format!("node {} is expunged", ask.node)));
+    }
+    let mut faults = Faults::default();
+    let reason = &ask.spec.reason;
+    let plain = reason.len() <= 512 && !reason.chars().any(char::is_control);
+    faults.check(plain, "/spec/reason", "must be at most 512 bytes, without control characters");
+    faults.done()?;
+    match node.disruptions.get(&ask.name) {
+        Some(now) if now.spec == ask.spec => return Ok(vec![]),
+        Some(_) => {
+            let detail = format!("node {} has a disruption {} that says something else", ask.node, ask.name);
+            return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", "is taken"));
+        }
+        None if node.disruptions.len() >= MOST => {
+            let detail = format!("node {} has {MOST} disruptions: delete one that is completed", ask.node);
+            return Err(Refusal::new(Code::TooLarge, detail));
+        }
+        None => {}
+    }
+    let (on, name) = (ask.node.clone(), ask.name.clone());
+    Ok(vec![DisruptionScheduled { node: on, name, spec: ask.spec.clone() }.into()])
+}
+
+pub(crate) fn approve(fleet: &Fleet, ask: &DisruptionApprove, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let now = find(fleet, &ask.node, &ask.name)?;
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?;
+    let (on, name) = (ask.node.clone(), ask.name.clone());
+    match now.state {
+        DisruptionState::Scheduled => Ok(vec![DisruptionApproved { node: on, name, by }.into()]),
+        DisruptionState::Approved => Ok(vec![]),
+        DisruptionState::Completed => {
+            Err(bad_transition(&format!("disruption {name} of node {on}"), "completed", "approved"))
+        }
+    }
+}
+
+pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let now = find(fleet, &ask.node, &ask.name)?;
+    let (on, name) = (ask.node.clone(), ask.name.clone());
+    let mut draft = Draft::new(ctx);
+    if now.state != DisruptionState::Completed {
+        let by = Asker::Disruption { node: on.clone(), name: name.clone() };
+        draft.push(DisruptionCompleted { node: on, name });
+        for operation in waiting_moves(fleet, &ask.node, &by) {
+            let reason = "the disruption is over".to_owned();
+            operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
+        }
+    }
+    Ok(draft.done())
+}
+
+/// Moves away from the node that the disruption asked for and that have not begun.
+fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a Operation> {
+    let held = fleet.index().places.held(node).incarnations.iter();
+    let replicas = held
+        .filter_map(|id| fleet.incarnations().get(id))
+        .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
+    let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
+    let operations = open.filter_map(|open| fleet.operations().get(&open.id));
+    operations.filter(|operation| operation.by.as_ref() == Some(by)).collect()
+}
+
+pub(crate) fn delete(fleet: &Fleet, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {
+    let now = find(fleet, &ask.node, &ask.name)?;
+    let (on, name) = (ask.node.clone(), ask.name.clone());
+    match now.state {
+        DisruptionState::Completed => Ok(vec![DisruptionDeleted { node: on, name }.into()]),
+        DisruptionState::Scheduled | DisruptionState::Approved => {
+            let detail = format!("disruption {name} of node {on} is {}: complete it first", now.state);
+            Err(Refusal::new(Code::InUse, detail))
+        }
+    }
+}
+
+/// Empties a node that is to go, and forgets it then.
+pub(crate) fn remove_node(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let on = node(fleet, &ask.name)?;
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a removal needs an actor"))?;
+    let going = |disruption: &Disruption| {
+        disruption.state == DisruptionState::Approved && disruption.spec.evict == Evict::AndRemove
+    };
+    if on.disruptions.values().any(going) {
+        return Ok(vec![]);
+    }
+    let name = removal(on)?;
+    let reason = format!("{by} deletes the node");
+    let spec = DisruptionSpec { start: None, evict: Evict::AndRemove, reason };
+    let (node, again) = (ask.name.clone(), name.clone());
+    Ok(vec![
+        DisruptionScheduled { node: node.clone(), name, spec }.into(),
+        DisruptionApproved { node, name: again, by }.into(),
+    ])
+}
+
+/// A name for a removal that the node has no disruption of.
+fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
+    let names = std::iter::once(REMOVAL.to_owned()).chain((2..=MOST).map(|n| format!("{REMOVAL}-{n}")));
+    let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
+    free.find(|name| !node.disruptions.contains_key(name)).ok_or_else(|| {
+        Refusal::new(Code::TooLarge, format!("node {} has {MOST} disruptions: delete one", node.name))
+    })
+}
+
+/// The next thing to do for the disruptions that empty nodes, if there is one now.
+pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
+    let begun = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
+    let mut domain: Option<&DomainName> = None;
+    for (_, name, disruption) in begun {
+        let Some(node) = fleet.nodes().get(name) else { continue };
+        let mut draft = Draft::new(ctx);
+        let its_turn = domain.is_none_or(|domain| *domain == node.spec.domain);
+        if fleet.index().places.held(name).incarnations.is_empty() {
+            completed(node, disruption, &mut draft);
+        } else if its_turn {
+            domain = Some(&node.spec.domain);
+            move_one(fleet, node, disruption, ctx, &mut draft);
+        }
+        let facts = draft.done();
+        if !facts.is_empty() {
+            return Some((Subject::Node(name.clone()), facts));
+        }
+    }
+    None
+}
+
+/// When the next disruption begins to empty its node, if that is later than now.
+pub(crate) fn next_start(fleet: &Fleet, now: Time) -> Option<Time> {
+    fleet.index().evicting.iter().map(|(from, ..)| *from).find(|from| *from > now)
+}
+
+fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
+    let then = node.disruptions.get(name).map(|disruption| disruption.spec.evict);
+    draft.push(DisruptionCompleted { node: node.name.clone(), name: name.clone() });
+    if then == Some(Evict::AndRemove) {
+        if node.state == NodeState::Allocated {
+            let (name, to) = (node.name.clone(), NodeState::Evicted);
+            draft.push(NodeMoved { name, to, cluster: None });
+        }
+        draft.push(NodeDeleted { name: node.name.clone() });
+    }
+}
+
+fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, draft: &mut Draft) {
+    let held = fleet.index().places.held(&node.name).incarnations.iter();
+    for incarnation in held.filter_map(|id| fleet.incarnations().get(id)) {
+        if incarnation.state == IncarnationState::Reserved && incarnation.follows.is_none() {
+            let reason = format!("disruption {name} of node {} takes its place", node.name);
+            return incarnation::displace(fleet, incarnation, reason, draft);
+        }
+        if let Some(replica) = movable(fleet, incarnation) {
+            let by = Asker::Disruption { node: node.name.clone(), name: name.clone() };
+            let want = Want::by(OperationKind::Relocate, Some(by));
+            return operation::open(fleet, replica, want, ctx, draft);
+        }
+    }
+}
+
+/// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and the
+/// plan's budget allows one more.
+fn movable<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Replica> {
+    let replica = fleet.replicas().get(&incarnation.replica)?;
+    let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
+    let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
+    let plan = fleet.plans().get(&replica.plan)?;
+    let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
+    let within = evictions < plan.spec.budget || planted::is(Bug::ExceedsBudget);
+    (active && runs && within && replica.is_free_to_move(fleet)).then_some(replica)
+}
+
+impl Replica {
+    /// Whether nothing is open on it but what gives way to a move.
+    fn is_free_to_move(&self, fleet: &Fleet) -> bool {
+        let gives_way = |open: crate::state::Open| {
+            let operation = fleet.operations().get(&open.id);
+            let moves = operation.is_some_and(|operation| {
+                matches!(operation.by, Some(Asker::Disruption { .. })) || operation.wants.is_some()
+            });
+            let waits =
+                matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
+            !open.begun && waits && !moves
+        };
+        self.open().all(gives_way)
+    }
+}
+
+fn change(
+    fleet: &mut Fleet,
+    node: &NodeName,
+    name: &DisruptionName,
+    at: At,
+    how: impl FnOnce(&mut Disruption),
+) -> Result<(), Contradiction> {
+    if !fleet.want::<Node>(node)?.disruptions.contains_key(name) {
+        let problem = format!("the fact is about its disruption {name}, and it has none");
+        return Err(Contradiction { subject: Subject::Node(node.clone()), problem });
+    }
+    fleet.change::<Node>(node, |node| {
+        if let Some(disruption) = node.disruptions.get_mut(name) {
+            how(disruption);
+            disruption.since = Stamp::from(at);
+        }
+        node.meta.bump(at);
+    })
+}
+
+pub(crate) fn scheduled(fleet: &mut Fleet, fact: &DisruptionScheduled, at: At) -> Result<(), Contradiction> {
+    let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
+    let disruption = Disruption { spec, state, by: None, since: Stamp::from(at) };
+    fleet.change::<Node>(&fact.node, |node| {
+        node.disruptions.insert(fact.name.clone(), disruption);
+        node.meta.bump(at);
+    })
+}
+
+pub(crate) fn approved(fleet: &mut Fleet, fact: &DisruptionApproved, at: At) -> Result<(), Contradiction> {
+    change(fleet, &fact.node, &fact.name, at, |disruption| {
+        disruption.state = DisruptionState::Approved;
+        disruption.by = Some(fact.by.clone());
+    })
+}
+
+pub(crate) fn over(fleet: &mut Fleet, fact: &DisruptionCompleted, at: At) -> Result<(), Contradiction> {
+    change(fleet, &fact.node, &fact.name, at, |disruption| disruption.state = DisruptionState::Completed)
+}
+
+pub(crate) fn deleted(fleet: &mut Fleet, fact: &DisruptionDeleted, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Node>(&fact.node, |node| {
+        node.disruptions.remove(&fact.name);
+        node.meta.bump(at);
+    })
+}

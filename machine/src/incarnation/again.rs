@@ -1,0 +1,69 @@
+//! When the plan's rule starts a replica again whose run is over.
+//!
+//! | the run | `always` | `best_effort` | `never` |
+//! |---|---|---|---|
+//! | failed, by itself or with its node | again | again | stays failed |
+//! | ended cleanly by itself | again | stays ended | stays ended |
+//! | never came up, at the asking of a person or a deployment | stays failed | stays failed | stays failed |
+//! | never came up, in the place of one that ran | again | again | stays failed |
+//! | was stopped, as asked | stays stopped | stays stopped | stays stopped |
+//!
+//! The first start in a row is at once, the second no sooner than the plan's `cooldown` after it, and twice as long
+//! each time. A run that lasted as long as the longest of those waits ends the row.
+
+use std::time::Duration;
+
+use chancery_events::fact::{Again, Asker, IncarnationEnd};
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::{OperationKind, PlanSpec, Restart};
+use chancery_events::time::Time;
+
+use crate::fleet::Fleet;
+use crate::state::{Incarnation, IncarnationState, Replica, Will};
+
+/// The longest wait is so many cooldowns.
+const LONGEST: u32 = 32;
+
+/// When the replica is started again after this end of a run of it, if it is; `other` is its other run.
+pub(super) fn again(
+    fleet: &Fleet,
+    replica: &Replica,
+    incarnation: &Incarnation,
+    end: &IncarnationEnd,
+    other: Option<&Incarnation>,
+    now: Time,
+) -> Option<Again> {
+    let plan = fleet.plans().get(&replica.plan)?;
+    let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
+    if !wanted || other.is_some() || plan.removing.is_some() {
+        return None;
+    }
+    if incarnation.since.is_none() && was_asked_for(fleet, incarnation) {
+        return None;
+    }
+    let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
+    let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
+    let starts = match plan.spec.restart {
+        Restart::Always => true,
+        Restart::BestEffort => !ended_well,
+        Restart::Never => false,
+    };
+    starts.then(|| next(&plan.spec, replica.row, incarnation.since, now))
+}
+
+/// Whether a person or a deployment wanted to see it come up.
+fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+    fleet.operations().get(&incarnation.operation).is_none_or(|operation| {
+        let up = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
+        up && !matches!(operation.by, Some(Asker::Rule(_)))
+    })
+}
+
+fn next(spec: &PlanSpec, row: Option<Again>, since: Option<Time>, now: Time) -> Again {
+    let cooldown = Duration::from_millis(spec.cooldown);
+    let lasted = since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
+    let Some(last) = row.filter(|_| !lasted) else { return Again { at: now, row: 1 } };
+    let times = 2u32.saturating_pow(last.row.saturating_sub(1)).min(LONGEST);
+    let wait = if planted::is(Bug::NoCooldown) { Duration::ZERO } else { cooldown * times };
+    Again { at: now.max(last.at + wait), row: last.row.saturating_add(1) }
+}

@@ -1,0 +1,172 @@
+//! Ends of incarnations, by proof alone, and what follows for their operations.
+
+use chancery_events::fact::{
+    Fact, IncarnationBegun, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded, ReplicaDeleted,
+};
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::Process;
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::OperationKind;
+
+use super::again::again;
+use super::{running_operation, start_deadline};
+use crate::context::{Context, Draft};
+use crate::fleet::Fleet;
+use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Replica};
+use crate::{deployment, operation};
+
+/// Ends the incarnation, and with it the operation that waited for that, or that needed it alive.
+pub(super) fn by_proof(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    end: IncarnationEnd,
+    processes: Vec<Process>,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    let why = match &end {
+        IncarnationEnd::Destroyed => "it ended before it was ready".to_owned(),
+        IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => {
+            format!("it ended before it was ready: {reason}")
+        }
+    };
+    let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
+    let other = other(fleet, replica, incarnation.id);
+    draft.push(IncarnationEnded {
+        incarnation: incarnation.id,
+        replica: incarnation.replica.clone(),
+        node: incarnation.node.clone(),
+        again: again(fleet, replica, incarnation, &end, other, ctx.now),
+        end,
+        displaces: None,
+        processes,
+    });
+    let Some(operation) = running_operation(fleet, incarnation) else {
+        by_itself(fleet, replica, incarnation, draft);
+        return;
+    };
+    match operation.kind {
+        OperationKind::Create | OperationKind::Start => {
+            if operation.incarnation == Some(incarnation.id) {
+                operation::end(fleet, operation, OperationEnd::Failed { reason: why }, draft);
+            }
+        }
+        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => {
+            replaced(fleet, operation, incarnation, other, why, ctx, draft);
+        }
+        OperationKind::Stop | OperationKind::Delete => {
+            if other.is_none() {
+                succeed(operation, draft);
+            }
+        }
+    }
+}
+
+/// The other run of a replica that is not over.
+fn other<'a>(fleet: &'a Fleet, replica: &Replica, than: IncarnationId) -> Option<&'a Incarnation> {
+    let mut runs = replica.runs().map(|run| run.incarnation).filter(|id| *id != than);
+    runs.next().and_then(|id| fleet.incarnations().get(&id))
+}
+
+fn succeed(operation: &Operation, draft: &mut Draft) {
+    let replica = operation.replica.clone();
+    draft.push(OperationEnded {
+        operation: operation.id,
+        replica: replica.clone(),
+        end: OperationEnd::Succeeded,
+    });
+    if operation.kind == OperationKind::Delete {
+        draft.push(ReplicaDeleted { name: replica });
+    }
+}
+
+/// One of the two runs of an update, relocate or restart is over.
+fn replaced(
+    fleet: &Fleet,
+    operation: &Operation,
+    incarnation: &Incarnation,
+    other: Option<&Incarnation>,
+    why: String,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    if operation.incarnation == Some(incarnation.id) {
+        let reason = match incarnation.state {
+            IncarnationState::Running | IncarnationState::Updating(_) => "it ended by itself".to_owned(),
+            _ => why,
+        };
+        operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        return;
+    }
+    let new = other.filter(|new| operation.incarnation == Some(new.id));
+    match new.map(|new| (&new.state, new)) {
+        // It was stopped first: now the other one may begin.
+        Some((IncarnationState::Reserved, new)) => draft.push(IncarnationBegun {
+            incarnation: new.id,
+            replica: new.replica.clone(),
+            deployment: new.deployment.clone(),
+            deadline: start_deadline(fleet, &new.plan, &new.deployment, ctx.now),
+        }),
+        // It ended by itself while the other one came up, which goes on.
+        Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}
+        // It had lost its place, and is over now.
+        Some(_) => succeed(operation, draft),
+        None => {}
+    }
+}
+
+/// Nobody asked for it, or nobody does any more.
+fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft: &mut Draft) {
+    let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
+    let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
+    if !active || !runs {
+        return;
+    }
+    // What was to take its place, or to change it, has nothing to do that with any more.
+    let waiting = replica.operation.and_then(|open| fleet.operations().get(&open.id)).filter(|operation| {
+        let replaces = matches!(
+            operation.kind,
+            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart
+        );
+        replaces && !matches!(operation.state, OperationState::Running(_))
+    });
+    if let Some(operation) = waiting {
+        let reason = "what it was about ended by itself".to_owned();
+        operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
+    }
+    // A deployment that goes on must not start its own version again and again.
+    deployment::disturb(fleet, incarnation, draft);
+}
+
+/// Its node is gone, on the operator's word.
+pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
+    let reason = format!("node {} was expunged", incarnation.node);
+    if incarnation.state == IncarnationState::Reserved {
+        displace(fleet, incarnation, reason, &mut draft);
+    } else {
+        by_proof(fleet, incarnation, IncarnationEnd::Failed { reason }, Vec::new(), ctx, &mut draft);
+    }
+    draft.done()
+}
+
+/// Takes a place away that nobody was asked to use. Its operation looks for another one, and what was shown of it is
+/// void; one that has begun fails.
+pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut Draft) {
+    debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "nobody was asked for it");
+    let holder = fleet.operations().get(&incarnation.operation);
+    let begun = holder.filter(|operation| matches!(operation.state, OperationState::Running(_)));
+    if let Some(operation) = begun {
+        return operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
+    }
+    draft.push(IncarnationEnded {
+        incarnation: incarnation.id,
+        replica: incarnation.replica.clone(),
+        node: incarnation.node.clone(),
+        end: IncarnationEnd::Unwound { reason },
+        displaces: (!planted::is(Bug::ForgetsDisplaced)).then_some(incarnation.operation),
+        processes: Vec::new(),
+        again: None,
+    });
+}

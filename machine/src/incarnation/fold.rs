@@ -1,0 +1,294 @@
+//! Folding what becomes of incarnations.
+
+use chancery_events::amount::Amounts;
+use chancery_events::fact::{
+    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnded,
+    IncarnationEnsured, IncarnationReserved, IncarnationRunning, IncarnationStatus, OperationEnd,
+};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::observation::ProcessStatus;
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::OperationKind;
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::operation::{self, Version};
+use crate::state::{
+    Active, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
+};
+
+/// Incarnations of a replica that are over are kept so many.
+const KEPT: usize = 20;
+
+pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) -> Result<(), Contradiction> {
+    let mut id = IncarnationId::issue(at.lineage, at.position);
+    if planted::is(Bug::ReusesIds) {
+        id = IncarnationId::issue(at.lineage, fact.operation.position());
+    }
+    let node = fleet.want::<Node>(&fact.node)?;
+    let domain = node.spec.domain.clone();
+    let cluster = node.cluster.clone().ok_or_else(|| Contradiction {
+        subject: Subject::Node(fact.node.clone()),
+        problem: "a place is reserved on it, and it is in no cluster".into(),
+    })?;
+    let plan = fleet.want::<Replica>(&fact.replica)?.plan.clone();
+    // What both need of the node, the one that is followed holds for both.
+    let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
+    let shares = followed
+        .filter(|old| old.node == fact.node)
+        .map_or(Amounts::ZERO, |old| old.amounts.at_most(fact.amounts));
+    fleet.change::<Operation>(&fact.operation, |operation| {
+        operation.state = OperationState::PendingApproval(fact.proposal);
+        operation.hash = Some(fact.proposal.hash);
+        operation.incarnation = Some(id);
+        operation.node = Some(fact.node.clone());
+        operation.domain = Some(domain.clone());
+        operation.meta.bump(at);
+    })?;
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        let run = Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false });
+        if replica.active.is_none() {
+            replica.active = run
+        } else {
+            replica.passive = run
+        }
+        replica.incarnations.push(id);
+        replica.meta.touch(at);
+    })?;
+    let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
+    if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
+        // Nothing waits any more: the reasons are history.
+        fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
+    }
+    fleet.put(Incarnation {
+        id,
+        replica: fact.replica.clone(),
+        plan,
+        deployment: fact.deployment.clone(),
+        node: fact.node.clone(),
+        cluster,
+        operation: fact.operation,
+        state: IncarnationState::Reserved,
+        follows: fact.follows,
+        amounts: fact.amounts,
+        shares,
+        volumes: fact.volumes.clone(),
+        groups: fact.groups.clone(),
+        strained: fact.strained.clone(),
+        since: None,
+        processes: Vec::new(),
+        ready: false,
+        revision: 0,
+        commanded: None,
+        asked: None,
+        command: None,
+        deadline: None,
+        meta: Meta::new(at),
+    });
+    Ok(())
+}
+
+fn command(incarnation: &mut Incarnation, effect: Effect, deadline: Option<Time>, at: At) {
+    incarnation.revision += 1;
+    incarnation.commanded.get_or_insert(at.position);
+    incarnation.asked = Some(effect);
+    incarnation.command = Some(Outstanding { effect, attempt: 1, not_before: at.time });
+    incarnation.deadline = deadline;
+}
+
+/// Its operation has begun: it is asked to come up, to change, or to end.
+pub(crate) fn asked(
+    fleet: &mut Fleet,
+    id: IncarnationId,
+    by: OperationId,
+    deadline: Option<Time>,
+    at: At,
+) -> Result<(), Contradiction> {
+    if !fleet.want::<Incarnation>(&id)?.is_live() {
+        let problem = "it is commanded, and it is over".into();
+        return Err(Contradiction { subject: Subject::Incarnation(id), problem });
+    }
+    let operation = fleet.want::<Operation>(&by)?;
+    let (down, own) = (
+        matches!(operation.kind, OperationKind::Stop | OperationKind::Delete),
+        operation.incarnation == Some(id),
+    );
+    let version = operation.version.clone();
+    fleet.change::<Incarnation>(&id, |incarnation| {
+        if !down && own {
+            let changes = incarnation.state != IncarnationState::Reserved;
+            let up = deadline.filter(|_| !planted::is(Bug::NoDeadline));
+            incarnation.state =
+                if changes { IncarnationState::Updating(version) } else { IncarnationState::Creating };
+            command(incarnation, Effect::Ensure, up, at);
+        } else {
+            // One that is being stopped already is only remembered differently.
+            if !matches!(incarnation.state, IncarnationState::Stopping(_)) {
+                command(incarnation, Effect::Stop, deadline, at);
+            }
+            incarnation.state = IncarnationState::Stopping(IncarnationEnd::Destroyed);
+        }
+        incarnation.meta.touch(at);
+    })?;
+    set_health(fleet, id, at)
+}
+
+/// It is asked to be up: what had to be over before is, or what it was to become it cannot be.
+pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Result<(), Contradiction> {
+    let to = fact.deployment.clone();
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        let new = incarnation.state == IncarnationState::Reserved;
+        incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
+        let deadline = fact.deadline.filter(|_| !planted::is(Bug::NoDeadline));
+        command(incarnation, Effect::Ensure, deadline, at);
+        incarnation.meta.bump(at);
+    })?;
+    fleet.change::<Replica>(&fact.replica, |replica| replica.meta.touch(at))
+}
+
+pub(crate) fn commanded(fleet: &mut Fleet, fact: &IncarnationCommanded, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        incarnation.state = IncarnationState::Stopping(fact.then.clone());
+        command(incarnation, fact.effect, fact.deadline, at);
+        incarnation.meta.bump(at);
+    })?;
+    set_health(fleet, fact.incarnation, at)
+}
+
+pub(crate) fn command_failed(fleet: &mut Fleet, fact: &CommandFailed, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        incarnation.command = match (incarnation.command, fact.not_before) {
+            (Some(command), Some(not_before)) => {
+                Some(Outstanding { effect: command.effect, attempt: fact.attempt + 1, not_before })
+            }
+            (_, None) | (None, _) => None,
+        };
+        incarnation.meta.bump(at);
+    })
+}
+
+pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        if incarnation.state == IncarnationState::Creating {
+            incarnation.state = IncarnationState::Starting;
+        }
+        incarnation.command = None;
+        incarnation.processes.clone_from(&fact.processes);
+        incarnation.ready = false;
+        incarnation.meta.bump(at);
+    })
+}
+
+pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> Result<(), Contradiction> {
+    let id = fact.incarnation;
+    fleet.change::<Incarnation>(&id, |incarnation| {
+        if let IncarnationState::Updating(to) = &incarnation.state {
+            incarnation.deployment = to.clone();
+        }
+        incarnation.state = IncarnationState::Running;
+        incarnation.command = None;
+        incarnation.deadline = None;
+        incarnation.processes.clone_from(&fact.processes);
+        incarnation.ready = true;
+        incarnation.since = incarnation.since.or(Some(at.time));
+        incarnation.meta.bump(at);
+    })?;
+    let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        // It counts from now on, and the replica is of its version.
+        if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
+            std::mem::swap(&mut replica.active, &mut replica.passive);
+        }
+        replica.deployment = deployment;
+    })?;
+    set_health(fleet, id, at)?;
+    match fact.operation {
+        Some(operation) => operation::close(fleet, operation, &OperationEnd::Succeeded, at, Version::Touch),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        incarnation.processes.clone_from(&fact.processes);
+        incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Online);
+        incarnation.meta.bump(at);
+    })?;
+    set_health(fleet, fact.incarnation, at)
+}
+
+/// The replica remembers whether its run is a good one.
+fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contradiction> {
+    let incarnation = fleet.want::<Incarnation>(&id)?;
+    let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
+    let name = incarnation.replica.clone();
+    let known = fleet.want::<Replica>(&name)?.runs().find(|run| run.incarnation == id).map(|run| run.healthy);
+    if known.is_none_or(|known| known == healthy) {
+        return Ok(());
+    }
+    fleet.change::<Replica>(&name, |replica| {
+        let mut runs = replica.active.iter_mut().chain(&mut replica.passive);
+        if let Some(run) = runs.find(|run| run.incarnation == id) {
+            run.healthy = healthy;
+        }
+        replica.meta.touch(at);
+    })
+}
+
+pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        incarnation.state = IncarnationState::Ended(fact.end.clone());
+        incarnation.command = None;
+        incarnation.deadline = None;
+        incarnation.ready = false;
+        if !fact.processes.is_empty() {
+            incarnation.processes.clone_from(&fact.processes);
+        }
+        incarnation.meta.bump(at);
+    })?;
+    let over: Vec<_> = {
+        let live = |id: &IncarnationId| fleet.incarnations().get(id).is_some_and(Incarnation::is_live);
+        fleet.want::<Replica>(&fact.replica)?.incarnations.iter().filter(|id| !live(id)).copied().collect()
+    };
+    let gone = &over[..over.len().saturating_sub(KEPT)];
+    for id in gone {
+        fleet.remove::<Incarnation>(id)?;
+    }
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        let is = |run: &Option<Active>| run.as_ref().is_some_and(|run| run.incarnation == fact.incarnation);
+        if is(&replica.passive) {
+            replica.passive = None;
+        } else {
+            replica.active = replica.passive.take();
+            replica.last = Some(fact.end.clone());
+            replica.again = fact.again;
+        }
+        replica.incarnations.retain(|id| !gone.contains(id));
+        replica.meta.touch(at);
+    })?;
+    hand_over(fleet, fact)?;
+    let Some(displaced) = fact.displaces else { return Ok(()) };
+    fleet.change::<Operation>(&displaced, |operation| {
+        operation.state = OperationState::Preparing;
+        (operation.hash, operation.incarnation) = (None, None);
+        (operation.node, operation.domain) = (None, None);
+        operation.meta.touch(at);
+    })
+}
+
+/// The run that follows it holds all that it needs from now on.
+fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded) -> Result<(), Contradiction> {
+    let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
+    let follower = left.filter(|id| {
+        let follows = fleet.incarnations().get(id).and_then(|left| left.follows);
+        follows == Some(fact.incarnation) && !planted::is(Bug::FollowerHoldsNothing)
+    });
+    match follower {
+        Some(id) => fleet.change::<Incarnation>(&id, |follower| {
+            follower.shares = Amounts::ZERO;
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,236 @@
+//! What is counted of a plan and of each of its deployments: see [`crate::deployment::work`] for what follows.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use chancery_events::digest::Digest;
+use chancery_events::id::{OperationId, Position};
+use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName};
+use chancery_events::spec::Strategy;
+use chancery_events::time::Time;
+
+use super::{Tally, mark};
+use crate::marks::{OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
+use crate::state::Set;
+
+/// Operations by update domain.
+pub type Queue = BTreeSet<(Option<DomainName>, OperationId)>;
+
+/// Approved operations of a deployment whose turn comes later.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Queues {
+    /// Those that update.
+    pub updates: Queue,
+    /// All others.
+    pub others: Queue,
+}
+
+impl Queues {
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.updates.is_empty() && self.others.is_empty()
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.updates.len() + self.others.len()
+    }
+}
+
+/// Newest first, then by name.
+type Newest = (Reverse<Position>, ReplicaName);
+
+/// What is counted of a deployment.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DeploymentIndex {
+    /// Its own state, if it exists.
+    pub(crate) stage: Option<Stage>,
+    pub(crate) count: u32,
+    pub(crate) version: Option<Digest>,
+    pub(crate) strategy: Strategy,
+    pub(crate) set: Set,
+    pub(crate) rested: Option<Time>,
+    /// Its operations that are not approved.
+    pub unstarted: BTreeSet<OperationId>,
+    /// Its operations that are approved, and whose turn comes later.
+    pub queue: Queues,
+    /// Its operations that run.
+    pub running: Queue,
+    /// Replicas that run by it, and are not going.
+    pub present: u32,
+    /// Replicas that run by it.
+    pub replicas: u32,
+    /// Of those present: that run and are well.
+    pub healthy: u32,
+    /// Of those present: that run and are not well, and nothing is being done about it.
+    pub ailing: u32,
+    /// Of those present: that should run, do not, and nothing is being done about it.
+    pub idle: BTreeSet<ReplicaName>,
+    /// Of those present: without a run, and nothing is being done about it.
+    pub still: BTreeSet<ReplicaName>,
+    /// Of those present: that run, and may be updated.
+    pub free: BTreeSet<ReplicaName>,
+    /// Those present, by health (bad first) and domain: whom to take when there are too many.
+    candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
+}
+
+/// What is counted of a plan.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct PlanIndex {
+    current: Option<DeploymentName>,
+    pub(crate) waiting: bool,
+    pub(crate) parked: bool,
+    pub(crate) removing: bool,
+    /// Whether a rule approves updates, and not people.
+    pub(crate) updates_alone: bool,
+    /// When there will be something to do, if not now.
+    pub(super) later: Option<Time>,
+    /// Its deployments.
+    pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
+    /// How many replicas it has.
+    pub replicas: u32,
+    /// How many of them are not going.
+    pub present: u32,
+    /// How many hold a place, by node.
+    pub hosts: Tally<NodeName>,
+    /// How many hold a place, by update domain.
+    pub domains: Tally<DomainName>,
+    /// The same until a domain has one less.
+    pub eased: Arc<()>,
+    /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
+    /// that each look for another place than they have, which stand alone.
+    pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,
+    /// Operations that are not over.
+    pub open: u32,
+    /// Those of them that disruptions asked for.
+    pub evictions: u32,
+}
+
+impl DeploymentIndex {
+    /// Operations that were approved, and have not begun.
+    pub fn queued(&self) -> impl Iterator<Item = &OperationId> {
+        self.queue.others.iter().chain(&self.queue.updates).map(|(_, id)| id)
+    }
+
+    /// One of its replicas that is not going, if there is one: the newest of the first group.
+    pub fn any(&self) -> Option<&ReplicaName> {
+        self.candidates.values().next()?.first().map(|(_, name)| name)
+    }
+
+    pub(super) fn replica(&mut self, replica: &ReplicaMarks, up: bool) {
+        let by = |count: &mut u32, holds: bool| match (holds, up) {
+            (true, true) => *count += 1,
+            (true, false) => *count -= 1,
+            (false, _) => {}
+        };
+        by(&mut self.present, true);
+        by(&mut self.healthy, replica.healthy);
+        by(&mut self.ailing, replica.ailing);
+        let sets = [
+            (&mut self.idle, replica.idle),
+            (&mut self.still, replica.still),
+            (&mut self.free, replica.free),
+        ];
+        for (set, holds) in sets {
+            if holds {
+                mark(set, replica.name.clone(), up);
+            }
+        }
+        let domain = replica.places[0].as_ref().map(|(_, domain)| domain.clone());
+        let key = (replica.healthy, domain);
+        let set = match self.candidates.get_mut(&key) {
+            Some(set) => set,
+            None => self.candidates.entry(key.clone()).or_default(),
+        };
+        mark(set, (Reverse(replica.created), replica.name.clone()), up);
+        if set.is_empty() {
+            self.candidates.remove(&key);
+        }
+    }
+
+    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
+        let of_domain = || (operation.domain.clone(), operation.id);
+        match operation.turn {
+            Turn::Preparing | Turn::Waiting { .. } => mark(&mut self.unstarted, operation.id, up),
+            Turn::Approved if operation.updates => mark(&mut self.queue.updates, of_domain(), up),
+            Turn::Approved => mark(&mut self.queue.others, of_domain(), up),
+            Turn::Running => mark(&mut self.running, of_domain(), up),
+            Turn::Over => {}
+        }
+    }
+}
+
+impl PlanIndex {
+    /// The deployment that is being carried out.
+    pub(crate) fn current(&self) -> Option<(&DeploymentName, &DeploymentIndex)> {
+        let name = self.current.as_ref()?;
+        self.deployments.get(name).map(|of| (name, of))
+    }
+
+    pub(super) fn plan(&mut self, plan: Option<&PlanMarks>) {
+        self.current = plan.and_then(|plan| plan.current.clone());
+        self.waiting = plan.is_some_and(|plan| plan.waiting);
+        self.parked = plan.is_some_and(|plan| plan.parked);
+        self.removing = plan.is_some_and(|plan| plan.removing);
+        self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
+    }
+
+    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
+        if operation.turn == Turn::Preparing {
+            let key = (operation.version.clone(), operation.alone.then_some(operation.id));
+            let group = match self.unplaced.get_mut(&key) {
+                Some(group) => group,
+                None => self.unplaced.entry(key.clone()).or_default(),
+            };
+            mark(group, operation.id, up);
+            if group.is_empty() {
+                self.unplaced.remove(&key);
+            }
+        }
+        if operation.turn == Turn::Over {
+            return;
+        }
+        let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
+        by(&mut self.open);
+        if operation.evicts {
+            by(&mut self.evictions);
+        }
+    }
+
+    /// The candidates of each deployment that has any, with whether it is of another version than is wanted.
+    fn candidates(&self) -> impl Iterator<Item = (bool, &(bool, Option<DomainName>), &BTreeSet<Newest>)> {
+        let version = self.current().map(|(_, current)| current.version);
+        self.deployments.values().flat_map(move |of| {
+            let stale = version.is_some_and(|version| version != of.version);
+            of.candidates.iter().map(move |(key, set)| (stale, key, set))
+        })
+    }
+
+    /// Whom to take when there are too many: unhealthy ones first, then those of another version than is wanted, then
+    /// in the fullest domain (of several as full, the first by name), then the newest there, then by name. The same
+    /// journal gives the same choice.
+    pub fn victim(&self) -> Option<&ReplicaName> {
+        let fullness =
+            |domain: &Option<DomainName>| domain.as_ref().map_or(0, |domain| self.domains.get(domain));
+        let rank = |stale: bool, (healthy, domain): &(bool, Option<DomainName>)| {
+            (!*healthy, stale, fullness(domain), Reverse(domain.clone()))
+        };
+        let best = self.candidates().map(|(stale, key, _)| rank(stale, key)).max()?;
+        let newest = self
+            .candidates()
+            .filter(|(stale, key, _)| rank(*stale, key) == best)
+            .filter_map(|(_, _, set)| set.first())
+            .min()?;
+        Some(&newest.1)
+    }
+
+    /// Whether nobody that could be taken is unhealthy.
+    pub(crate) fn victim_is_well(&self) -> bool {
+        self.candidates().all(|(_, (healthy, _), _)| *healthy)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        *self == PlanIndex::default()
+    }
+}

@@ -1,0 +1,73 @@
+//! Policies, and the operations that each could approve: kept by what changes, so that operations that wait cost
+//! nobody else anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use chancery_events::id::OperationId;
+use chancery_events::name::PolicyName;
+use chancery_events::spec::{PolicySpec, Rule};
+
+use super::mark;
+use crate::marks::{OperationMarks, Turn};
+use crate::policy;
+
+/// What is counted of a policy that approves.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PolicyIndex {
+    pub(crate) spec: Arc<PolicySpec>,
+    /// Operations that wait for approval, and that it is about.
+    pub(crate) waiting: BTreeSet<OperationId>,
+}
+
+/// What is counted of all of them.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Policies {
+    /// Those that approve.
+    pub(crate) approving: BTreeMap<PolicyName, PolicyIndex>,
+    /// Those that want a second pair of eyes.
+    pub(crate) four_eyes: BTreeMap<PolicyName, Arc<PolicySpec>>,
+    /// Operations that one approved and that are not over, by its rule.
+    pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
+    /// Operations that wait for approval, as far as policies ask about them.
+    waiting: BTreeMap<OperationId, policy::About>,
+}
+
+impl Policies {
+    pub(super) fn policy(&mut self, name: &PolicyName, spec: Option<&Arc<PolicySpec>>) {
+        self.approving.remove(name);
+        self.four_eyes.remove(name);
+        let Some(spec) = spec else { return };
+        match &spec.rule {
+            Rule::FourEyes {} => {
+                self.four_eyes.insert(name.clone(), Arc::clone(spec));
+            }
+            Rule::Approve { .. } => {
+                let about = self.waiting.iter().filter(|(_, about)| policy::is_about(spec, about));
+                let waiting = about.map(|(id, _)| *id).collect();
+                self.approving.insert(name.clone(), PolicyIndex { spec: Arc::clone(spec), waiting });
+            }
+        }
+    }
+
+    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
+        let id = operation.id;
+        if let Turn::Waiting { .. } = operation.turn {
+            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &operation.about)) {
+                mark(&mut of.waiting, id, up);
+            }
+            if up {
+                self.waiting.insert(id, operation.about.clone());
+            } else {
+                self.waiting.remove(&id);
+            }
+        }
+        if let Some(rule) = &operation.by_policy {
+            let set = self.in_flight.entry(rule.clone()).or_default();
+            mark(set, id, up);
+            if set.is_empty() {
+                self.in_flight.remove(rule);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Beginning what was approved: at once, or when its turn comes.
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{
+    Approver, Begins, Effect, IncarnationCommanded, IncarnationEnd, OperationApproved, OperationBegun,
+    OperationEnd, OperationEnded, ReplicaDeleted,
+};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::DeploymentName;
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::OperationKind;
+use chancery_events::time::Time;
+
+use super::Blame;
+use super::end::{end_with, holds_place};
+use crate::context::{Context, Draft};
+use crate::fleet::Fleet;
+use crate::state::{Incarnation, IncarnationState, Operation, Replica};
+use crate::{deployment, incarnation};
+
+/// An operation as far as beginning it needs: it may have been opened by the fact right before.
+pub(crate) struct Begun<'a> {
+    pub(crate) id: OperationId,
+    pub(crate) kind: OperationKind,
+    pub(crate) replica: &'a Replica,
+    pub(crate) deployment: Option<&'a DeploymentName>,
+    /// What it brings up or changes.
+    pub(crate) incarnation: Option<IncarnationId>,
+    /// The run that must be over before that one is begun.
+    pub(crate) follows: Option<IncarnationId>,
+    /// The deployment whose version it is.
+    pub(crate) version: &'a DeploymentName,
+}
+
+/// By what an operation begins.
+pub(crate) enum How {
+    /// By being approved, unless its turn comes later.
+    Approved { by: Approver, hash: Digest },
+    /// By its turn.
+    Turn,
+}
+
+fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
+    Some(Begun {
+        id: operation.id,
+        kind: operation.kind,
+        replica: fleet.replicas().get(&operation.replica)?,
+        deployment: operation.deployment.as_ref(),
+        incarnation: operation.incarnation,
+        follows: holds_place(fleet, operation).and_then(|held| held.follows),
+        version: &operation.version,
+    })
+}
+
+/// Approves an operation that waits for it.
+pub(super) fn approve(
+    fleet: &Fleet,
+    operation: &Operation,
+    hash: Digest,
+    by: Approver,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    if let Some(operation) = of(fleet, operation) {
+        begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
+    }
+}
+
+/// Begins an operation that was approved.
+pub(crate) fn take_turn(fleet: &Fleet, operation: &Operation, ctx: &Context, draft: &mut Draft) {
+    if let Some(operation) = of(fleet, operation) {
+        begin(fleet, &operation, How::Turn, ctx, draft);
+    }
+}
+
+/// What is asked first, of what, and until when.
+struct First {
+    incarnation: Option<IncarnationId>,
+    deadline: Option<Time>,
+}
+
+/// Approves an operation, and begins it if its turn has come; or begins it.
+pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Context, draft: &mut Draft) {
+    let (id, replica) = (operation.id, operation.replica.name.clone());
+    if let How::Approved { by, hash } = &how
+        && deployment::takes_turns(fleet, &operation.replica.plan, operation.deployment, operation.kind)
+    {
+        let (by, hash, begins) = (by.clone(), *hash, Begins::Later);
+        let later =
+            OperationApproved { operation: id, replica, by, hash, incarnation: None, deadline: None, begins };
+        return draft.push(later);
+    }
+    let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
+    if down {
+        supersede_running(fleet, operation, draft);
+    }
+    let live = live(fleet, operation.replica);
+    let First { incarnation, deadline } = first(fleet, operation, &live, ctx);
+    draft.push_begun(id, replica.clone(), how, incarnation, deadline);
+    if !down {
+        return;
+    }
+    // The other run of the replica, if it has two.
+    for other in live.iter().filter(|other| Some(other.id) != incarnation) {
+        if !matches!(other.state, IncarnationState::Stopping(_)) {
+            draft.push(stop(fleet, other, IncarnationEnd::Destroyed, ctx));
+        }
+    }
+    let without_proof = operation.kind == OperationKind::Delete && planted::is(Bug::DeletesWithoutProof);
+    if live.is_empty() || without_proof {
+        draft.push(OperationEnded { operation: id, replica: replica.clone(), end: OperationEnd::Succeeded });
+        if operation.kind == OperationKind::Delete {
+            draft.push(ReplicaDeleted { name: replica });
+        }
+    }
+}
+
+impl Draft {
+    fn push_begun(
+        &mut self,
+        operation: OperationId,
+        replica: chancery_events::name::ReplicaName,
+        how: How,
+        incarnation: Option<IncarnationId>,
+        deadline: Option<Time>,
+    ) {
+        match how {
+            How::Approved { by, hash } => {
+                let begins = Begins::Now;
+                self.push(OperationApproved { operation, replica, by, hash, incarnation, deadline, begins });
+            }
+            How::Turn => self.push(OperationBegun { operation, replica, incarnation, deadline }),
+        }
+    }
+}
+
+/// A stop or delete takes the place of what has begun on the replica.
+fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
+    let running = operation.replica.operation.filter(|open| open.id != operation.id && open.begun);
+    if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
+        end_with(fleet, running, OperationEnd::Superseded { by: operation.id }, Blame::Nobody, draft);
+    }
+}
+
+/// The runs of a replica that somebody was asked for.
+fn live<'a>(fleet: &'a Fleet, replica: &Replica) -> Vec<&'a Incarnation> {
+    let runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
+    runs.filter(|incarnation| incarnation.state != IncarnationState::Reserved).collect()
+}
+
+fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Context) -> First {
+    let stops = |incarnation: &Incarnation| First {
+        incarnation: Some(incarnation.id),
+        deadline: Some(incarnation::stop_deadline(fleet, incarnation, ctx.now)),
+    };
+    match operation.kind {
+        OperationKind::Stop | OperationKind::Delete => {
+            live.first().map_or(First { incarnation: None, deadline: None }, |incarnation| stops(incarnation))
+        }
+        OperationKind::Create
+        | OperationKind::Start
+        | OperationKind::Update
+        | OperationKind::Relocate
+        | OperationKind::Restart => {
+            match live.iter().find(|incarnation| Some(incarnation.id) == operation.follows) {
+                Some(old) if !planted::is(Bug::StartsBeforeStop) => stops(old),
+                _ => First {
+                    incarnation: operation.incarnation,
+                    deadline: incarnation::start_deadline(
+                        fleet,
+                        &operation.replica.plan,
+                        operation.version,
+                        ctx.now,
+                    ),
+                },
+            }
+        }
+    }
+}
+
+/// Asks a run to end.
+pub(crate) fn stop(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    then: IncarnationEnd,
+    ctx: &Context,
+) -> IncarnationCommanded {
+    IncarnationCommanded {
+        incarnation: incarnation.id,
+        replica: incarnation.replica.clone(),
+        effect: Effect::Stop,
+        then,
+        deadline: Some(incarnation::stop_deadline(fleet, incarnation, ctx.now)),
+    }
+}

@@ -1,0 +1,76 @@
+//! Ending an operation, and what goes with it.
+
+use chancery_events::fact::{
+    Fact, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded, ReplicaDeleted,
+};
+use chancery_events::id::OperationId;
+use chancery_events::spec::OperationKind;
+
+use super::{Blame, end_word};
+use crate::context::{Context, Draft};
+use crate::deployment;
+use crate::fleet::Fleet;
+use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Will};
+
+/// An incarnation that the operation holds and nobody was asked to start.
+pub(super) fn holds_place<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a Incarnation> {
+    let held = operation.incarnation.and_then(|id| fleet.incarnations().get(&id))?;
+    (held.state == IncarnationState::Reserved).then_some(held)
+}
+
+/// Ends an operation, with the place that it only held; a replica that never was approved goes too, and the
+/// deployment fails if that was its operation coming to nothing.
+pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft: &mut Draft) {
+    end_with(fleet, operation, how, Blame::Deployment, draft);
+}
+
+pub(super) fn end_with(
+    fleet: &Fleet,
+    operation: &Operation,
+    how: OperationEnd,
+    blame: Blame,
+    draft: &mut Draft,
+) {
+    let word = end_word(&how);
+    let cause = match &how {
+        OperationEnd::Failed { reason } => Some(reason.clone()),
+        OperationEnd::Rejected { by, reason } if reason.is_empty() => Some(format!("rejected by {by}")),
+        OperationEnd::Rejected { by, reason } => Some(format!("rejected by {by}: {reason}")),
+        OperationEnd::Expired => Some("nobody approved it in time".into()),
+        OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
+    };
+    let superseded = matches!(how, OperationEnd::Superseded { .. });
+    draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end: how });
+    if let Some(held) = holds_place(fleet, operation) {
+        draft.push(IncarnationEnded {
+            incarnation: held.id,
+            replica: held.replica.clone(),
+            node: held.node.clone(),
+            end: IncarnationEnd::Unwound { reason: format!("its operation was {word}") },
+            displaces: None,
+            processes: Vec::new(),
+            again: None,
+        });
+    }
+    let replica = fleet.replicas().get(&operation.replica);
+    let create = operation.kind == OperationKind::Create;
+    if create && !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
+        draft.push(ReplicaDeleted { name: operation.replica.clone() });
+    }
+    if let (Some(cause), Blame::Deployment) = (cause, blame) {
+        let cause = format!("{} of {}: {cause}", operation.kind, operation.replica);
+        deployment::fail(fleet, operation, cause, draft);
+    }
+}
+
+/// Nobody approved it in time.
+pub(crate) fn expire(fleet: &Fleet, id: OperationId, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    if let Some(operation) = fleet.operations().get(&id)
+        && let OperationState::PendingApproval(proposal) = &operation.state
+        && proposal.expires <= ctx.now
+    {
+        end(fleet, operation, OperationEnd::Expired, &mut draft);
+    }
+    draft.done()
+}

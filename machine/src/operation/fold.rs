@@ -1,0 +1,182 @@
+//! Folding what becomes of operations.
+
+use chancery_events::fact::{
+    Again, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded, OperationOpened,
+};
+use chancery_events::id::OperationId;
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::OperationKind;
+
+use super::end_word;
+use crate::fleet::{Contradiction, Fleet};
+use crate::incarnation;
+use crate::meta::{At, Meta, Stamp};
+use crate::state::{Deployment, Open, Operation, OperationState, Plan, Replica, Will};
+
+/// Operations of a replica that are over are kept so many.
+const KEPT: usize = 20;
+
+pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Result<(), Contradiction> {
+    let id = OperationId::issue(at.lineage, at.position);
+    let replica = fleet.want::<Replica>(&fact.replica)?;
+    let (plan, version) =
+        (replica.plan.clone(), fact.version.clone().unwrap_or_else(|| replica.deployment.clone()));
+    // What needs no place is about the run that is there.
+    let active = replica.active.as_ref().filter(|_| fact.proposal.is_some()).cloned();
+    let in_place = fact.kind == OperationKind::Update;
+    let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
+    let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        let open = Some(Open { id, kind: fact.kind, begun: false });
+        if replica.operation.is_none() {
+            replica.operation = open
+        } else {
+            replica.next = open
+        }
+        replica.operations.push(id);
+        if brings_up {
+            // A start by the plan's rule is one more in its row; any other begins anew.
+            let again = replica.again.take();
+            replica.row = again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
+        }
+        replica.meta.bump(at);
+    })?;
+    let state = match &fact.proposal {
+        Some(proposal) => OperationState::PendingApproval(*proposal),
+        None => OperationState::Preparing,
+    };
+    fleet.put(Operation {
+        id,
+        replica: fact.replica.clone(),
+        plan,
+        kind: fact.kind,
+        deployment: fact.deployment.clone(),
+        by: fact.by.clone(),
+        version,
+        wants: fact.node.clone(),
+        state,
+        hash: fact.proposal.map(|proposal| proposal.hash),
+        approved: None,
+        incarnation: active.as_ref().filter(|_| in_place).map(|active| active.incarnation),
+        node: active.as_ref().filter(|_| in_place).map(|active| active.node.clone()),
+        domain: active.map(|active| active.domain),
+        meta: Meta::new(at),
+    });
+    Ok(())
+}
+
+pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> Result<(), Contradiction> {
+    let kind = fleet.want::<Operation>(&fact.operation)?.kind;
+    let begins = fact.begins == Begins::Now;
+    fleet.change::<Operation>(&fact.operation, |operation| {
+        let by = fact.by.clone();
+        operation.state = if begins { OperationState::Running(by) } else { OperationState::Approved(by) };
+        operation.approved = Some((fact.by.clone(), Stamp::from(at)));
+        operation.incarnation = operation.incarnation.or(fact.incarnation);
+        operation.meta.bump(at);
+    })?;
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        replica.will = match kind {
+            OperationKind::Create | OperationKind::Start => Will::Running,
+            // These are about something that is wanted already.
+            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
+            OperationKind::Stop if planted::is(Bug::StopDoesNotLast) => Will::Running,
+            OperationKind::Stop => Will::Stopped,
+            OperationKind::Delete => Will::Deleted,
+        };
+        if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
+            replica.again = None;
+        }
+        if begins {
+            note_begun(replica, fact.operation);
+        }
+        replica.meta.touch(at);
+    })?;
+    match fact.incarnation {
+        Some(id) => incarnation::asked(fleet, id, fact.operation, fact.deadline, at),
+        None => Ok(()),
+    }
+}
+
+fn note_begun(replica: &mut Replica, operation: OperationId) {
+    let open = replica.operation.iter_mut().chain(&mut replica.next).find(|open| open.id == operation);
+    if let Some(open) = open {
+        open.begun = true;
+    }
+}
+
+pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Operation>(&fact.operation, |operation| {
+        if let OperationState::Approved(by) = &operation.state {
+            operation.state = OperationState::Running(by.clone());
+        }
+        operation.meta.bump(at);
+    })?;
+    fleet.change::<Replica>(&fact.replica, |replica| {
+        note_begun(replica, fact.operation);
+        replica.meta.touch(at);
+    })?;
+    match fact.incarnation {
+        Some(id) => incarnation::asked(fleet, id, fact.operation, fact.deadline, at),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn ended(fleet: &mut Fleet, fact: &OperationEnded, at: At) -> Result<(), Contradiction> {
+    close(fleet, fact.operation, &fact.end, at, Version::Bump)
+}
+
+/// Whether the fact is about the operation first.
+#[derive(Clone, Copy)]
+pub(crate) enum Version {
+    Bump,
+    Touch,
+}
+
+/// Ends the operation in the state, counts it, and lets go of the replica's oldest.
+pub(crate) fn close(
+    fleet: &mut Fleet,
+    id: OperationId,
+    end: &OperationEnd,
+    at: At,
+    version: Version,
+) -> Result<(), Contradiction> {
+    let operation = fleet.want::<Operation>(&id)?;
+    let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
+    let succeeded = *end == OperationEnd::Succeeded;
+    let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
+    fleet.change::<Operation>(&id, |operation| {
+        operation.state = OperationState::Ended(end.clone());
+        match version {
+            Version::Bump => operation.meta.bump(at),
+            Version::Touch => operation.meta.touch(at),
+        }
+    })?;
+    fleet.change::<Replica>(&replica, |replica| {
+        if replica.next.is_some_and(|next| next.id == id) {
+            replica.next = None;
+        }
+        if replica.operation.is_some_and(|current| current.id == id) {
+            replica.operation = replica.next.take();
+        }
+        replica.meta.touch(at);
+    })?;
+    if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
+        fleet.change::<Deployment>(&key, |deployment| deployment.rested = Some(at.time))?;
+    }
+    fleet.change::<Plan>(&plan, |plan| {
+        *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
+        plan.meta.touch(at);
+    })?;
+    let open = |id: &OperationId| fleet.operations().get(id).is_some_and(Operation::is_open);
+    let over: Vec<_> =
+        fleet.want::<Replica>(&replica)?.operations.iter().filter(|id| !open(id)).copied().collect();
+    let gone = over[..over.len().saturating_sub(KEPT)].to_vec();
+    if gone.is_empty() {
+        return Ok(());
+    }
+    for id in &gone {
+        fleet.remove::<Operation>(id)?;
+    }
+    fleet.change::<Replica>(&replica, |replica| replica.operations.retain(|id| !gone.contains(id)))
+}

@@ -1,0 +1,131 @@
+//! Opening an operation, in the place of what waits on its replica.
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{Asker, OperationEnd, OperationOpened, Proposal, ReplicaDeleted};
+use chancery_events::id::OperationId;
+use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
+use chancery_events::spec::OperationKind;
+
+use super::begin::{Begun, How};
+use super::end::{end, end_with, holds_place};
+use super::place::up_hash;
+use super::{Blame, begin, rule};
+use crate::context::{Context, Draft};
+use crate::deployment;
+use crate::fleet::Fleet;
+use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica, Will};
+
+/// An operation that is wanted.
+pub(crate) struct Want<'a> {
+    pub(crate) kind: OperationKind,
+    /// On whose behalf, if on a deployment's.
+    pub(crate) deployment: Option<&'a DeploymentName>,
+    /// Who asks otherwise, or by which rule the deployment does.
+    pub(crate) by: Option<Asker>,
+    /// The deployment whose version the replica is to have, where that is another than it has.
+    pub(crate) version: Option<&'a DeploymentName>,
+    /// The only node that will do.
+    pub(crate) node: Option<&'a NodeName>,
+}
+
+impl<'a> Want<'a> {
+    /// Of a deployment.
+    pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> Want<'a> {
+        Want { kind, deployment: Some(deployment), by: None, version: None, node: None }
+    }
+
+    /// Of whoever asks.
+    pub(crate) fn by(kind: OperationKind, by: Option<Asker>) -> Want<'a> {
+        Want { kind, deployment: None, by, version: None, node: None }
+    }
+}
+
+/// Opens an operation. What waits on the replica ends; what has begun goes on. One that needs no place is approved at
+/// once where a rule does.
+pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: Want<'_>, ctx: &Context, draft: &mut Draft) {
+    let mut waiting: Vec<&Operation> = replica
+        .open()
+        .filter(|open| !open.begun)
+        .filter_map(|open| fleet.operations().get(&open.id))
+        .collect();
+    waiting.reverse();
+    if replica.will == Will::Proposed && want.kind == OperationKind::Delete {
+        // Nobody ever approved anything of it: it goes with its create.
+        for operation in &waiting {
+            let reason = "the replica is not wanted any more".to_owned();
+            end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
+        }
+        if waiting.is_empty() {
+            draft.push(ReplicaDeleted { name: replica.name.clone() });
+        }
+        return;
+    }
+    // What waits ends by the id of the new operation, which stands behind those ends.
+    let before = waiting.iter().map(|operation| 1 + u64::from(holds_place(fleet, operation).is_some())).sum();
+    let id = OperationId::issue(ctx.lineage, draft.position().plus(before));
+    for operation in waiting {
+        end_with(fleet, operation, OperationEnd::Superseded { by: id }, Blame::Nobody, draft);
+    }
+    let Some(plan) = fleet.plans().get(&replica.plan) else { return };
+    let changed = changed_in_place(fleet, plan, replica, &want);
+    let down = matches!(want.kind, OperationKind::Stop | OperationKind::Delete);
+    let hash = match changed {
+        Some((incarnation, to)) => {
+            let spec = plan.spec_of(to.generation);
+            up_hash(want.kind, &replica.name, (&incarnation.node, None), to, spec)
+        }
+        None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
+    };
+    let proposal = Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() };
+    let proposal = (down || changed.is_some()).then_some(proposal);
+    push_opened(&replica.name, &want, proposal, draft);
+    let Some(by) = rule(plan, want.kind, want.by.as_ref()).filter(|_| down || changed.is_some()) else {
+        return;
+    };
+    let operation = Begun {
+        id,
+        kind: want.kind,
+        replica,
+        deployment: want.deployment,
+        incarnation: changed.map(|(incarnation, _)| incarnation.id),
+        follows: None,
+        version: want.version.unwrap_or(&replica.deployment),
+    };
+    begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
+}
+
+/// The fact that opens it, beside whatever is there.
+pub(crate) fn push_opened(
+    replica: &ReplicaName,
+    want: &Want<'_>,
+    proposal: Option<Proposal>,
+    draft: &mut Draft,
+) {
+    draft.push(OperationOpened {
+        replica: replica.clone(),
+        kind: want.kind,
+        deployment: want.deployment.cloned(),
+        by: want.by.clone(),
+        version: want.version.cloned(),
+        node: want.node.cloned(),
+        proposal,
+    });
+}
+
+/// What an update changes where it stands, and to what: where the orchestrator can, and nothing more of its node is
+/// needed than it has.
+fn changed_in_place<'a>(
+    fleet: &'a Fleet,
+    plan: &Plan,
+    replica: &Replica,
+    want: &Want<'_>,
+) -> Option<(&'a Incarnation, &'a Deployment)> {
+    let to = want.version.filter(|_| want.kind == OperationKind::Update)?;
+    let to = fleet.deployments().get(&(plan.name.clone(), to.clone()))?;
+    let active = fleet.incarnations().get(&replica.active.as_ref()?.incarnation)?;
+    let can = fleet.clusters().get(&active.cluster)?.spec.runtime.changes_in_place();
+    let runs = matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_));
+    let spec = plan.spec_of(to.generation);
+    let alike = spec.amounts() == active.amounts && spec.volumes() == active.volumes;
+    (can && runs && alike && deployment::affinity(spec) == active.groups).then_some((active, to))
+}

@@ -1,0 +1,166 @@
+//! Finding a place for an operation, and holding it until somebody approves.
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::{NodeName, ReplicaName};
+use chancery_events::spec::{NodeState, OperationKind, PlanSpec, Sharing, Succession};
+
+use super::begin::{Begun, How};
+use super::{begin, end, obstacle, rule, spec_of};
+use crate::context::{Context, Draft};
+use crate::deployment;
+use crate::fleet::Fleet;
+use crate::scheduler::{Limits, Need, Place, Search};
+use crate::state::{Deployment, Incarnation, Operation, Plan, Replica};
+
+/// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
+/// answer is the same as before.
+pub(crate) fn prepare(
+    fleet: &Fleet,
+    search: &mut Search,
+    plan: &Plan,
+    operation: OperationId,
+    ctx: &Context,
+) -> Option<Vec<Fact>> {
+    let operation = fleet.operations().get(&operation)?;
+    let replica = fleet.replicas().get(&operation.replica)?;
+    let (_, deployment, spec) = spec_of(fleet, operation)?;
+    let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    let mut draft = Draft::new(ctx);
+    // What is left of an earlier run has to be over first: at most two hold a place.
+    if replica.passive.is_some() {
+        return None;
+    }
+    match find(fleet, search, plan, operation, old, (deployment, spec)) {
+        Ok(found) => reserve(fleet, plan, operation, replica, deployment, &found, ctx, &mut draft),
+        Err(reasons) if reasons == plan.unfit => return None,
+        Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
+    }
+    Some(draft.done())
+}
+
+/// A place, and the run that must be over before it is used.
+struct Found {
+    place: Place,
+    follows: Option<IncarnationId>,
+}
+
+fn find(
+    fleet: &Fleet,
+    search: &mut Search,
+    plan: &Plan,
+    operation: &Operation,
+    old: Option<&Incarnation>,
+    (deployment, spec): (&Deployment, &std::sync::Arc<PlanSpec>),
+) -> Result<Found, Vec<chancery_events::fact::Unfit>> {
+    let stop_first = match operation.kind {
+        OperationKind::Restart => true,
+        OperationKind::Update => spec.update == Succession::StopFirst,
+        OperationKind::Create
+        | OperationKind::Start
+        | OperationKind::Relocate
+        | OperationKind::Stop
+        | OperationKind::Delete => false,
+    };
+    let follows = old.filter(|_| stop_first).map(|old| old.id);
+    if let Some(old) = old.filter(|_| stop_first)
+        && operation.wants.is_none()
+        && let Some(place) = stays(fleet, plan, spec, old)
+    {
+        return Ok(Found { place, follows });
+    }
+    let limits = Limits {
+        only: operation.wants.as_ref(),
+        not: old.filter(|_| operation.kind == OperationKind::Relocate).map(|old| &old.node),
+        own: old.map(|old| &old.node),
+    };
+    let need = Need { plan: &plan.name, deployment: &deployment.name, spec };
+    search.place(fleet, &need, &limits).map(|place| Found { place, follows })
+}
+
+/// The node that the old run is on, if the new one can be there when that is over: what both need, the old one holds
+/// for it until then.
+fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation) -> Option<Place> {
+    let node = fleet.nodes().get(&old.node)?;
+    if node.state != NodeState::Allocated || !node.is_undisturbed() {
+        return None;
+    }
+    let hosts = fleet.index().plan_index(&plan.name).map_or(0, |index| index.hosts.get(&node.name));
+    let alone = spec.sharing == Sharing::Allowed || hosts <= 1;
+    let more = spec.amounts().less(old.amounts);
+    let fits = more.fits(fleet.index().places.free(node)) && crate::scheduler::suits_class(fleet, spec, node);
+    let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained: None };
+    (alone && fits).then_some(place)
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is a different thing, and a struct would only rename them"
+)]
+fn reserve(
+    fleet: &Fleet,
+    plan: &Plan,
+    operation: &Operation,
+    replica: &Replica,
+    deployment: &Deployment,
+    found: &Found,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    let spec = plan.spec_of(deployment.generation);
+    let Found { place, follows } = found;
+    let rule = rule(plan, operation.kind, operation.by.as_ref());
+    if let Some(reason) = obstacle(fleet, &place.node, spec).filter(|_| rule.is_some()) {
+        end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        return;
+    }
+    let hash = up_hash(operation.kind, &replica.name, (&place.node, *follows), deployment, spec);
+    let incarnation = draft.id();
+    draft.push(IncarnationReserved {
+        operation: operation.id,
+        replica: replica.name.clone(),
+        node: place.node.clone(),
+        deployment: deployment.name.clone(),
+        amounts: spec.amounts(),
+        volumes: spec.volumes(),
+        proposal: Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() },
+        follows: *follows,
+        groups: deployment::affinity(spec),
+        strained: place.strained.clone(),
+    });
+    let Some(by) = rule else { return };
+    let begun = Begun {
+        id: operation.id,
+        kind: operation.kind,
+        replica,
+        deployment: operation.deployment.as_ref(),
+        incarnation: Some(incarnation),
+        follows: *follows,
+        version: &deployment.name,
+    };
+    let how = How::Approved { by, hash };
+    begin(fleet, &begun, how, ctx, draft);
+}
+
+/// The hash of everything that an operation that brings something up, or changes it, will do: where, and what is over
+/// before that.
+pub(super) fn up_hash(
+    kind: OperationKind,
+    replica: &ReplicaName,
+    (node, follows): (&NodeName, Option<IncarnationId>),
+    deployment: &Deployment,
+    spec: &PlanSpec,
+) -> Digest {
+    let json =
+        |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
+    let follows = follows.map(|id| id.to_string()).unwrap_or_default();
+    let mut parts = vec![kind.word().as_bytes(), replica.as_str().as_bytes(), node.as_str().as_bytes()];
+    let (payloads, coordinates) =
+        (json(serde_json::to_vec(&spec.payloads)), json(serde_json::to_vec(&deployment.spec.coordinates)));
+    parts.extend([payloads.as_slice(), coordinates.as_slice()]);
+    if !follows.is_empty() {
+        parts.push(follows.as_bytes());
+    }
+    Digest::of(&parts)
+}

@@ -1,0 +1,194 @@
+//! Policies: rules about approvals, beside those of plans.
+//!
+//! | rule | what it does about the operations that it is about |
+//! |---|---|
+//! | `approve` | approves them, oldest first, while a window is open (any time, if it has none) and fewer that it approved are not over than it allows |
+//! | `four_eyes` | refuses the approval of a person who asked for the operation, or for its deployment, or approved the disruption behind it |
+//!
+//! What a rule approves is approved by a fact that names it: `policy/NAME`. A plan's own rule goes before.
+
+use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
+use chancery_events::intent::{PolicyApply, PolicyDelete};
+use chancery_events::name::{DomainName, PlanName, PolicyName};
+use chancery_events::planted::{self, Bug};
+use chancery_events::refusal::Refusal;
+use chancery_events::spec::{Day, OperationKind, PolicySpec, Rule, Window};
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+
+use crate::context::{Context, Draft};
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::operation;
+use crate::refuse::{Faults, not_found};
+use crate::state::{Operation, Policy};
+
+/// Windows of a policy, at most.
+const WINDOWS: usize = 100;
+const MINUTE: i64 = 60_000_000;
+const DAY: i64 = 24 * 60 * MINUTE;
+const WEEK: i64 = 7 * DAY;
+
+/// What a policy asks of an operation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct About {
+    pub(crate) kind: OperationKind,
+    pub(crate) plan: PlanName,
+    pub(crate) domain: Option<DomainName>,
+}
+
+impl From<&Operation> for About {
+    fn from(operation: &Operation) -> About {
+        About { kind: operation.kind, plan: operation.plan.clone(), domain: operation.domain.clone() }
+    }
+}
+
+/// Whether the policy is about such an operation.
+pub(crate) fn is_about(spec: &PolicySpec, about: &About) -> bool {
+    let domain = || about.domain.as_ref().is_some_and(|domain| spec.domains.contains(domain));
+    (spec.kinds.is_empty() || spec.kinds.contains(&about.kind))
+        && (spec.plans.is_empty() || spec.plans.contains(&about.plan))
+        && (spec.domains.is_empty() || domain())
+}
+
+pub(crate) fn apply(fleet: &Fleet, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = Faults::default();
+    if let Rule::Approve { windows, in_flight } = &ask.spec.rule {
+        let at = "/spec/rule/approve";
+        faults.check(*in_flight != Some(0), format!("{at}/in_flight"), "must be at least one");
+        faults.check(windows.len() <= WINDOWS, format!("{at}/windows"), format!("must be at most {WINDOWS}"));
+        for (i, window) in windows.iter().enumerate() {
+            let at = format!("{at}/windows/{i}");
+            faults.check(window.from < 24 * 60, format!("{at}/from"), "must be below 1440");
+            let right = (1..=7 * 24 * 60).contains(&window.minutes);
+            faults.check(right, format!("{at}/minutes"), "must be from 1 to 10080");
+        }
+    }
+    faults.done()?;
+    let same = fleet.policies().get(&ask.name).is_some_and(|now| *now.spec == ask.spec);
+    let applied = || PolicyApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into();
+    Ok(if same { vec![] } else { vec![applied()] })
+}
+
+pub(crate) fn delete(fleet: &Fleet, ask: &PolicyDelete) -> Result<Vec<Fact>, Refusal> {
+    fleet.policies().get(&ask.name).ok_or_else(|| not_found(&Subject::Policy(ask.name.clone())))?;
+    Ok(vec![PolicyDeleted { name: ask.name.clone() }.into()])
+}
+
+pub(crate) fn applied(fleet: &mut Fleet, fact: &PolicyApplied, at: At) -> Result<(), Contradiction> {
+    let spec = std::sync::Arc::new(fact.spec.clone());
+    if fleet.policies().get(&fact.name).is_some() {
+        return fleet.change::<Policy>(&fact.name, |policy| {
+            policy.spec = spec;
+            policy.meta.bump(at);
+        });
+    }
+    fleet.put(Policy { name: fact.name.clone(), spec, meta: Meta::new(at) });
+    Ok(())
+}
+
+pub(crate) fn deleted(fleet: &mut Fleet, fact: &PolicyDeleted) -> Result<(), Contradiction> {
+    fleet.remove::<Policy>(&fact.name)
+}
+
+/// The name of a policy's rule, as approvals have it.
+pub(crate) fn rule(name: &PolicyName) -> String {
+    format!("policy/{name}")
+}
+
+/// The policy that wants another to approve the operation than whoever asked for it.
+pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
+    let about = About::from(operation);
+    let mut all = fleet.index().policies.four_eyes.iter();
+    all.find(|(_, spec)| is_about(spec, &about)).map(|(name, _)| name)
+}
+
+/// Approves the oldest operation that a policy may approve now.
+pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
+    let policies = &fleet.index().policies;
+    policies.approving.iter().find_map(|(name, of)| {
+        let id =
+            of.waiting.first().filter(|_| is_open(&of.spec, ctx.now) && has_room(fleet, name, &of.spec))?;
+        let operation = fleet.operations().get(id)?;
+        let mut draft = Draft::new(ctx);
+        operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
+        let facts = draft.done();
+        (!facts.is_empty()).then(|| (Subject::Operation(*id), facts))
+    })
+}
+
+fn has_room(fleet: &Fleet, name: &PolicyName, spec: &PolicySpec) -> bool {
+    let Rule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
+    let in_flight =
+        fleet.index().policies.in_flight.get(&rule(name)).map_or(0, std::collections::BTreeSet::len);
+    (in_flight as u64) < u64::from(most) || planted::is(Bug::ApprovesTooMany)
+}
+
+fn is_open(spec: &PolicySpec, now: Time) -> bool {
+    opens(spec, now).is_some_and(|at| at <= now) || planted::is(Bug::ApprovesAnyTime)
+}
+
+/// When a policy with operations that wait may approve next, if that is later than now.
+pub(crate) fn next_window(fleet: &Fleet, now: Time) -> Option<Time> {
+    let waiting = fleet.index().policies.approving.values().filter(|of| !of.waiting.is_empty());
+    waiting.filter_map(|of| opens(&of.spec, now)).filter(|at| *at > now).min()
+}
+
+/// Now, if one of its windows is open, or else when the next one opens.
+fn opens(spec: &PolicySpec, now: Time) -> Option<Time> {
+    match &spec.rule {
+        Rule::FourEyes {} => None,
+        Rule::Approve { windows, .. } if windows.is_empty() => Some(now),
+        Rule::Approve { windows, .. } => windows.iter().flat_map(|window| occurrences(window, now)).min(),
+    }
+}
+
+/// For each day on which a window opens: now, if it is open from then, or else when it opens next.
+fn occurrences(window: &Window, now: Time) -> impl Iterator<Item = Time> {
+    let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+    days.iter().map(move |day| {
+        // The epoch was a Thursday.
+        let monday = now.micros() - (now.micros() + 3 * DAY).rem_euclid(WEEK);
+        let this = monday + (*day as i64) * DAY + i64::from(window.from) * MINUTE;
+        let lasts = i64::from(window.minutes) * MINUTE;
+        // It may be open from last week, be to open this week, or only in the next.
+        let open = |from: i64| (from..from + lasts).contains(&now.micros());
+        let next = [this - WEEK, this, this + WEEK];
+        if next.into_iter().any(open) {
+            return now;
+        }
+        let later = next.into_iter().find(|from| *from > now.micros()).unwrap_or(this + WEEK);
+        Time::from_micros(later)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_opens_on_its_days_and_may_last_over_midnight_and_the_week() {
+        // 2026-11-21 was a Saturday.
+        let at = |text: &str| text.parse::<Time>().expect("a time");
+        let nightly = Window { days: vec![Day::Sat, Day::Sun], from: 22 * 60, minutes: 8 * 60 };
+        let spec = |window: &Window| PolicySpec {
+            kinds: vec![],
+            plans: vec![],
+            domains: vec![],
+            rule: Rule::Approve { windows: vec![window.clone()], in_flight: None },
+        };
+        let cases = [
+            ("2026-11-21T21:59:59Z", "2026-11-21T22:00:00Z", "before it"),
+            ("2026-11-21T22:00:00Z", "2026-11-21T22:00:00Z", "as it opens"),
+            ("2026-11-22T05:59:59Z", "2026-11-22T05:59:59Z", "after midnight"),
+            ("2026-11-22T06:00:00Z", "2026-11-22T22:00:00Z", "as it closes"),
+            ("2026-11-23T05:00:00Z", "2026-11-23T05:00:00Z", "of Sunday, on Monday"),
+            ("2026-11-23T06:00:00Z", "2026-11-28T22:00:00Z", "not before Saturday"),
+        ];
+        for (now, opens_at, why) in cases {
+            assert_eq!(opens(&spec(&nightly), at(now)), Some(at(opens_at)), "{why}");
+        }
+        let always = Window { days: vec![], from: 0, minutes: 24 * 60 };
+        assert_eq!(opens(&spec(&always), at("2026-11-23T06:00:00Z")), Some(at("2026-11-23T06:00:00Z")));
+    }
+}

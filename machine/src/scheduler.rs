@@ -73,8 +73,10 @@ pub struct Limits<'a> {
 
 /// Which affinities count.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Strict {
+pub(crate) enum Strict {
+    /// Also those that may be broken.
     All,
+    /// Those alone that may not.
     Firm,
 }
 
@@ -305,7 +307,13 @@ pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit
 }
 
 /// The first reason against the node, if there is one.
-fn unfit(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, node: &Node, strict: Strict) -> Option<String> {
+pub(crate) fn unfit(
+    fleet: &Fleet,
+    need: &Need<'_>,
+    limits: &Limits<'_>,
+    node: &Node,
+    strict: Strict,
+) -> Option<String> {
     let spec = need.spec;
     if limits.not == Some(&node.name) {
         return Some("it is to leave the node".into());

@@ -114,14 +114,22 @@ impl World {
         self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
     }
 
-    /// A plan `web` of one small payload.
+    /// A plan `web` of one small payload, whose replicas nobody starts again by rule.
     pub(crate) fn plan(&mut self, approval: &str) {
-        let approval =
-            serde_json::json!({"create": approval, "start": approval, "stop": approval, "delete": approval});
+        self.plan_with(approval, &serde_json::json!({"restart": "never"}));
+    }
+
+    /// The same, with more in its spec.
+    pub(crate) fn plan_with(&mut self, approval: &str, more: &serde_json::Value) {
+        let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), approval.into()));
+        let approval = serde_json::Value::Object(kinds.collect());
         let payload = serde_json::json!({
             "name": "app", "resources": {"cpu": 1000, "memory": 1 << 30}, "run": {"argv": ["app"]},
         });
-        let spec = serde_json::json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": approval});
+        let mut spec = serde_json::json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": approval});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
         self.must("plan.apply", &serde_json::json!({"name": "web", "spec": spec}));
     }
 
@@ -325,6 +333,7 @@ impl World {
         match &found.state {
             crate::state::DeploymentState::Pending => "pending".into(),
             crate::state::DeploymentState::InProgress => "in progress".into(),
+            crate::state::DeploymentState::Paused => "paused".into(),
             crate::state::DeploymentState::Ending(end) => {
                 format!("ending, {}", crate::deployment::end_word(end))
             }

@@ -17,7 +17,7 @@
 use std::hash::Hash;
 
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
-use chancery_events::name::{CapabilityName, ClusterName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{CapabilityName, ClusterName, NodeName, PlanName, PolicyName, ReplicaName};
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use rustc_hash::FxHashSet;
@@ -54,6 +54,7 @@ struct Sets {
     incarnations: FxHashSet<IncarnationId>,
     operations: FxHashSet<OperationId>,
     sessions: FxHashSet<SessionId>,
+    policies: FxHashSet<PolicyName>,
 }
 
 impl Sets {
@@ -68,6 +69,7 @@ impl Sets {
             incarnations: touched.incarnations.keys().copied().collect(),
             operations: touched.operations.keys().copied().collect(),
             sessions: FxHashSet::default(),
+            policies: FxHashSet::default(),
         };
         for subject in touched.others.iter().cloned() {
             let _ = match subject {
@@ -81,6 +83,7 @@ impl Sets {
                 Subject::Incarnation(key) => sets.incarnations.insert(key),
                 Subject::Operation(key) => sets.operations.insert(key),
                 Subject::Session(key) => sets.sessions.insert(key),
+                Subject::Policy(key) => sets.policies.insert(key),
             };
         }
         sets
@@ -253,6 +256,10 @@ impl<S: Rows> Visit<'_, S> {
         for id in drain(&mut self.sets.sessions) {
             let new = row_of::session(self.fleet, id);
             self.turn(&RowKey::Session(id), new)?;
+        }
+        for name in drain(&mut self.sets.policies) {
+            let new = row_of::policy(self.fleet, &name);
+            self.turn(&RowKey::Policy(name), new)?;
         }
         for name in drain(&mut self.sets.clusters) {
             let new = row_of::cluster(self.fleet, self.counts, &name);

@@ -12,8 +12,12 @@ use crate::row_of::{phase_word, state_word};
 use crate::rows::{OperationWord, PhaseWord};
 
 /// The states of operations that are not over.
-pub(crate) const OPEN: [OperationWord; 3] =
-    [OperationWord::Preparing, OperationWord::PendingApproval, OperationWord::Running];
+pub(crate) const OPEN: [OperationWord; 4] = [
+    OperationWord::Preparing,
+    OperationWord::PendingApproval,
+    OperationWord::Approved,
+    OperationWord::Running,
+];
 
 /// Which way a count goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

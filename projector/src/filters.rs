@@ -12,7 +12,8 @@ use crate::index::Index;
 use crate::kind::RowKind;
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
-    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow, SessionWord, WillWord,
+    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, SessionRow, SessionWord,
+    WillWord,
 };
 
 /// A way that every value has.
@@ -287,3 +288,5 @@ pub(crate) const COMMANDS: &[Def<CommandRow>] = &[
         read: |text| Filter::named(text, |row: &CommandRow, node: &NodeName| row.node == *node),
     },
 ];
+
+pub(crate) const POLICIES: &[Def<PolicyRow>] = &[];

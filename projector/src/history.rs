@@ -235,6 +235,7 @@ fn needle(subject: &Subject) -> Vec<u8> {
         Subject::Incarnation(id) => end(id),
         Subject::Operation(id) => end(id),
         Subject::Session(id) => end(id),
+        Subject::Policy(name) => end(name),
     }
 }
 
@@ -250,7 +251,8 @@ fn issued(subject: &Subject) -> Option<Position> {
         | Subject::Node(_)
         | Subject::Plan(_)
         | Subject::Deployment(..)
-        | Subject::Replica(_) => None,
+        | Subject::Replica(_)
+        | Subject::Policy(_) => None,
     }
 }
 

@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName,
+};
 use chancery_events::subject::Subject;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,7 +17,7 @@ use crate::index::Entries;
 use crate::reach::{Reached, Through};
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    ReplicaRow, SessionRow,
+    PolicyRow, ReplicaRow, SessionRow,
 };
 
 /// The kinds of rows. The number stands before the keys of the kind in the store.
@@ -42,6 +44,8 @@ pub enum RowKind {
     Sessions,
     /// Commands without an outcome.
     Commands,
+    /// Policies.
+    Policies,
 }
 
 impl RowKind {
@@ -57,6 +61,7 @@ impl RowKind {
         RowKind::Operations,
         RowKind::Sessions,
         RowKind::Commands,
+        RowKind::Policies,
     ];
 
     /// The word in a path.
@@ -72,6 +77,7 @@ impl RowKind {
             RowKind::Operations => "operations",
             RowKind::Sessions => "sessions",
             RowKind::Commands => "commands",
+            RowKind::Policies => "policies",
         }
     }
 
@@ -139,6 +145,10 @@ macro_rules! with_row {
                 type $row = $crate::rows::CommandRow;
                 $run
             }
+            $crate::kind::RowKind::Policies => {
+                type $row = $crate::rows::PolicyRow;
+                $run
+            }
         }
     };
 }
@@ -168,6 +178,8 @@ pub enum RowKey {
     Session(SessionId),
     /// A command: its incarnation, and its revision.
     Command(IncarnationId, u32),
+    /// A policy.
+    Policy(PolicyName),
 }
 
 /// Text that is no key of the kind.
@@ -209,6 +221,7 @@ impl RowKey {
                     let (incarnation, revision) = two(text, "incarnation/revision")?;
                     RowKey::Command(part(incarnation)?, part(revision)?)
                 }
+                RowKind::Policies => RowKey::Policy(part(text)?),
             })
         };
         read().map_err(|reason| BadKey { kind, text: text.chars().take(100).collect(), reason })
@@ -227,6 +240,7 @@ impl RowKey {
             RowKey::Operation(_) => RowKind::Operations,
             RowKey::Session(_) => RowKind::Sessions,
             RowKey::Command(..) => RowKind::Commands,
+            RowKey::Policy(_) => RowKind::Policies,
         }
     }
 
@@ -242,6 +256,7 @@ impl RowKey {
             RowKey::Incarnation(id) | RowKey::Command(id, _) => Subject::Incarnation(*id),
             RowKey::Operation(id) => Subject::Operation(*id),
             RowKey::Session(id) => Subject::Session(*id),
+            RowKey::Policy(name) => Subject::Policy(name.clone()),
         }
     }
 
@@ -262,6 +277,7 @@ impl RowKey {
             RowKey::Incarnation(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Operation(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Session(id) => to.extend_from_slice(id.uuid().as_bytes()),
+            RowKey::Policy(name) => to.extend_from_slice(name.as_str().as_bytes()),
             RowKey::Command(id, revision) => {
                 to.extend_from_slice(id.uuid().as_bytes());
                 to.extend_from_slice(&revision.to_be_bytes());
@@ -291,6 +307,7 @@ impl fmt::Display for RowKey {
             RowKey::Operation(id) => write!(f, "{id}"),
             RowKey::Session(id) => write!(f, "{id}"),
             RowKey::Command(id, revision) => write!(f, "{id}/{revision}"),
+            RowKey::Policy(name) => write!(f, "{name}"),
         }
     }
 }
@@ -407,4 +424,5 @@ rows! {
     OperationRow, Operations, OperationId, |k| RowKey::Operation(*k), |r| RowKey::Operation(r.id), OPERATIONS, yes, yes, no;
     SessionRow, Sessions, SessionId, |k| RowKey::Session(*k), |r| RowKey::Session(r.id), SESSIONS, no, no, no;
     CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no, no;
+    PolicyRow, Policies, PolicyName, |k| RowKey::Policy(k.clone()), |r| RowKey::Policy(r.name.clone()), POLICIES, no, no, no;
 }

@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, Effect, Unfit};
+use chancery_events::fact::{Approver, Asker, Effect, Unfit};
 use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, ExecutorName, Key, NodeName,
-    PlanName, ReplicaName, StorageClass, ZoneName,
+    Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
+    ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, ZoneName,
 };
 use chancery_events::observation::Process;
-use chancery_events::spec::{Activity, Coordinates, NodeState, OperationKind, PlanSpec, Runtime};
+use chancery_events::spec::{
+    Activity, Coordinates, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicySpec, Runtime,
+    Strategy,
+};
 use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -52,27 +55,29 @@ macro_rules! words {
 words! {
     /// The states of a deployment, as readers see them. One that is ending is still in progress.
     DeploymentWord {
-        Pending = "pending", InProgress = "in_progress", Completed = "completed", Failed = "failed",
+        Pending = "pending", InProgress = "in_progress", Paused = "paused", Completed = "completed", Failed = "failed",
         Cancelled = "cancelled", Superseded = "superseded",
     }
     /// What is wanted of a replica.
     WillWord { Proposed = "proposed", Running = "running", Stopped = "stopped", Deleted = "deleted" }
     /// What people see of a replica.
     PhaseWord {
-        Pending = "pending", Starting = "starting", Running = "running", Stopping = "stopping", Stopped = "stopped",
-        Failed = "failed", Deleting = "deleting",
+        Pending = "pending", Starting = "starting", Running = "running", Updating = "updating",
+        Restarting = "restarting", Stopping = "stopping", Stopped = "stopped", Failed = "failed", Deleting = "deleting",
     }
     /// The states of an incarnation, as readers see them.
     IncarnationWord {
         Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
-        Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
+        Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
     }
     /// The states of an operation, as readers see them.
     OperationWord {
-        Preparing = "preparing", PendingApproval = "pending_approval", Running = "running", Succeeded = "succeeded",
-        Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
+        Preparing = "preparing", PendingApproval = "pending_approval", Approved = "approved", Running = "running",
+        Succeeded = "succeeded", Failed = "failed", Rejected = "rejected", Expired = "expired", Cancelled = "cancelled",
         Superseded = "superseded",
     }
+    /// Which replicas of a plan count while a deployment is carried out.
+    SetWord { Old = "old", New = "new" }
     /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
     Reachability { Known = "known", Unknown = "unknown" }
     /// The states of a session, as readers see them.
@@ -154,6 +159,8 @@ rows! {
         storage: Vec<StorageRow>,
         /// Incarnations that hold a place on it.
         incarnations: u64,
+        /// What is planned to be done to it, and what was.
+        disruptions: Vec<DisruptionRow>,
     }
     /// A plan.
     PlanRow {
@@ -171,7 +178,7 @@ rows! {
         next: Option<DeploymentName>,
         /// Its replicas by phase, and `total`.
         replicas: BTreeMap<String, u64>,
-        /// Its operations: kind, then `preparing`, `pending_approval`, `running` now, and outcomes ever.
+        /// Its operations: kind, then `preparing`, `pending_approval`, `approved`, `running` now, and outcomes ever.
         operations: BTreeMap<String, BTreeMap<String, u64>>,
         /// Why operations without a place have none, by node.
         waiting: Vec<Unfit>,
@@ -190,8 +197,14 @@ rows! {
         count: u32,
         /// Which version of each payload.
         coordinates: Coordinates,
+        /// How it is carried out.
+        strategy: Strategy,
+        /// Who asked for it.
+        by: Option<Actor>,
         /// Its state.
         state: DeploymentWord,
+        /// Which replicas count, where its own stand beside those that were there.
+        set: SetWord,
         /// Why it is as it is.
         message: String,
     }
@@ -213,12 +226,18 @@ rows! {
         reachability: Reachability,
         /// Where it is.
         node: Option<NodeName>,
-        /// Its incarnation that is not over.
+        /// Its incarnation that is not over, and that counts.
         incarnation: Option<IncarnationId>,
+        /// Its other one: that is to take its place, or has lost it.
+        passive: Option<PassiveRow>,
         /// Its processes.
         processes: Vec<Process>,
         /// Its operation that is not over.
         operation: Option<OperationId>,
+        /// When its plan's rule starts it again.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        again: Option<Time>,
         /// Why it is as it is.
         message: String,
     }
@@ -250,6 +269,12 @@ rows! {
         processes: Vec<Process>,
         /// Counts its commands.
         revision: u32,
+        /// The operation that brings or brought it up.
+        operation: OperationId,
+        /// The run that must be over before it is begun.
+        follows: Option<IncarnationId>,
+        /// Which affinity could not be kept.
+        strained: Option<String>,
         /// Why it is as it is.
         message: String,
     }
@@ -265,6 +290,10 @@ rows! {
         kind: OperationKind,
         /// On which deployment's behalf.
         deployment: Option<DeploymentName>,
+        /// Who asked for it, where no deployment did.
+        by: Option<Asker>,
+        /// The deployment by whose version its replica runs when it has succeeded.
+        runs_by: DeploymentName,
         /// Its state.
         state: OperationWord,
         /// The hash of what it does: approving needs it.
@@ -310,6 +339,47 @@ rows! {
         /// Of which replica.
         replica: ReplicaName,
     }
+    /// A policy.
+    PolicyRow {
+        /// Its name.
+        name: PolicyName,
+        /// What it is.
+        spec: PolicySpec,
+    }
+}
+
+/// The other run of a replica.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PassiveRow {
+    /// Which.
+    pub incarnation: IncarnationId,
+    /// Where.
+    pub node: NodeName,
+    /// Its state.
+    pub state: IncarnationWord,
+}
+
+/// A disruption of a node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DisruptionRow {
+    /// Its name.
+    pub name: DisruptionName,
+    /// Its state.
+    pub state: DisruptionState,
+    /// What it does to what runs there.
+    pub evict: Evict,
+    /// When the node is emptied, if it is.
+    #[serde(with = "shown::option")]
+    #[schemars(with = "Option<String>")]
+    pub start: Option<Time>,
+    /// Why.
+    pub reason: String,
+    /// Who approved it.
+    pub by: Option<Actor>,
+    /// When it came to be in its state.
+    #[serde(with = "shown")]
+    #[schemars(with = "String")]
+    pub since: Time,
 }
 
 /// Storage of one class on a node.

@@ -7,7 +7,7 @@ use chancery_events::name::{NodeName, PlanName};
 use chancery_events::spec::PlanSpec;
 use serde_json::{Value, json};
 
-use crate::scheduler::{Search, unfit};
+use crate::scheduler::{Limits, Need, Search, Strict, unfit};
 use crate::state::Replica;
 use crate::testing::{Counted, World, name};
 
@@ -222,14 +222,17 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
 }
 
 /// What the rule says, by a walk over everything.
-fn by_walk(world: &World, plan: &PlanName, spec: &PlanSpec) -> Option<NodeName> {
+fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>) -> Option<NodeName> {
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
     let load = |domain| {
         let there = |r: &&&Replica| r.plan == *plan && r.active.as_ref().is_some_and(|a| a.domain == domain);
         replicas.iter().filter(there).count()
     };
-    let fits = fleet.nodes().sorted().into_iter().filter(|node| unfit(fleet, plan, spec, node).is_none());
+    let fits = fleet.nodes().sorted().into_iter().filter(|node| {
+        let need = Need { plan, deployment: &name("d"), spec };
+        unfit(fleet, &need, &Limits::default(), node, Strict::All).is_none()
+    });
     fits.min_by_key(|node| {
         let (free, domain) = (fleet.index().places.free(node), node.spec.domain.clone());
         (load(domain.clone()), domain, free.cpu, free.memory, free.disk, node.name.clone())
@@ -292,7 +295,8 @@ fn what_a_search_remembers_changes_no_answer() {
         for plan in ["web", "never"] {
             let plan: PlanName = name(plan);
             let spec = Arc::clone(&world.fleet.plans().get(&plan).expect("the plan").spec);
-            let place = search.place(&world.fleet, &plan, &name("d"), &spec).ok().map(|place| place.node);
+            let need = Need { plan: &plan, deployment: &name("d"), spec: &spec };
+            let place = search.place(&world.fleet, &need, &Limits::default()).ok().map(|place| place.node);
             assert_eq!(place, by_walk(&world, &plan, &spec), "round {round}, plan {plan}");
             if place.is_some() { found += 1 } else { not_found += 1 }
         }

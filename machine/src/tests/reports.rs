@@ -28,6 +28,7 @@ fn state(world: &World) -> &'static str {
         IncarnationState::Creating => "creating",
         IncarnationState::Starting => "starting",
         IncarnationState::Running => "running",
+        IncarnationState::Updating(_) => "updating",
         IncarnationState::Stopping(_) => "stopping",
         IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Destroyed) => "destroyed",
         IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Failed { .. }) => "failed",

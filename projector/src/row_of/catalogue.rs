@@ -1,13 +1,16 @@
 //! Rows of clusters, capabilities, nodes and sessions.
 
 use chancery_events::id::SessionId;
-use chancery_events::name::{CapabilityName, ClusterName, NodeName};
+use chancery_events::name::{CapabilityName, ClusterName, DisruptionName, NodeName, PolicyName};
 use chancery_events::observation::SessionEnd;
 use chancery_machine::fleet::Fleet;
+use chancery_machine::state::Disruption;
 
 use super::row;
 use crate::counts::Counts;
-use crate::rows::{CapabilityRow, ClusterRow, NodeRow, SessionRow, SessionWord, StorageRow};
+use crate::rows::{
+    CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, SessionRow, SessionWord, StorageRow,
+};
 
 /// The row of a cluster.
 pub fn cluster(fleet: &Fleet, counts: &Counts, name: &ClusterName) -> Option<ClusterRow> {
@@ -56,6 +59,28 @@ pub fn node(fleet: &Fleet, name: &NodeName) -> Option<NodeRow> {
         capabilities: node.spec.capabilities.clone(),
         storage: storage.collect(),
         incarnations: held.incarnations.len() as u64,
+        disruptions: node.disruptions.iter().map(disruption).collect(),
+    }))
+}
+
+fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionRow {
+    DisruptionRow {
+        name: name.clone(),
+        state: disruption.state,
+        evict: disruption.spec.evict,
+        start: disruption.spec.start,
+        reason: disruption.spec.reason.clone(),
+        by: disruption.by.clone(),
+        since: disruption.since.time,
+    }
+}
+
+/// The row of a policy.
+pub fn policy(fleet: &Fleet, name: &PolicyName) -> Option<PolicyRow> {
+    let policy = fleet.policies().get(name)?;
+    Some(row!(PolicyRow, policy.meta, {
+        name: policy.name.clone(),
+        spec: (*policy.spec).clone(),
     }))
 }
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::PlanName;
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, Strategy};
 use chancery_machine::fleet::{DeploymentKey, Fleet};
-use chancery_machine::state::{Deployment, DeploymentState, Plan};
+use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
 
 use super::{row, waits_because};
 use crate::counts::{Counts, OPEN, PlanCounts};
-use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow};
+use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord};
 
 /// The row of a plan.
 pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
@@ -59,6 +59,9 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
     if let Some(detail) = &plan.parked {
         return format!("left alone: {detail}");
     }
+    if let Some(by) = &plan.removing {
+        return format!("{by} removes it: {} replicas left", of.replicas());
+    }
     if is_waiting {
         return waits_because(&plan.unfit);
     }
@@ -84,6 +87,7 @@ pub fn deployment(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option
     let state = match &deployment.state {
         DeploymentState::Pending => DeploymentWord::Pending,
         DeploymentState::InProgress | DeploymentState::Ending(_) => DeploymentWord::InProgress,
+        DeploymentState::Paused => DeploymentWord::Paused,
         DeploymentState::Ended(DeploymentEnd::Completed) => DeploymentWord::Completed,
         DeploymentState::Ended(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
         DeploymentState::Ended(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
@@ -95,7 +99,13 @@ pub fn deployment(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option
         generation: deployment.generation,
         count: deployment.spec.count,
         coordinates: deployment.spec.coordinates.clone(),
+        strategy: deployment.spec.strategy,
+        by: deployment.by.clone(),
         state: state,
+        set: match deployment.set {
+            Set::Old => SetWord::Old,
+            Set::New => SetWord::New,
+        },
         message: deployment_message(deployment, counts.plan(&key.0)),
     }))
 }
@@ -106,12 +116,17 @@ fn deployment_message(deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
     match &deployment.state {
         DeploymentState::Pending => "waits for its turn".into(),
+        DeploymentState::Paused => "begins nothing until it is resumed".into(),
         DeploymentState::InProgress => {
             let pending: u64 =
                 OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationWord::PendingApproval)).sum();
             let running = of.in_phase(PhaseWord::Running);
             let approval = if pending > 0 { format!(", {pending} to be approved") } else { String::new() };
-            format!("{running} of {count} running{approval}")
+            let canary = match (deployment.spec.strategy, deployment.set) {
+                (Strategy::Canary { count }, Set::Old) => format!(", {count} to be promoted or withdrawn"),
+                _ => String::new(),
+            };
+            format!("{running} of {count} running{approval}{canary}")
         }
         DeploymentState::Ending(DeploymentEnd::Failed { cause }) => format!("fails: {cause}"),
         DeploymentState::Ending(_) => "ends when what was begun has settled".into(),

@@ -10,8 +10,8 @@ use chancery_machine::state::{Incarnation, IncarnationState, Operation, Operatio
 use super::{WAITS, row};
 use crate::fold::View;
 use crate::rows::{
-    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PhaseWord, Reachability,
-    ReplicaRow, WillWord,
+    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
+    Reachability, ReplicaRow, WillWord,
 };
 
 /// The row of a replica.
@@ -34,14 +34,23 @@ pub fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
         reachability: active.map_or(Reachability::Known, reachability),
         node: replica.active.as_ref().map(|active| active.node.clone()),
         incarnation: replica.active.as_ref().map(|active| active.incarnation),
+        passive: passive(state, replica),
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
-        operation: replica.operation.map(|(id, _)| id),
+        operation: replica.operation.map(|open| open.id),
+        again: replica.again.map(|again| again.at),
         message: replica_message(state, replica, active, phase),
     }))
 }
 
 fn active<'a>(state: &'a impl View, replica: &Replica) -> Option<&'a Incarnation> {
     replica.active.as_ref().and_then(|active| state.incarnation(active.incarnation))
+}
+
+fn passive(state: &impl View, replica: &Replica) -> Option<PassiveRow> {
+    let run = replica.passive.as_ref()?;
+    let incarnation = state.incarnation(run.incarnation)?;
+    let (node, state) = (run.node.clone(), incarnation_word(&incarnation.state));
+    Some(PassiveRow { incarnation: run.incarnation, node, state })
 }
 
 pub(crate) fn phase_word(state: &impl View, replica: &Replica) -> PhaseWord {
@@ -53,6 +62,8 @@ fn phase_of(replica: &Replica, active: Option<&Incarnation>) -> PhaseWord {
         Phase::Pending => PhaseWord::Pending,
         Phase::Starting => PhaseWord::Starting,
         Phase::Running => PhaseWord::Running,
+        Phase::Updating => PhaseWord::Updating,
+        Phase::Restarting => PhaseWord::Restarting,
         Phase::Stopping => PhaseWord::Stopping,
         Phase::Stopped => PhaseWord::Stopped,
         Phase::Failed => PhaseWord::Failed,
@@ -67,16 +78,25 @@ fn replica_message(
     phase: PhaseWord,
 ) -> String {
     let open = [replica.next, replica.operation].into_iter().flatten();
-    let mut open = open.filter_map(|(id, _)| state.operation(id));
+    let mut open = open.filter_map(|open| state.operation(open.id));
     let waits = open.find_map(|operation| match operation.state {
         OperationState::Preparing => Some(WAITS.to_owned()),
         OperationState::PendingApproval(_) => Some(format!("{} waits for approval", operation.kind)),
+        OperationState::Approved(_) => Some(format!("{} waits for its turn", operation.kind)),
         OperationState::Running(_) | OperationState::Ended(_) => None,
     });
     if let Some(waits) = waits {
         return waits;
     }
+    if let Some(moves) = moves(state, replica) {
+        return moves;
+    }
     match (phase, active) {
+        (PhaseWord::Failed, _) if replica.again.is_some() => {
+            let why = replica.last.as_ref().map_or_else(String::new, end_message);
+            let at = replica.again.map_or(String::new(), |again| format!("starts again from {}", again.at));
+            if why.is_empty() { at } else { format!("{why}; {at}") }
+        }
         (PhaseWord::Failed | PhaseWord::Stopped, _) => {
             replica.last.as_ref().map_or_else(String::new, |end| match end {
                 IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
@@ -86,6 +106,22 @@ fn replica_message(
         (_, Some(active)) => incarnation_message(active),
         (_, None) => String::new(),
     }
+}
+
+/// What is being done to a run that another one takes the place of.
+fn moves(state: &impl View, replica: &Replica) -> Option<String> {
+    let kind = replica.operation.filter(|open| open.begun)?.kind;
+    let run = replica.passive.as_ref()?;
+    let incarnation = state.incarnation(run.incarnation)?;
+    let does = match &incarnation.state {
+        IncarnationState::Reserved => "comes up when this one is over",
+        IncarnationState::Creating | IncarnationState::Starting => "comes up",
+        IncarnationState::Stopping(_) => "goes down",
+        IncarnationState::Running | IncarnationState::Updating(_) | IncarnationState::Ended(_) => {
+            return None;
+        }
+    };
+    Some(format!("{kind}: another run on {} {does}", run.node))
 }
 
 fn end_message(end: &IncarnationEnd) -> String {
@@ -105,24 +141,32 @@ pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRo
         deployment: incarnation.deployment.clone(),
         node: incarnation.node.clone(),
         cluster: incarnation.cluster.clone(),
-        state: match &incarnation.state {
-            IncarnationState::Reserved => IncarnationWord::Reserved,
-            IncarnationState::Creating => IncarnationWord::Creating,
-            IncarnationState::Starting => IncarnationWord::Starting,
-            IncarnationState::Running => IncarnationWord::Running,
-            IncarnationState::Stopping(_) => IncarnationWord::Stopping,
-            IncarnationState::Ended(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
-            IncarnationState::Ended(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
-            IncarnationState::Ended(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
-        },
+        state: incarnation_word(&incarnation.state),
         ready: incarnation.ready,
         reachability: reachability(incarnation),
         amounts: incarnation.amounts,
         volumes: incarnation.volumes.clone(),
         processes: incarnation.processes.clone(),
         revision: incarnation.revision,
+        operation: incarnation.operation,
+        follows: incarnation.follows,
+        strained: incarnation.strained.clone(),
         message: incarnation_message(incarnation),
     }))
+}
+
+fn incarnation_word(state: &IncarnationState) -> IncarnationWord {
+    match state {
+        IncarnationState::Reserved => IncarnationWord::Reserved,
+        IncarnationState::Creating => IncarnationWord::Creating,
+        IncarnationState::Starting => IncarnationWord::Starting,
+        IncarnationState::Running => IncarnationWord::Running,
+        IncarnationState::Updating(_) => IncarnationWord::Updating,
+        IncarnationState::Stopping(_) => IncarnationWord::Stopping,
+        IncarnationState::Ended(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
+        IncarnationState::Ended(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
+        IncarnationState::Ended(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
+    }
 }
 
 /// As far as it itself tells: what an executor has to do with is looked up when it is read, so that a session that is
@@ -133,6 +177,7 @@ fn reachability(incarnation: &Incarnation) -> Reachability {
         IncarnationState::Creating
         | IncarnationState::Starting
         | IncarnationState::Running
+        | IncarnationState::Updating(_)
         | IncarnationState::Stopping(_) => Reachability::Unknown,
     }
 }
@@ -150,6 +195,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
     match &incarnation.state {
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
         IncarnationState::Running => incarnation.processes.iter().find_map(trouble).unwrap_or_default(),
+        IncarnationState::Updating(to) => format!("becomes what deployment {to} says"),
         IncarnationState::Reserved | IncarnationState::Creating | IncarnationState::Starting => String::new(),
     }
 }
@@ -186,6 +232,7 @@ pub(crate) fn state_word(operation: &Operation) -> OperationWord {
     match &operation.state {
         OperationState::Preparing => OperationWord::Preparing,
         OperationState::PendingApproval(_) => OperationWord::PendingApproval,
+        OperationState::Approved(_) => OperationWord::Approved,
         OperationState::Running(_) => OperationWord::Running,
         OperationState::Ended(OperationEnd::Succeeded) => OperationWord::Succeeded,
         OperationState::Ended(OperationEnd::Failed { .. }) => OperationWord::Failed,
@@ -205,6 +252,8 @@ pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
         plan: operation.plan.clone(),
         kind: operation.kind,
         deployment: operation.deployment.clone(),
+        by: operation.by.clone(),
+        runs_by: operation.version.clone(),
         state: state_word(operation),
         hash: operation.hash,
         node: operation.node.clone(),
@@ -213,6 +262,7 @@ pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
         message: match &operation.state {
             OperationState::Preparing => WAITS.to_owned(),
             OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
+            OperationState::Approved(_) => "waits for its turn".into(),
             OperationState::Running(_) | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
             OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => reason.clone(),
             OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => format!("by {by}"),

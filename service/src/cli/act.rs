@@ -5,8 +5,8 @@ use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{
-    CapabilityDelete, CapabilitySetActivity, ClusterDelete, ClusterSetActivity, DeploymentCancel, Intent,
-    NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
+    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, DeploymentCancel,
+    Intent, NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
@@ -72,8 +72,8 @@ pub(super) fn delete(
     let intent = match kind {
         Kind::Cluster => ClusterDelete { name: read(kind, name)? }.into(),
         Kind::Capability => CapabilityDelete { name: read(kind, name)? }.into(),
-        Kind::Node => NodeDelete { name: read(kind, name)? }.into(),
-        Kind::Plan => PlanDelete { name: read(kind, name)? }.into(),
+        Kind::Node => NodeDelete { name: read(kind, name)?, cascade: Cascade::No }.into(),
+        Kind::Plan => PlanDelete { name: read(kind, name)?, cascade: Cascade::No }.into(),
         Kind::Replica => {
             let intent = ReplicaDelete { name: read(kind, name)? }.into();
             return ask_replica(client, "delete", name, &intent, "is to be deleted", out);
@@ -117,7 +117,7 @@ pub(super) fn stop(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Resu
 
 pub(super) fn start(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaStart { name: read(Kind::Replica, name)? }.into();
+    let intent = ReplicaStart { name: read(Kind::Replica, name)?, node: None }.into();
     ask_replica(client, "start", name, &intent, "is to start", out)
 }
 

@@ -127,6 +127,7 @@ fn waits<'a>(operations: impl Iterator<Item = &'a Value>) -> Result<String, CliE
         let line = match row.state {
             OperationWord::PendingApproval => format!("approval to {kind}: chancery approve {id}"),
             OperationWord::Preparing => format!("a place to {kind}: {message}"),
+            OperationWord::Approved => format!("its turn to {kind}: operation {id}"),
             OperationWord::Running => format!("operation {id} to {kind}: {message}"),
             OperationWord::Succeeded
             | OperationWord::Failed

@@ -428,7 +428,7 @@ impl Core {
     fn command(&self, id: IncarnationId) -> Option<Command> {
         let incarnation = self.fleet.incarnations().get(&id)?;
         let plan = self.fleet.plans().get(&incarnation.plan)?;
-        let key = (incarnation.plan.clone(), incarnation.deployment.clone());
+        let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
         let deployment = self.fleet.deployments().get(&key)?;
         let spec = plan.spec_of(deployment.generation);
         let payloads = spec.payloads.iter().map(|payload| RunPayload {

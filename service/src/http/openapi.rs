@@ -9,7 +9,7 @@ use chancery_projector::RowKind;
 use chancery_projector::history::Entry;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    ReplicaRow, SessionRow,
+    PolicyRow, ReplicaRow, SessionRow,
 };
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
@@ -106,6 +106,7 @@ fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
         RowKind::Operations => types.subschema_for::<OperationRow>(),
         RowKind::Sessions => types.subschema_for::<SessionRow>(),
         RowKind::Commands => types.subschema_for::<CommandRow>(),
+        RowKind::Policies => types.subschema_for::<PolicyRow>(),
     }
     .to_value()
 }

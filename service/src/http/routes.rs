@@ -64,9 +64,12 @@ fn one(kind: RowKind) -> String {
         RowKind::Deployments => "/plans/{plan}/deployments/{name}".to_owned(),
         RowKind::Commands => "/commands/{incarnation}/{revision}".to_owned(),
         RowKind::Incarnations | RowKind::Operations | RowKind::Sessions => format!("/{kind}/{{id}}"),
-        RowKind::Clusters | RowKind::Capabilities | RowKind::Nodes | RowKind::Plans | RowKind::Replicas => {
-            format!("/{kind}/{{name}}")
-        }
+        RowKind::Clusters
+        | RowKind::Capabilities
+        | RowKind::Nodes
+        | RowKind::Plans
+        | RowKind::Replicas
+        | RowKind::Policies => format!("/{kind}/{{name}}"),
     }
 }
 

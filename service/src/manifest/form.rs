@@ -6,13 +6,16 @@
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
+use chancery_events::intent::Turn;
 use chancery_events::name::{
     CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName,
     PlanName, PortName, ServiceName, StorageClass, ZoneName,
 };
+
 use chancery_events::spec::{
-    Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload, PlanSpec,
-    Port, Probe, Protocol, Run, Sharing, Storage, Timeouts, VolumeClaim,
+    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec,
+    OnTimeout, Payload, PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Strategy,
+    Succession, Timeouts, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -258,6 +261,21 @@ pub(super) struct PlanForm {
     /// Its parts, at least one.
     #[serde(alias = "applications")]
     payloads: Vec<PayloadForm>,
+    /// Where its replicas may be, given those of groups.
+    #[serde(default)]
+    affinity: Vec<Affinity>,
+    /// When what ended by itself is started again: when it failed, unless set.
+    #[serde(default)]
+    restart: Option<Restart>,
+    /// From the first to the second such start; twice as long each time in a row, up to 32 times. 10s, unless set.
+    #[serde(default)]
+    cooldown: Option<Span>,
+    /// How an update gives way where it cannot be done in place: beside, unless set.
+    #[serde(default)]
+    update: Option<Succession>,
+    /// How many of its replicas disruptions may move at once: one, unless set.
+    #[serde(default)]
+    budget: Option<u32>,
     /// Who approves: a word for all, or by kind of operation. A person, unless set.
     #[serde(default)]
     approval: Option<ApprovalForm>,
@@ -276,7 +294,12 @@ impl From<PlanForm> for PlanSpec {
             selectors: form.selectors,
             matchers: form.matchers.into_iter().map(Matcher::from).collect(),
             sharing: form.sharing.unwrap_or(Sharing::Never),
+            affinity: form.affinity,
             payloads: form.payloads.into_iter().map(Payload::from).collect(),
+            restart: form.restart.unwrap_or(Restart::BestEffort),
+            cooldown: form.cooldown.map_or(10_000, |Span(millis)| millis),
+            update: form.update.unwrap_or(Succession::Beside),
+            budget: form.budget.unwrap_or(1),
             approval: form.approval.map_or(ApprovalPolicy::all(Approval::Manual), |form| form.0),
             timeouts: form.timeouts.into(),
         }
@@ -290,6 +313,57 @@ pub(super) struct CoordinatesForm {
     #[serde(alias = "payloadName")]
     payload_name: PayloadName,
     coordinates: BTreeMap<Key, String>,
+}
+
+/// How a deployment is carried out: one of these.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum StrategyForm {
+    /// A few at a time, the next ones when those are well.
+    Rolling {
+        /// So many operations of it may run at once; one of those that update, and all others, unless set.
+        #[serde(default)]
+        wave: Option<u32>,
+        /// Whether those that run at once must be in one update domain.
+        #[serde(default)]
+        per_domain: bool,
+        /// After each that is done, how long until the next begins.
+        #[serde(default)]
+        pause: Option<Span>,
+    },
+    /// The whole new set beside the old one; when all are ready, the old ones go.
+    Graceful {
+        /// How long that may take.
+        timeout: Span,
+        /// What then: back, unless set.
+        #[serde(default)]
+        on_timeout: Option<OnTimeout>,
+    },
+    /// Some of the new version beside the old ones, until they are promoted or withdrawn.
+    Canary {
+        /// How many.
+        count: u32,
+    },
+}
+
+impl Default for StrategyForm {
+    fn default() -> StrategyForm {
+        StrategyForm::Rolling { wave: None, per_domain: false, pause: None }
+    }
+}
+
+impl From<StrategyForm> for Strategy {
+    fn from(form: StrategyForm) -> Strategy {
+        match form {
+            StrategyForm::Rolling { wave, per_domain, pause } => {
+                Strategy::Rolling { wave, per_domain, pause: pause.map_or(0, |Span(millis)| millis) }
+            }
+            StrategyForm::Graceful { timeout: Span(timeout), on_timeout } => {
+                Strategy::Graceful { timeout, on_timeout: on_timeout.unwrap_or(OnTimeout::Rollback) }
+            }
+            StrategyForm::Canary { count } => Strategy::Canary { count },
+        }
+    }
 }
 
 /// A version of a plan's payloads, and a count.
@@ -311,6 +385,12 @@ pub(super) struct DeploymentForm {
     /// How many replicas.
     #[serde(alias = "instance_count")]
     count: u32,
+    /// How the plan's replicas come to be so.
+    #[serde(default)]
+    strategy: StrategyForm,
+    /// Whether one that is being carried out is ended for it, or it waits.
+    #[serde(default)]
+    pub(super) turn: Turn,
 }
 
 impl DeploymentForm {
@@ -325,6 +405,6 @@ impl DeploymentForm {
                 ));
             }
         }
-        Ok(DeploymentSpec { coordinates, count: self.count })
+        Ok(DeploymentSpec { coordinates, count: self.count, strategy: self.strategy.into() })
     }
 }

@@ -259,8 +259,9 @@ impl Reader<'_> {
         let mut form = self.read::<DeploymentName, DeploymentForm>()?;
         let name = self.name(form.metadata, form.spec.name.take())?;
         let plan = form.spec.plan.clone();
+        let turn = form.spec.turn;
         let spec = form.spec.spec().map_err(|(what, at)| self.document.fault(at, what))?;
-        Ok(DeploymentCreate { plan, name, spec }.into())
+        Ok(DeploymentCreate { plan, name, spec, turn }.into())
     }
 
     /// The name, from `metadata` or, as older bodies have it, from the spec.

@@ -3,16 +3,17 @@
 //! It does what a person would: it starts the program as a server and runs the program's own commands against it,
 //! so that every line it shows can be typed. Whatever it started it ends, also when it is interrupted.
 
+mod stage;
+
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::os::unix::process::CommandExt as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 /// Whoever reads may have gone; what was started is ended all the same.
@@ -21,13 +22,15 @@ macro_rules! say {
         let _ = writeln!(std::io::stdout(), $($text)*);
     };
 }
+use say;
 
 const NODES: &str = include_str!("../../examples/nodes.yaml");
 const PLAN: &str = include_str!("../../examples/web-plan.yaml");
-const DEPLOYMENTS: [&str; 3] = [
+const DEPLOYMENTS: [&str; 4] = [
     include_str!("../../examples/deployment-1.yaml"),
     include_str!("../../examples/deployment-2.yaml"),
     include_str!("../../examples/deployment-3.yaml"),
+    include_str!("../../examples/deployment-4.yaml"),
 ];
 const NOTHING: &str =
     "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: demo-end}\nspec: {plan: web, count: 0}\n";
@@ -200,7 +203,19 @@ impl Demo {
         self.wait_for("operations?plan=web&state=pending_approval", 2)?;
         self.show(&["get", "operations", "-l", "state=pending_approval"])?;
         self.show(&["approve", "--plan", "web", "--all"])?;
-        let before = pids(&self.running(3)?);
+        self.running(3)?;
+
+        step(
+            "A new version: one after the other gets another run, which is ready before the old one is stopped.",
+        );
+        self.apply(DEPLOYMENTS[2])?;
+        self.wait_for("operations?plan=web&state=pending_approval", 3)?;
+        self.show(&["get", "operations", "-l", "state=pending_approval"])?;
+        self.show(&["approve", "--plan", "web", "--all"])?;
+        self.show(&["wait", "deployment/web/deployment-3", "--for", "state=completed"])?;
+        let before = self.running(3)?;
+        self.visit(&before[0])?;
+        let before = pids(&before);
 
         step("Kill the server with SIGKILL: the processes live on, and the next server adopts them.");
         self.kill()?;
@@ -213,12 +228,13 @@ impl Demo {
         say!("  the same process ids as before: {}", list(&after));
 
         step("Scale to one: the two surplus replicas are deleted, after approval.");
-        self.apply(DEPLOYMENTS[2])?;
+        self.apply(DEPLOYMENTS[3])?;
         self.wait_for("operations?plan=web&state=pending_approval", 2)?;
         self.show(&["approve", "--plan", "web", "--all"])?;
         self.wait_for("replicas?plan=web", 1)?;
         let last = self.running(1)?;
         let name = last[0]["name"].as_str().unwrap_or_default().to_owned();
+        self.move_and_restart(&name)?;
 
         step("The whole story of one replica: what happened, who, why.");
         self.show(&["history", "replica", &name])?;
@@ -228,209 +244,26 @@ impl Demo {
         self.show(&["verify", &data])
     }
 
-    /// What the server says.
-    fn log(&self) -> PathBuf {
-        self.data.join(LOG)
+    /// The last replica moves to another node, and is restarted there.
+    fn move_and_restart(&mut self, name: &str) -> Result<()> {
+        step("Move it to another node: the run there is ready before this one is stopped.");
+        self.show(&["relocate", name])?;
+        self.approve(name, "relocate")?;
+        self.show(&["get", "replicas", "-o", "wide"])?;
+
+        step("Restart it: its run ends, then another one begins in its place.");
+        self.show(&["restart", name])?;
+        self.approve(name, "restart")?;
+        let again = self.running(1)?;
+        self.visit(&again[0])
     }
 
-    /// Starts the program as a server, and waits until it takes requests.
-    fn start(&mut self) -> Result<()> {
-        let address = self.data.join("address");
-        let _ = std::fs::remove_file(&address);
-        self.url.clear();
-        let log = std::fs::File::options().create(true).append(true).open(self.log())?;
-        let server = self
-            .program()
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(&self.data)
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .context("start the server")?;
-        self.server = Some(server);
-        self.find()
-    }
-
-    /// Waits until the server that was started takes requests.
-    fn find(&mut self) -> Result<()> {
-        let address = self.data.join("address");
-        let found = self.until("the server listens", |demo| {
-            if let Some(status) = demo.server.as_mut().and_then(|server| server.try_wait().ok().flatten()) {
-                let log = std::fs::read_to_string(demo.log()).unwrap_or_default();
-                bail!("the server ended with {status}:\n{log}");
-            }
-            Ok(std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n')))
-        })?;
-        self.url = format!("http://{}", found.trim());
-        self.until("the server is ready", |demo| Ok(demo.get("/readyz").is_ok().then_some(())))
-    }
-
-    fn kill(&mut self) -> Result<()> {
-        if let Some(mut server) = self.server.take() {
-            server.kill().context("kill the server")?;
-            server.wait().context("wait for the server")?;
-        }
-        Ok(())
-    }
-
-    /// The program, with nothing of this process's settings, and in a process group of its own: a terminal's Ctrl-C
-    /// is for the demonstration to handle.
-    fn program(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        let settings = std::env::vars_os().map(|(name, _)| name);
-        for name in settings.filter(|name| name.to_string_lossy().starts_with("CHANCERY_")) {
-            command.env_remove(name);
-        }
-        command.args(["--config", "/dev/null"]).stdin(Stdio::null()).process_group(0);
-        command
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.program();
-        command.args(["--server", &self.url]).args(args);
-        command
-    }
-
-    /// Runs one of the program's commands and shows it with what it printed.
-    fn show(&self, args: &[&str]) -> Result<()> {
-        self.check_interrupted()?;
-        say!("  $ chancery {}", args.join(" "));
-        let output = self.command(args).output().context("run the program")?;
-        print_indented(&output.stdout);
-        if !output.status.success() {
-            bail!("chancery {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(())
-    }
-
-    fn apply(&self, manifests: &str) -> Result<()> {
-        self.check_interrupted()?;
-        let mut child = self
-            .command(&["apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("run the program")?;
-        child.stdin.take().context("its input")?.write_all(manifests.as_bytes())?;
-        let output = child.wait_with_output()?;
-        print_indented(&output.stdout);
-        ensure!(output.status.success(), "apply: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(())
-    }
-
-    fn get(&self, path: &str) -> Result<String> {
-        let agent: ureq::Agent =
-            ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().into();
-        Ok(agent.get(format!("{}{path}", self.url)).call()?.body_mut().read_to_string()?)
-    }
-
-    fn items(&self, query: &str) -> Result<Vec<Value>> {
-        let body: Value = serde_json::from_str(&self.get(&format!("/v1/fleets/default/{query}"))?)?;
-        Ok(body["items"].as_array().cloned().unwrap_or_default())
-    }
-
-    fn wait_for(&mut self, query: &str, count: usize) -> Result<Vec<Value>> {
-        self.until(&format!("{count} of {query}"), |demo| {
-            Ok(demo.items(query).ok().filter(|items| items.len() == count))
-        })
-    }
-
-    fn running(&mut self, count: usize) -> Result<Vec<Value>> {
-        self.until(&format!("{count} running replicas"), |demo| {
-            let items = demo.items("replicas?plan=web&phase=running").unwrap_or_default();
-            let ready = items.len() == count && items.iter().all(|replica| replica["ready"] == true);
-            Ok(ready.then_some(items))
-        })
-    }
-
-    /// Asks the replica's process who it is.
-    fn visit(&self, replica: &Value) -> Result<()> {
-        self.check_interrupted()?;
-        let address =
-            replica["processes"][0]["addresses"][0]["address"].as_str().context("the replica's address")?;
-        say!("  $ curl http://{address}/");
-        let mut answer = String::new();
-        ureq::get(format!("http://{address}/")).call()?.body_mut().as_reader().read_to_string(&mut answer)?;
-        print_indented(answer.as_bytes());
-        Ok(())
-    }
-
-    fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Demo) -> Result<Option<T>>) -> Result<T> {
-        let began = Instant::now();
-        loop {
-            self.check_interrupted()?;
-            if let Some(found) = ready(self)? {
-                return Ok(found);
-            }
-            ensure!(began.elapsed() < Duration::from_mins(1), "waited a minute for {what}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn check_interrupted(&self) -> Result<()> {
-        ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
-        Ok(())
-    }
-
-    fn keep(mut self, temporary: bool) {
-        let pid = self.server.take().map_or(0, |server| server.id());
-        let data = self.data.display();
-        say!("\nLeft running: server {pid}, everything it keeps in {data}. To look around:");
-        say!("  export CHANCERY_SERVER={}", self.url);
-        say!("  chancery describe plan web");
-        say!("  chancery events --follow");
-        say!("To end it, payloads first:");
-        say!("  printf '{}' | chancery apply -f -", NOTHING.replace('\n', "\\n"));
-        say!("  chancery wait plan/web --for operations.delete.pending_approval=1");
-        say!("  chancery approve --plan web --all");
-        say!("  chancery wait plan/web --for replicas.total=0");
-        say!("  kill {pid}{}", if temporary { format!("; rm -r {data}") } else { String::new() });
-    }
-
-    /// Ends everything that was started: the payloads by the way they came, then the server.
-    fn end(&mut self) -> Result<()> {
-        self.interrupted.store(false, Ordering::Relaxed);
-        if self.server.as_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None))) {
-            self.find()?;
-        } else {
-            self.server = None;
-            self.start()?;
-        }
-        if !self.items("plans")?.is_empty() {
-            self.apply_quietly(NOTHING)?;
-            self.until("every replica is gone", |demo| {
-                if !demo.items("operations?state=pending_approval")?.is_empty() {
-                    let output = demo.command(&["approve", "--plan", "web", "--all"]).output()?;
-                    tracing::debug!(status = %output.status, "approved what ends the demonstration");
-                }
-                Ok(demo.items("replicas")?.is_empty().then_some(()))
-            })?;
-        }
-        let Some(mut server) = self.server.take() else { return Ok(()) };
-        let pid = i32::try_from(server.id())
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-            .context("a process id")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("stop the server")?;
-        server.wait().context("wait for the server")?;
-        Ok(())
-    }
-
-    fn apply_quietly(&self, manifest: &str) -> Result<()> {
-        let mut child = self
-            .command(&["apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        child.stdin.take().context("its input")?.write_all(manifest.as_bytes())?;
-        let output = child.wait_with_output()?;
-        ensure!(
-            output.status.success(),
-            "end the replicas: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+    /// Approves what waits for the replica, and waits until it is done.
+    fn approve(&mut self, name: &str, kind: &str) -> Result<()> {
+        let of = |state: &str| format!("operations?replica={name}&kind={kind}&state={state}");
+        self.wait_for(&of("pending_approval"), 1)?;
+        self.show(&["approve", "--replica", name, "--all"])?;
+        self.wait_for(&of("succeeded"), 1)?;
         Ok(())
     }
 }

@@ -7,11 +7,11 @@ use chancery_events::intent::{Intent, OperationApprove, OperationReject, Shown};
 use chancery_projector::rows::{OperationRow, OperationWord};
 use serde_json::{Value, json};
 
-use super::args::Choose;
 use super::client::Client;
 use super::columns::{table, typed};
 use super::context::Output;
 use super::error::{CliError, Exit};
+use super::flags::Choose;
 use super::get::{list, one};
 use super::kind::Kind;
 

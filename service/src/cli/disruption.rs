@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::act::{ask_as, read};
-use super::args::Disrupt;
 use super::client::Client;
 use super::columns::typed;
 use super::error::CliError;
+use super::flags::Disrupt;
 use super::get::{self, Listed};
 use super::kind::Kind;
 

@@ -19,12 +19,12 @@ use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
 use serde_json::Value;
 
 use super::act::{ask_as, read, shown};
-use super::args::{Drain, Undrain};
 use super::client::{Client, Verdict};
 use super::columns::typed;
 use super::context::Output;
 use super::error::{CliError, Exit};
 use super::events::past;
+use super::flags::{Drain, Undrain};
 use super::get;
 use super::kind::Kind;
 use super::table::{add, one_line};

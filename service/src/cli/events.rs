@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::args::Events;
 use super::client::Client;
 use super::context::Output;
 use super::error::{CliError, Exit};
+use super::flags::Events;
 use super::get::json_text;
 use super::kind::Kind;
 use super::table::{Lines, Rows};

@@ -4,12 +4,12 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use super::args::Get;
 use super::client::Client;
 use super::columns;
 use super::context::Output;
 use super::disruption;
 use super::error::{CliError, Exit};
+use super::flags::Get;
 use super::kind::Kind;
 use super::watch;
 

@@ -6,10 +6,10 @@ use chancery_events::id::IncarnationId;
 use clap::ValueEnum as _;
 use serde_json::Value;
 
-use super::args::Logs;
 use super::client::Client;
 use super::context::Output;
 use super::error::{CliError, Exit};
+use super::flags::Logs;
 use super::get::{list, one};
 use super::kind::Kind;
 

@@ -21,6 +21,7 @@ mod executor;
 #[cfg(test)]
 mod fake;
 mod fields;
+mod flags;
 mod get;
 mod kind;
 mod logs;
@@ -45,14 +46,12 @@ use chancery_events::intent::{Cascade, Turn};
 use chancery_events::spec::{Activity, NodeState};
 use clap::Parser as _;
 
-pub use args::{
-    Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Disrupt, Drain, Events, Get, Local,
-    Logs, Passed, Server, Undrain, Wait, Which,
-};
+pub use args::{Cli, Client as ClientCommand, Command, ConfigCommand, Local};
 pub use completion::completion;
 pub use context::{Context, Output};
 pub use error::{CliError, Exit};
 pub use executor::Executor;
+pub use flags::{Choose, Demo, Disrupt, Drain, Events, Get, Logs, Passed, Server, Undrain, Wait, Which};
 pub use kind::{Kind, What};
 
 use approve::Decision;

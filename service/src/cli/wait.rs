@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::args::Wait;
 use super::client::Client;
 use super::context::{Context, Output};
 use super::error::{CliError, Exit};
 use super::fields;
+use super::flags::Wait;
 use super::get::{find, list};
 use super::kind::Kind;
 

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::args::Get;
 use super::client::Client;
 use super::columns;
 use super::context::{Context, Output};
 use super::error::{CliError, Exit};
 use super::events::follow;
+use super::flags::Get;
 use super::get::{list, name_of, one};
 use super::kind::Kind;
 use super::screen::Screen;

@@ -1,0 +1,236 @@
+//! What commands are told: their arguments and flags.
+#![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use chancery_events::time::Time;
+use clap::Args;
+
+use super::error::CliError;
+use super::kind::{Kind, What, WhatParser};
+use crate::manifest::parse_span;
+
+/// Which one.
+#[derive(Args, Debug)]
+pub struct Which {
+    /// Its kind, or KIND/NAME
+    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+    pub what: What,
+    /// PLAN/NAME of a deployment, NODE/NAME of a disruption, if that is not in KIND/NAME
+    pub name: Option<String>,
+}
+
+/// Which node to empty.
+#[derive(Args, Debug)]
+pub struct Drain {
+    /// The node
+    pub node: String,
+    /// Why, for people
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub reason: String,
+    /// Until it is empty, telling what is left
+    #[arg(long)]
+    pub wait: bool,
+    /// For how long
+    #[arg(long, default_value = "10m", value_parser = parse_span, requires = "wait")]
+    pub timeout: Duration,
+}
+
+/// Which node to put back into use.
+#[derive(Args, Debug)]
+pub struct Undrain {
+    /// The node
+    pub node: String,
+}
+
+/// What is planned to be done to a node.
+#[derive(Args, Debug)]
+pub struct Disrupt {
+    /// The node
+    pub node: String,
+    /// What it is called, among those of the node
+    #[arg(long)]
+    pub name: String,
+    /// When it begins, as in 2026-11-21T22:00:00Z or, from now, 2h; when it is approved, if not said
+    #[arg(long, value_name = "TIME|SPAN", value_parser = moment)]
+    pub start: Option<Time>,
+    /// Move what runs there away
+    #[arg(long)]
+    pub evict: bool,
+    /// Why, for people
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub reason: String,
+}
+
+/// What to list.
+#[derive(Args, Debug)]
+pub struct Get {
+    /// The kind, or KIND/NAME
+    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+    pub what: What,
+    /// A name or id; PLAN/NAME of a deployment
+    pub name: Option<String>,
+    /// Only those whose field has this value; repeatable
+    #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
+    pub filters: Vec<(String, String)>,
+    /// At most so many
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+    /// Every one, however many
+    #[arg(long, conflicts_with = "limit")]
+    pub all: bool,
+    /// Show every change as it comes: a live table on a terminal, lines off it
+    #[arg(short, long, conflicts_with = "limit")]
+    pub watch: bool,
+}
+
+impl Get {
+    /// The kind.
+    pub(super) fn kind(&self) -> Kind {
+        self.what.kind
+    }
+
+    /// Which one, if not all; then there is nothing to filter.
+    pub(super) fn name(&self) -> Result<Option<String>, CliError> {
+        let name = self.what.name(self.name.as_ref())?;
+        if name.is_some() && (!self.filters.is_empty() || self.all) {
+            return Err(CliError::usage("a name leaves nothing to filter or page: leave out -l and --all"));
+        }
+        Ok(name)
+    }
+}
+
+/// Which operations.
+#[derive(Args, Debug, Default)]
+pub struct Choose {
+    /// Their ids; or disruption NODE/NAME
+    #[arg(value_name = "ID")]
+    pub ids: Vec<String>,
+    /// Those of a plan
+    #[arg(long, value_name = "PLAN", conflicts_with = "ids")]
+    pub plan: Option<String>,
+    /// That of a replica
+    #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
+    pub replica: Option<String>,
+    /// Every one that waits, without asking
+    #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "ids")]
+    pub all: bool,
+}
+
+/// Which events.
+#[derive(Args, Debug)]
+pub struct Events {
+    /// Those from this position on
+    #[arg(long, value_name = "POSITION", default_value_t = 0)]
+    pub from: u64,
+    /// Go on as they come
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only those about this entity, as in replica/web-7f3k
+    #[arg(long, value_name = "KIND/NAME")]
+    pub subject: Option<String>,
+    /// Only those of these types, as in replica.created.v1
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub types: Vec<String>,
+}
+
+/// Whose output.
+#[derive(Args, Debug)]
+pub struct Logs {
+    /// A replica, the id of an incarnation, or KIND/NAME of one of them
+    pub of: String,
+    /// Which payload, if there are several
+    #[arg(long)]
+    pub payload: Option<String>,
+    /// Which of its processes, from 0
+    #[arg(long)]
+    pub process: Option<u16>,
+    /// What it wrote to its standard error
+    #[arg(long)]
+    pub stderr: bool,
+    /// Go on as it writes
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last so many lines
+    #[arg(long, value_name = "LINES")]
+    pub tail: Option<u64>,
+}
+
+/// What to wait for.
+#[derive(Args, Debug)]
+pub struct Wait {
+    /// KIND/NAME, as in replica/web-7f3k or deployment/web/deployment-1
+    pub of: String,
+    /// A field and its value, or deleted: phase=running, state=completed, replicas.running=3
+    #[arg(long = "for", value_name = "FIELD=VALUE|deleted")]
+    pub until: String,
+    /// For how long
+    #[arg(long, default_value = "60s", value_parser = parse_span)]
+    pub timeout: Duration,
+}
+
+/// Flags of a server; each overrides the configuration.
+#[derive(Args, Debug, Default)]
+pub struct Server {
+    /// Where the journal and everything made from it are kept [env: CHANCERY_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<String>,
+    /// Where requests are taken [env: CHANCERY_LISTEN]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+    /// Where the journal is: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
+    #[arg(long, value_name = "WHERE")]
+    pub journal: Option<String>,
+    /// The fleets it has, between commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: that of --fleet]
+    #[arg(long, value_name = "NAMES")]
+    pub fleets: Option<String>,
+    /// Where the other servers reach this one [env: CHANCERY_ADVERTISE]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
+    #[arg(long, value_name = "NAMES")]
+    pub executors: Option<String>,
+    /// Which log lines are written [env: CHANCERY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// Flags of the tour.
+#[derive(Args, Debug, Default)]
+pub struct Demo {
+    /// Where to keep its data, instead of a temporary folder
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Leave everything running and in place
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Arguments that are passed through.
+#[derive(Args, Debug, Default)]
+#[command(disable_help_flag = true)]
+pub struct Passed {
+    /// As they are
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+/// A moment, or how far it is from now.
+fn moment(text: &str) -> Result<Time, String> {
+    if let Ok(span) = parse_span(text) {
+        return Ok(Time::from_micros(chrono::Utc::now().timestamp_micros()) + span);
+    }
+    text.parse().map_err(|_| "write a time as in 2026-11-21T22:00:00Z, or a span from now as in 2h".into())
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("write NAME=VALUE, as in state=running".into()),
+    }
+}

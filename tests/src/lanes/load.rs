@@ -117,7 +117,8 @@ impl Shared {
         };
         match random.below(20) {
             0 => self.one_of("replicas?plan=web&limit=100", random).map_or_else(small, |replica| {
-                let verbs = ["replica.stop", "replica.start", "replica.start", "replica.relocate", "replica.restart"];
+                let verbs =
+                    ["replica.stop", "replica.start", "replica.start", "replica.relocate", "replica.restart"];
                 let verb = random.pick(&verbs).copied().unwrap_or("replica.start");
                 (verb, json!({"name": replica["name"]}))
             }),

@@ -1,5 +1,7 @@
 //! The folder of one incarnation, and the durable records in it.
 //!
+//! Each of the records `….json` has a second copy, `….copy` (`durable`).
+//!
 //! | file | written by | holds |
 //! |---|---|---|
 //! | `spec.json` | the executor | the highest order, and the spec; makes the folder ours |
@@ -26,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::KeeperProgram;
 use super::capture::OutputLimits;
 use super::group;
-use crate::durable::{self, Lock};
+use crate::durable::{self, Lock, Reader};
 use crate::plan::{Before, Order, Present, State};
 
 /// What is wanted: `spec.json`.
@@ -210,24 +212,24 @@ impl Folder {
         self.path.parent().map_or(Ok(()), durable::sync_folder)
     }
 
-    pub(super) fn wanted(&self) -> io::Result<Option<Wanted>> {
-        durable::read(&self.file("spec.json"))
+    pub(super) fn wanted(&self, by: Reader) -> io::Result<Option<Wanted>> {
+        durable::read(&self.file("spec.json"), by)
     }
 
     pub(super) fn want(&self, wanted: &Wanted) -> io::Result<()> {
         durable::write(&self.file("spec.json"), wanted)
     }
 
-    pub(super) fn tombstone(&self) -> io::Result<Option<Tombstone>> {
-        durable::read(&self.file("tombstone.json"))
+    pub(super) fn tombstone(&self, by: Reader) -> io::Result<Option<Tombstone>> {
+        durable::read(&self.file("tombstone.json"), by)
     }
 
     pub(super) fn bury(&self, revision: u32) -> io::Result<()> {
         durable::write(&self.file("tombstone.json"), &Tombstone { revision })
     }
 
-    pub(super) fn record(&self) -> io::Result<Option<Record>> {
-        durable::read(&self.file("processes.json"))
+    pub(super) fn record(&self, by: Reader) -> io::Result<Option<Record>> {
+        durable::read(&self.file("processes.json"), by)
     }
 
     pub(super) fn write_record(&self, record: &Record) -> io::Result<()> {

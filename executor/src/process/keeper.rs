@@ -34,7 +34,7 @@ use super::identity::{self, Handle, Stat, descendants};
 use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
-use crate::durable::Lock;
+use crate::durable::{Lock, Reader};
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -68,9 +68,11 @@ fn keep(dir: &Path) -> io::Result<()> {
     // The working folder changes below.
     let folder = Folder::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.wanted()? else { return Ok(()) };
-    let buried = folder.tombstone()?.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
-    if !wanted.order.may_start() || buried || folder.record()?.is_some() {
+    let Some(wanted) = folder.wanted(Reader::Another)? else { return Ok(()) };
+    let buried = folder
+        .tombstone(Reader::Another)?
+        .is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
+    if !wanted.order.may_start() || buried || folder.record(Reader::Another)?.is_some() {
         return Ok(());
     }
     let (ended, child_ended) = UnixStream::pair()?;
@@ -340,6 +342,24 @@ impl Keeper {
         self.say();
     }
 
+    /// Sees to it that what stands on the disk is what is known here, though the disk or somebody altered it.
+    fn check_record(&self) {
+        let stands = match self.folder.record(Reader::Writer) {
+            Ok(stands) => stands,
+            Err(error) => {
+                eprintln!("{error}");
+                None
+            }
+        };
+        // Before it is first written there are no processes yet.
+        if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
+            eprintln!("the record is not as it was written, and is written again");
+            if let Err(error) = self.folder.write_record(&self.record) {
+                eprintln!("write the record: {error}");
+            }
+        }
+    }
+
     fn say(&mut self) {
         let line = wire::line(&self.record);
         self.clients.retain_mut(|client| client.say(&line));
@@ -348,6 +368,7 @@ impl Keeper {
     /// Takes in new clients, and what clients ask.
     fn serve(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
+            self.check_record();
             self.clients.extend(Client::greet(stream, &wire::line(&self.record)));
         }
         let mut requests = Vec::new();

@@ -271,7 +271,7 @@ impl Shared {
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let folder = Folder::at(path);
-            match (id, folder.wanted()) {
+            match (id, folder.wanted(durable::Reader::Another)) {
                 (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => found.push((id, folder)),
                 (_, wanted) => {
                     let error = wanted.err().map(tracing::field::display);

@@ -15,7 +15,7 @@ use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_gr
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink, Start};
 use super::probe::Probes;
-use crate::durable::{self, Lock};
+use crate::durable::{self, Lock, Reader};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
 /// From its last word until it has let go of the lock.
@@ -120,11 +120,18 @@ impl Tender {
         if !self.folder.path().try_exists()? {
             return Ok(Hold::Nothing);
         }
-        self.wanted = self.folder.wanted()?;
+        self.wanted = self.folder.wanted(Reader::Writer)?;
         let lock = self.folder.lock()?;
-        // Behind the lock: nobody else writes these, if it is ours.
-        self.tombstone = self.folder.tombstone()?;
-        self.record = self.folder.record()?;
+        // Behind the lock: nobody else writes the record, if it is ours.
+        self.tombstone = self.folder.tombstone(Reader::Writer)?;
+        self.record = match lock {
+            Lock::Ours(_) => self.folder.record(Reader::Writer)?,
+            // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
+            Lock::Theirs => self.folder.record(Reader::Another).unwrap_or_else(|error| {
+                tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
+                None
+            }),
+        };
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {

@@ -8,6 +8,7 @@ mod loop_;
 mod memory;
 mod outputs;
 mod payloads;
+mod records;
 mod world;
 
 use std::path::Path;
@@ -59,6 +60,8 @@ fn run_tests() -> ExitCode {
         memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
         outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
         outputs::a_process_outlives_whoever_keeps_its_output,
+        records::one_damaged_copy_of_each_record_loses_nothing,
+        records::what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

@@ -54,7 +54,7 @@ pub use trampoline::trampoline_main;
 use crate::board::Board;
 use crate::durable;
 use crate::orchestrator::Orchestrator;
-use crate::plan::Order;
+use crate::plan::{Changes, Order};
 use folder::Folder;
 use tender::{Ask, Tender};
 
@@ -192,6 +192,9 @@ impl Processes {
 }
 
 impl Orchestrator for Processes {
+    /// What a process is, its arguments, environment and limits, is settled when it is started.
+    const CHANGES: Changes = Changes::Never;
+
     async fn carry_out(&self, command: Command) {
         let order = Order::of(&command);
         let (id, spec) = (command.incarnation, command.spec);

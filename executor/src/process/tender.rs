@@ -10,12 +10,13 @@ use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Shared;
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_groups};
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink, Start};
 use super::probe::Probes;
+use super::{Processes, Shared};
 use crate::durable::{self, Lock, Reader};
+use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
 /// From its last word until it has let go of the lock.
@@ -286,7 +287,7 @@ impl Tender {
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
         // If the keeper that is on its way does not start it, this order fails.
         self.starting |= unrecorded && order.may_start();
-        match plan::step(present.as_ref(), &order, spec.as_ref()) {
+        match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
             Step::Answer => self.shown = None,
             Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
             step => {
@@ -331,7 +332,8 @@ impl Tender {
             (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
             (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
             (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_)) => {}
-            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..), _) => {}
+            // A change is not asked of processes.
+            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
         }
         Ok(())
     }

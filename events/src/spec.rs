@@ -103,6 +103,15 @@ words! {
         /// Ends its run and removes the replica.
         Delete = "delete",
     }
+    /// When what ended by itself is started again by its plan's own rule.
+    Restart {
+        /// However it ended.
+        Always = "always",
+        /// When it failed.
+        BestEffort = "best_effort",
+        /// Never.
+        Never = "never",
+    }
     /// The states of a node.
     NodeState {
         /// Known, in no cluster.

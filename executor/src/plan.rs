@@ -6,7 +6,7 @@
 //! | there is | up (ensure) | down (stop, kill) | removed (judged) |
 //! |---|---|---|---|
 //! | nothing, or an order that was not begun | start | bury | bury |
-//! | starting, up | adopt: only the revision rises; with another spec: change, or fail, never, where the runtime cannot | end | end, then gone |
+//! | starting, up | adopt: only the revision rises, and the rule of starting again is taken over; with another spec: change, or fail, never, where the runtime cannot | end | end, then gone |
 //! | being changed | adopt: it goes on; with yet another spec, or the old one: change | end | end, then gone |
 //! | up, and could not be changed | adopt; with another spec: change; the same order again: answer | end | end, then gone |
 //! | starting, up, being changed, and being ended | fails, retry | end, perhaps sooner | end, then gone |
@@ -224,12 +224,13 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, ch
     let again = order.rank() == present.order.rank();
     let is_open = order.standing == Standing::Open;
     let alive = present.state.is_alive();
+    let as_it_runs = runs_as(present.spec.as_ref(), spec);
     match (&present.state, order.aim) {
         (_, Aim::Up) if alive && present.order.aim != Aim::Up => {
             Step::Refuse("it is being ended", Hope::Retry)
         }
         (State::Unchanged { .. }, Aim::Up) if again && is_open => Step::Answer,
-        (_, Aim::Up) if alive && is_open && spec != present.spec.as_ref() => match changes {
+        (_, Aim::Up) if alive && is_open && !as_it_runs => match changes {
             Changes::InPlace => Step::Change,
             Changes::Never => {
                 Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
@@ -238,6 +239,7 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, ch
         // Also the same order, once nobody waits for its outcome any more.
         (State::Unchanged { .. }, Aim::Up) => Step::Adopt,
         (State::Accepted, Aim::Up) => begin,
+        (_, Aim::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => Step::Adopt,
         (_, Aim::Up) if again => Step::Answer,
         (State::Failed { .. } | State::Gone, Aim::Up) => begin,
         (
@@ -254,6 +256,19 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, ch
         (State::Accepted | State::Failed { .. } | State::Gone, Aim::Down | Aim::Removed) => Step::Bury,
         (State::Ended { .. }, Aim::Removed) => Step::Bury,
     }
+}
+
+fn runs_as(there: Option<&RunSpec>, brought: Option<&RunSpec>) -> bool {
+    match (there, brought) {
+        (Some(there), Some(brought)) => there.runs_as(brought),
+        (there, brought) => there.is_none() && brought.is_none(),
+    }
+}
+
+/// The spec of what is there, when an order was adopted that brought another one: of something that runs alike, the
+/// rule of starting again is the newest.
+pub fn adopted(there: Option<RunSpec>, brought: Option<&RunSpec>) -> Option<RunSpec> {
+    if runs_as(there.as_ref(), brought) { brought.cloned() } else { there }
 }
 
 /// Whether a report is worth a message of its own, or only a line in a list.

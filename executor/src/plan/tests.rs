@@ -1,4 +1,5 @@
 use chancery_events::id::{Lineage, Position};
+use chancery_events::spec::Restart;
 
 use super::*;
 
@@ -8,6 +9,7 @@ fn spec(replica: &str) -> RunSpec {
         replica: replica.parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
+        restart: Restart::BestEffort,
         payloads: vec![],
     }
 }
@@ -236,4 +238,26 @@ fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
     let lost = present(order(Aim::Up, 1, 1), State::Accepted);
     assert_eq!(on(Some(&lost)), Step::Bury);
     assert_eq!(on(Some(&present(met, runs()))), Step::Answer);
+}
+
+#[test]
+fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() {
+    let rule = |restart| RunSpec { restart, ..spec("web-1") };
+    let there = present(order(Aim::Up, 2, 1), runs());
+    let met = Order { standing: Standing::Met, ..order(Aim::Up, 2, 1) };
+    for (order, because) in [
+        (order(Aim::Up, 3, 1), "with a higher revision"),
+        (met, "and with the same one: what was recorded by an earlier build has no rule"),
+    ] {
+        for changes in [Changes::InPlace, Changes::Never] {
+            let then = step(Some(&there), &order, Some(&rule(Restart::Always)), changes);
+            assert_eq!(then, Step::Adopt, "{because}");
+        }
+    }
+    let late = step(Some(&there), &order(Aim::Up, 1, 1), Some(&rule(Restart::Always)), Changes::Never);
+    assert_eq!(late, Step::Answer, "not with a lower one");
+    let adopt = |brought: &RunSpec| adopted(there.spec.clone(), Some(brought)).map(|spec| spec.restart);
+    assert_eq!(adopt(&rule(Restart::Always)), Some(Restart::Always));
+    let other = RunSpec { restart: Restart::Always, ..spec("web-2") };
+    assert_eq!(adopt(&other), Some(Restart::BestEffort), "what runs is not what that rule is for");
 }

@@ -309,11 +309,12 @@ impl Tender {
             self.folder.drop_record()?;
             self.record = None;
         }
-        let kept_spec = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
+        let kept = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
+        let spec = if kept.is_some() { plan::adopted(kept, spec.as_ref()) } else { spec };
         let wanted = Wanted {
             incarnation: self.incarnation,
             order,
-            spec: kept_spec.or(spec),
+            spec,
             program: self.shared.program.clone(),
             output: self.shared.output,
             cgroup: self.shared.cgroup.clone(),

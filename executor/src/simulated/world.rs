@@ -148,7 +148,9 @@ impl World {
             Step::Change => return self.change(id, order, spec),
             Step::Adopt => {
                 self.set(id, order, spec, None);
-                settle(&mut self.item(id).present.state);
+                let present = &mut self.item(id).present;
+                settle(&mut present.state);
+                present.spec = plan::adopted(present.spec.take(), spec);
             }
             Step::End(_) if order.aim == Aim::Down => {
                 // Nothing here needs any grace.

@@ -1,6 +1,7 @@
 use chancery_events::fact::Effect;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::protocol::{RunPayload, Standing};
+use chancery_events::spec::Restart;
 
 use super::*;
 
@@ -25,6 +26,7 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
+        restart: Restart::BestEffort,
         payloads: vec![payload],
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `spec.json` | the executor | the highest order, and the spec; makes the folder ours |
 //! | `tombstone.json` | the executor, holding `keeper.lock` | the revision at or below which nothing will be carried out |
-//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended; never started twice from one record |
+//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended, or that it is to be started again after a reboot; never started twice from one record |
 //! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
 //! | `ready` | the executor | there once it has been ready; a hint, not synced |
 //! | `<payload>-<index>.out.1`, `.err.1`, … | the keeper | what the process wrote |
@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::KeeperProgram;
 use super::capture::OutputLimits;
 use super::group;
+use super::identity::Boot;
 use crate::durable::{self, Lock, Reader};
 use crate::plan::{Before, Order, Present, State};
 
@@ -45,6 +46,8 @@ pub(super) struct Wanted {
     pub(super) cgroup: Option<PathBuf>,
     #[serde(default)]
     pub(super) files: Option<u64>,
+    #[serde(default)]
+    pub(super) boot: Option<Boot>,
 }
 
 impl Wanted {
@@ -84,6 +87,9 @@ pub(super) struct Tombstone {
 pub(super) struct Record {
     /// The boot in which the pids mean something.
     pub(super) boot: String,
+    /// And the machine, if it can be told.
+    #[serde(default)]
+    pub(super) machine: Option<String>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
@@ -96,6 +102,9 @@ pub(super) enum Phase {
     Recorded,
     /// All programs were executed.
     Started,
+    /// It ran in an earlier boot, and is to be started again in this one; nothing of it exists, and the processes are
+    /// those of then.
+    Again,
     /// Nothing of it exists any more.
     Ended { exit: Exit },
     /// It could not be started; nothing of it exists.
@@ -132,6 +141,8 @@ pub(super) enum Cause {
     Itself,
     /// It was asked to, or killed, by us.
     Asked,
+    /// By itself or by somebody else, after its keeper had been asked to end too: as when the machine goes down.
+    GoingDown,
 }
 
 impl Started {
@@ -149,7 +160,7 @@ impl Record {
     /// The exit that its ends add up to: the first failure that nobody asked for.
     pub(super) fn exit(&self) -> Exit {
         for process in &self.processes {
-            if let Some(End { status, cause: Cause::Itself }) = &process.end {
+            if let Some(End { status, cause: Cause::Itself | Cause::GoingDown }) = &process.end {
                 let how = match status {
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
@@ -163,6 +174,13 @@ impl Record {
             }
         }
         Exit::Clean
+    }
+
+    /// What died without being seen ended, for all that is known, by itself.
+    pub(super) fn end_unseen(&mut self) {
+        for process in &mut self.processes {
+            process.end.get_or_insert(End { status: ProcessStatus::Unknown, cause: Cause::Itself });
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -277,6 +295,7 @@ pub(super) fn present(
             match &record.phase {
                 Phase::Recorded => State::Starting { processes },
                 Phase::Started => State::Up { processes, before },
+                Phase::Again => State::Starting { processes: Vec::new() },
                 Phase::Ended { exit } => State::Ended { exit: exit.clone(), processes },
                 Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
             }

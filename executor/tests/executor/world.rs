@@ -42,6 +42,7 @@ pub(crate) fn config(root: &Path) -> Config {
         output: OutputLimits::default(),
         cgroup: None,
         files: None,
+        boot: None,
     }
 }
 

@@ -20,6 +20,7 @@ use chancery_events::protocol::{
     Again, Command, Envelope, FromDecider, Head, Life, RunPayload, RunSpec, Standing, Succession, ToDecider,
 };
 use chancery_events::record::Hash;
+use chancery_events::spec::Restart;
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
@@ -451,6 +452,7 @@ impl Core {
                 replica: incarnation.replica.clone(),
                 plan: incarnation.plan.clone(),
                 node: incarnation.node.clone(),
+                restart: spec.restart,
                 payloads: payloads.collect(),
             },
         })

@@ -230,6 +230,7 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
                 if reasons { None } else { Some("is preparing, and nobody says why") }
             }
             OperationState::PendingApproval(_) => Some("waits for approval"),
+            OperationState::Approved(_) => Some("waits for its turn"),
             OperationState::Running(_) => Some("is running"),
             OperationState::Ended(_) => None,
         };

@@ -20,7 +20,6 @@ use chancery_events::protocol::{
     Again, Command, Envelope, FromDecider, Head, Life, RunPayload, RunSpec, Standing, Succession, ToDecider,
 };
 use chancery_events::record::Hash;
-use chancery_events::spec::Restart;
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;

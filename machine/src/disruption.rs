@@ -3,13 +3,14 @@
 //! | state | approve | its start | the node is empty | complete | delete |
 //! |---|---|---|---|---|---|
 //! | scheduled | → approved | – | – | → completed | refused |
-//! | approved | same | its replicas are moved away, if that is wanted | → completed, if that was wanted | → completed | refused |
+//! | approved | same | its replicas are moved away, if that is wanted | → completed, the node evicted, if that was wanted | → completed | refused |
 //! | completed | refused | – | – | same | forgotten |
 //!
 //! While one is approved, its node takes no placements; what was only reserved there is given another place. Moving
-//! away goes on in one update domain at a time (that of the disruption that began first), and not more replicas of a
+//! away goes on in one update domain at a time, in the order in which the disruptions began, and not more replicas of a
 //! plan at once than its budget; whoever approved the disruption has approved those moves. A replica for which there
-//! is no other place stays, and the plan says why.
+//! is no other place stays, and the plan says why. An emptied node is evicted from its cluster: it stays empty until
+//! somebody allocates it again.
 
 use chancery_events::fact::{
     Asker, DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact,
@@ -158,16 +159,18 @@ fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
 /// The next thing to do for the disruptions that empty nodes, if there is one now.
 pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
     let begun = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
-    let mut domain: Option<&DomainName> = None;
-    for (_, name, disruption) in begun {
+    let mut turn: Option<&DomainName> = None;
+    for (_, domain, name, disruption) in begun {
         let Some(node) = fleet.nodes().get(name) else { continue };
         let mut draft = Draft::new(ctx);
-        let its_turn = domain.is_none_or(|domain| *domain == node.spec.domain);
         if fleet.index().places.held(name).incarnations.is_empty() {
             completed(node, disruption, &mut draft);
-        } else if its_turn {
-            domain = Some(&node.spec.domain);
+        } else if turn.is_none_or(|turn| turn == domain) {
+            turn = Some(domain);
             move_one(fleet, node, disruption, ctx, &mut draft);
+        } else {
+            // Those behind it wait too, or the domain of one of them would be disturbed beside that of this one.
+            return None;
         }
         let facts = draft.done();
         if !facts.is_empty() {
@@ -185,11 +188,10 @@ pub(crate) fn next_start(fleet: &Fleet, now: Time) -> Option<Time> {
 fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
     let then = node.disruptions.get(name).map(|disruption| disruption.spec.evict);
     draft.push(DisruptionCompleted { node: node.name.clone(), name: name.clone() });
+    if matches!(node.state, NodeState::Allocated | NodeState::Allocating) {
+        draft.push(NodeMoved { name: node.name.clone(), to: NodeState::Evicted, cluster: None });
+    }
     if then == Some(Evict::AndRemove) {
-        if node.state == NodeState::Allocated {
-            let (name, to) = (node.name.clone(), NodeState::Evicted);
-            draft.push(NodeMoved { name, to, cluster: None });
-        }
         draft.push(NodeDeleted { name: node.name.clone() });
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{
-    ClusterName, DeploymentName, DisruptionName, GroupName, NodeName, PlanName, ReplicaName,
+    ClusterName, DeploymentName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
 use chancery_events::spec::{DisruptionState, Evict};
 use chancery_events::time::Time;
@@ -112,8 +112,8 @@ pub struct Index {
     pub policies: Policies,
     /// Nodes of which a disruption is approved.
     pub disturbed: BTreeSet<NodeName>,
-    /// Approved disruptions that empty their nodes, by when they begin to.
-    pub evicting: BTreeSet<(Time, NodeName, DisruptionName)>,
+    /// Approved disruptions that empty their nodes, by when they begin to, and by update domain.
+    pub evicting: BTreeSet<(Time, DomainName, NodeName, DisruptionName)>,
     /// How many replicas of a group hold a place, by node.
     groups: BTreeMap<GroupName, Tally<NodeName>>,
     /// Commands without an outcome, by the time before which they are not sent.
@@ -194,8 +194,9 @@ impl Index {
         }
         for (name, disruption) in &node.disruptions {
             if disruption.state == DisruptionState::Approved && disruption.spec.evict != Evict::No {
-                let from = disruption.spec.start.unwrap_or(Time::EPOCH);
-                mark(&mut self.evicting, (from, node.name.clone(), name.clone()), up);
+                let from = disruption.since.time.max(disruption.spec.start.unwrap_or(Time::EPOCH));
+                let key = (from, node.spec.domain.clone(), node.name.clone(), name.clone());
+                mark(&mut self.evicting, key, up);
             }
         }
     }

@@ -17,8 +17,9 @@
 //! | newer \ there | same kind | stop waits | waits otherwise | stop runs | delete | runs otherwise |
 //! |---|---|---|---|---|---|---|
 //! | start | one | the stop is cancelled | create, start: one; else same | refused | refused | same |
-//! | update (of a deployment) | one | comes later | supersedes | comes later | never | comes later |
+//! | update (of a deployment) | one | comes later | comes later | comes later | never | comes later |
 //! | relocate, restart | one | refused | supersedes; create, start: refused | refused | refused | refused |
+//! | relocate (of a disruption) | one | comes later | supersedes an update, restart or relocate to any node | comes later | comes later | comes later |
 //! | stop | one | – | supersedes | – | refused | waits behind it; approved, it supersedes it |
 //! | delete | one | supersedes | supersedes | waits behind it | – | waits behind it; approved, it supersedes it |
 //!

@@ -190,7 +190,7 @@ impl World {
     }
 
     pub(crate) fn ask_request(&mut self, request: &Request) -> Result<Vec<Fact>, Refusal> {
-        let context = self.context(2);
+        let context = Context { actor: Some(request.actor.clone()), ..self.context(2) };
         let decided = decide(&self.fleet, request, &context);
         let said = verdict(&self.fleet, request, &decided, &context);
         let position = self.fleet.head().plus(1);
@@ -295,15 +295,24 @@ impl World {
 
     /// Whatever was asked of an executor is done, well.
     pub(crate) fn obey(&mut self) {
-        loop {
-            let next = self.fleet.index().outstanding.first().map(|(_, id)| *id);
-            let Some(id) = next else { return };
-            let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
-            match asked {
-                Some(chancery_events::fact::Effect::Ensure) => self.report(id, ready()),
-                _ => self.report(id, ended(Exit::Clean)),
-            };
-        }
+        while self.obey_one() {}
+    }
+
+    /// The next thing that was asked of an executor is done, well. Whether there was any.
+    pub(crate) fn obey_one(&mut self) -> bool {
+        let next = self.fleet.index().outstanding.first().map(|(_, id)| *id);
+        let Some(id) = next else { return false };
+        let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
+        match asked {
+            Some(chancery_events::fact::Effect::Ensure) => self.report(id, ready()),
+            _ => self.report(id, ended(Exit::Clean)),
+        };
+        true
+    }
+
+    /// When something is due next.
+    pub(crate) fn next_alarm(&self) -> Option<Time> {
+        crate::advance::next_alarm(&self.fleet, &self.agenda)
     }
 
     /// Deploys and brings up so many.

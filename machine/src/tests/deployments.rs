@@ -215,22 +215,6 @@ fn cancel_stops_new_starts_lets_running_ones_settle_and_never_completes() {
 }
 
 #[test]
-fn another_version_of_what_runs_is_refused_until_nothing_runs() {
-    let mut world = World::with_nodes(2);
-    world.plan("automatic");
-    world.running("d1", 1);
-    let other =
-        json!({"plan": "web", "name": "d2", "spec": {"count": 1, "coordinates": {"app": {"version": "2"}}}});
-    let refusal = world.ask("deployment.create", &other).expect_err("what runs is of another version");
-    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("d1"), "{refusal:?}");
-    world.deploy("d0", 0);
-    world.must("deployment.create", &other);
-    world.run();
-    world.obey();
-    assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));
-}
-
-#[test]
 fn only_so_many_deployments_that_are_over_are_kept() {
     let mut world = World::with_nodes(1);
     world.plan("automatic");

@@ -525,6 +525,8 @@ impl Core {
     pub(super) fn follow_fact(&mut self, fact: &Fact) {
         match fact {
             Fact::OperationApproved(fact) => self.command_again(fact.incarnation),
+            Fact::OperationBegun(fact) => self.command_again(fact.incarnation),
+            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation)),
             Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation)),
             Fact::CommandFailed(fact) => {
                 if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {

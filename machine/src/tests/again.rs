@@ -1,0 +1,210 @@
+//! Starts by the plan's own rule: when, when again, and when not.
+
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::spec::OperationKind;
+use serde_json::{Value, json};
+
+use crate::state::Replica;
+use crate::testing::{World, crashed, ended, failed};
+
+fn world(restart: &str) -> World {
+    let mut world = World::with_nodes(2);
+    world.plan_with("manual", &json!({"restart": restart, "cooldown": 10_000}));
+    world.running("d1", 1);
+    world
+}
+
+fn replica(world: &World) -> Replica {
+    (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
+}
+
+fn run(world: &World) -> chancery_events::id::IncarnationId {
+    replica(world).active.expect("it runs").incarnation
+}
+
+#[test]
+fn each_rule_starts_what_it_should_and_nothing_else() {
+    let table = [
+        ("always", crashed(), true),
+        ("always", ended(Exit::Clean), true),
+        ("best_effort", crashed(), true),
+        ("best_effort", ended(Exit::Clean), false),
+        ("never", crashed(), false),
+        ("never", ended(Exit::Clean), false),
+    ];
+    for (rule, end, again) in table {
+        let mut world = world(rule);
+        world.report(run(&world), end.clone());
+        assert_eq!(!world.commanded().is_empty(), again, "{rule}, {end:?}");
+        world.obey();
+        let left = if again {
+            "running"
+        } else if end == crashed() {
+            "failed"
+        } else {
+            "stopped"
+        };
+        assert_eq!(world.phases(), [left], "{rule}, {end:?}");
+    }
+    let mut world = World::with_nodes(1);
+    world.plan_with("automatic", &json!({}));
+    world.running("d1", 1);
+    world.report(run(&world), crashed());
+    world.obey();
+    assert_eq!(world.phases(), ["running"], "a plan that says nothing starts again what failed");
+}
+
+#[test]
+fn the_first_start_is_at_once_the_next_wait_twice_as_long_each_time_and_a_long_run_begins_anew() {
+    let mut world = world("always");
+    let mut last = world.now;
+    for wait in [0, 10, 20, 40, 80, 160, 320, 320] {
+        world.report(run(&world), crashed());
+        let promised = replica(&world).again.map(|again| again.at);
+        let due = last + std::time::Duration::from_secs(wait);
+        if wait > 0 {
+            assert_eq!((promised, world.phases()), (Some(due), vec!["failed"]), "{wait} seconds");
+            world.wait(wait - 1);
+            assert_eq!(world.phases(), ["failed"], "{wait} seconds");
+            world.wait(1);
+        }
+        last = world.now;
+        world.obey();
+        assert_eq!(world.phases(), ["running"], "{wait} seconds");
+    }
+    world.wait(320);
+    world.report(run(&world), crashed());
+    assert_eq!(world.phases(), ["starting"], "it was well for long enough");
+}
+
+#[test]
+fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can() {
+    let mut world = world("always");
+    world.report(run(&world), crashed());
+    let operation =
+        world.fleet.operations().sorted().last().map(|o| (o.kind, o.by.clone(), o.approved.clone()));
+    let (kind, by, approved) = operation.expect("an operation");
+    let rule = "plan/web/restart".to_owned();
+    assert_eq!((kind, by), (OperationKind::Start, Some(chancery_events::fact::Asker::Rule(rule.clone()))));
+    assert_eq!(approved.map(|(by, _)| by), Some(chancery_events::fact::Approver::Rule(rule)));
+}
+
+#[test]
+fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
+    for moment in ["before the end", "after the end", "while it waits", "while it comes up"] {
+        let mut world = world("always");
+        let name = world.replica();
+        let stop = |world: &mut World| {
+            world.must("replica.stop", &json!({"name": name}));
+            world.run();
+        };
+        let id = run(&world);
+        match moment {
+            "before the end" => {
+                stop(&mut world);
+                world.approve_all();
+                world.report(id, crashed());
+            }
+            "after the end" => {
+                stop(&mut world);
+                world.report(id, crashed());
+                assert!(world.commanded().is_empty(), "a stop waits: nothing is started meanwhile");
+                world.approve_all();
+            }
+            "while it waits" => {
+                for _ in 0..2 {
+                    world.report(run(&world), crashed());
+                    if replica(&world).again.is_none() {
+                        world.obey();
+                    }
+                }
+                assert!(replica(&world).again.is_some());
+                stop(&mut world);
+                world.approve_all();
+            }
+            _ => {
+                world.report(id, crashed());
+                stop(&mut world);
+                world.approve_all();
+                world.obey();
+            }
+        }
+        assert_eq!(world.phases(), ["stopped"], "{moment}");
+        world.wait(100_000);
+        assert_eq!((world.phases(), world.free_cpu()), (vec!["stopped"], 8000), "{moment}");
+    }
+}
+
+#[test]
+fn a_stop_that_is_rejected_lets_the_rule_go_on() {
+    let mut world = world("always");
+    let name = world.replica();
+    world.must("replica.stop", &json!({"name": name}));
+    world.run();
+    world.report(run(&world), crashed());
+    assert_eq!(world.phases(), ["failed"]);
+    let stop = world.pending()[0].id;
+    world.reject(stop).expect("rejected");
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_tried_on() {
+    let mut world = World::with_nodes(1);
+    world.plan_with("automatic", &json!({"restart": "always"}));
+    world.deploy("d1", 1);
+    let id = world.commanded()[0];
+    world.report(id, failed(Hope::Never));
+    world.report(id, Saw::Gone);
+    world.wait(100_000);
+    assert_eq!(world.phases(), ["failed"]);
+
+    let mut world = self::world("always");
+    world.report(run(&world), crashed());
+    let id = run(&world);
+    world.report(id, failed(Hope::Never));
+    world.report(id, Saw::Gone);
+    assert!(replica(&world).again.is_some());
+    world.wait(10);
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn what_ran_on_a_node_that_is_gone_runs_elsewhere() {
+    let mut world = world("best_effort");
+    let node = replica(&world).active.expect("it runs").node;
+    world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+    world.run();
+    world.obey();
+    let now = replica(&world).active.expect("it runs").node;
+    assert!(world.phases() == ["running"] && now != node, "{now}");
+}
+
+#[test]
+fn what_nobody_has_seen_end_is_not_started_again() {
+    let mut world = world("always");
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    let end = chancery_events::observation::SessionEnd::Lost;
+    world.see(&chancery_events::observation::SessionOver { session, end }.into());
+    world.wait(100_000);
+    assert_eq!((world.phases(), world.kinds()), (vec!["running"], vec![]));
+}
+
+#[test]
+fn a_start_asked_for_in_the_cooldown_is_at_once_and_begins_a_new_row() {
+    let mut world = world("always");
+    world.report(run(&world), crashed());
+    world.obey();
+    world.report(run(&world), crashed());
+    assert_eq!(world.phases(), ["failed"]);
+    let name: Value = json!({"name": world.replica()});
+    world.must("replica.start", &name);
+    world.run();
+    world.approve_all();
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+    world.report(run(&world), crashed());
+    assert_eq!(world.phases(), ["starting"], "the first of a new row");
+}

@@ -1,0 +1,211 @@
+//! Policies: who may approve, when, and how many at once. Affinity: who may stand beside whom.
+
+use chancery_events::fact::Approver;
+use chancery_events::name::Actor;
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind;
+use serde_json::{Value, json};
+
+use crate::state::{Operation, OperationState};
+use crate::testing::{World, intent, name};
+
+fn policy(world: &mut World, policy: &str, spec: &Value) {
+    world.must("policy.apply", &json!({"name": policy, "spec": spec}));
+    world.run();
+}
+
+fn approved_by(world: &World, rule: &str) -> Vec<OperationKind> {
+    let by = Approver::Rule(rule.to_owned());
+    let is = |o: &&Operation| o.approved.as_ref().is_some_and(|(approver, _)| *approver == by);
+    world.fleet.operations().sorted().into_iter().filter(is).map(|o| o.kind).collect()
+}
+
+#[test]
+fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_names_it() {
+    // What it names, and how many of two creates on nodes of d1 and d2 it approves.
+    let table = [
+        (json!({}), 2),
+        (json!({"kinds": ["create", "update"]}), 2),
+        (json!({"kinds": ["delete"]}), 0),
+        (json!({"plans": ["web"]}), 2),
+        (json!({"plans": ["other"]}), 0),
+        (json!({"domains": ["d1"]}), 1),
+        (json!({"domains": ["d9"]}), 0),
+    ];
+    for (matches, count) in table {
+        for first in [true, false] {
+            let mut spec = matches.clone();
+            spec["rule"] = json!({"approve": {}});
+            let mut world = World::with_nodes(2);
+            world.plan("manual");
+            if first {
+                policy(&mut world, "p", &spec);
+            }
+            world.deploy("d1", 2);
+            if !first {
+                policy(&mut world, "p", &spec);
+            }
+            let approved = approved_by(&world, "policy/p");
+            assert_eq!(approved, vec![OperationKind::Create; count], "{matches}, first: {first}");
+            assert_eq!(world.pending().len(), 2 - count, "{matches}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
+    let mut world = World::with_nodes(4);
+    world.plan("manual");
+    policy(&mut world, "p", &json!({"rule": {"approve": {"in_flight": 2}}}));
+    world.deploy("d1", 4);
+    assert_eq!((world.commanded().len(), world.pending().len()), (2, 2));
+    world.obey_one();
+    assert_eq!((world.commanded().len(), world.pending().len()), (3, 1), "one is over, and one more begins");
+    world.obey();
+    assert_eq!((world.deployment("d1").as_str(), world.pending().len()), ("completed", 0));
+}
+
+#[test]
+fn a_policy_waits_for_its_window() {
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    // The world begins on a Monday, at 13:46:40 UTC.
+    let window = json!({"days": ["mon"], "from": 22 * 60, "minutes": 60});
+    policy(&mut world, "p", &json!({"rule": {"approve": {"windows": [window]}}}));
+    world.deploy("d1", 1);
+    assert_eq!(world.pending().len(), 1);
+    let next = world.next_alarm().expect("it opens");
+    assert_eq!(next.to_string(), "1970-01-12T22:00:00.000000Z");
+    let wait = next.since(world.now);
+    world.now = world.now + wait;
+    world.run();
+    assert_eq!(approved_by(&world, "policy/p"), [OperationKind::Create]);
+}
+
+#[test]
+fn a_policy_that_is_deleted_approves_nothing_more() {
+    let mut world = World::with_nodes(2);
+    world.plan("manual");
+    let spec = json!({"rule": {"approve": {}}});
+    policy(&mut world, "p", &spec);
+    assert!(world.must("policy.apply", &json!({"name": "p", "spec": spec})).is_empty(), "it is so");
+    world.must("policy.delete", &json!({"name": "p"}));
+    world.deploy("d1", 1);
+    assert_eq!(world.pending().len(), 1);
+    let refusal = world.ask("policy.delete", &json!({"name": "p"})).expect_err("it is gone");
+    assert_eq!(refusal.code, Code::NotFound);
+    let bad = json!({"name": "p", "spec": {"rule": {"approve": {"in_flight": 0, "windows": [{"from": 1440, "minutes": 0}]}}}});
+    let refusal = world.ask("policy.apply", &bad).expect_err("it says nothing that can be");
+    assert_eq!(refusal.errors.len(), 3, "{refusal:?}");
+}
+
+fn approve_as(world: &mut World, actor: &str) -> Result<(), chancery_events::refusal::Refusal> {
+    let pending = world.pending()[0];
+    let (operation, hash) = (pending.id, pending.hash.expect("a hash"));
+    let data = json!({"operations": [{"operation": operation, "hash": hash}]});
+    let mut request = world.request(intent("operation.approve", &data));
+    request.actor = name::<Actor>(actor);
+    let told = world.ask_request(&request).map(drop);
+    world.run();
+    told
+}
+
+#[test]
+fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
+    let mut world = World::with_nodes(2);
+    world.plan("manual");
+    policy(&mut world, "two", &json!({"kinds": ["create", "stop"], "rule": {"four_eyes": {}}}));
+    world.deploy("d1", 1);
+    let refusal = approve_as(&mut world, "ann").expect_err("ann deployed it");
+    assert!(refusal.code == Code::Denied && refusal.detail.contains("two"), "{refusal:?}");
+    approve_as(&mut world, "bob").expect("bob did not");
+    world.obey();
+    let name = world.replica();
+    world.must("replica.stop", &json!({"name": name}));
+    world.run();
+    assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, Code::Denied);
+    world.must("policy.delete", &json!({"name": "two"}));
+    approve_as(&mut world, "ann").expect("nobody wants four eyes any more");
+}
+
+fn grouped(world: &mut World, plan: &str, nodes: &str, otherwise: &str) {
+    let affinity = json!([{"group": "db", "nodes": nodes, "otherwise": otherwise}]);
+    let payload =
+        json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}});
+    let spec = json!({"namespace": "ns", "service": plan, "payloads": [payload], "affinity": affinity, "sharing": "allowed"});
+    world.must("plan.apply", &json!({"name": plan, "spec": spec}));
+}
+
+fn put(world: &mut World, plan: &str, count: u32) {
+    world.must("deployment.create", &json!({"plan": plan, "name": "d1", "spec": {"count": count}}));
+    world.run();
+}
+
+#[test]
+fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
+    for otherwise in ["fail", "allow"] {
+        let mut world = World::with_nodes(3);
+        grouped(&mut world, "a", "apart", otherwise);
+        grouped(&mut world, "b", "apart", otherwise);
+        put(&mut world, "a", 2);
+        put(&mut world, "b", 2);
+        let placed = world.fleet.incarnations().sorted();
+        let nodes: std::collections::BTreeSet<_> = placed.iter().map(|i| i.node.clone()).collect();
+        let strained: Vec<_> = placed.iter().filter_map(|i| i.strained.clone()).collect();
+        assert_eq!(nodes.len(), 3);
+        if otherwise == "fail" {
+            assert_eq!((placed.len(), strained.len()), (3, 0));
+            let reasons = &world.fleet.plans().get("b").expect("the plan").unfit;
+            assert!(reasons.iter().any(|unfit| unfit.reason.contains("group db")), "{reasons:?}");
+            world.add_node("node-4", "d2");
+            world.run();
+            assert_eq!(world.fleet.incarnations().len(), 4, "it goes ahead by itself");
+        } else {
+            assert_eq!((placed.len(), strained), (4, vec!["one of group db is there".to_owned()]));
+        }
+    }
+}
+
+#[test]
+fn replicas_of_a_group_stand_together_where_the_first_one_is() {
+    let mut world = World::with_nodes(4);
+    grouped(&mut world, "a", "together", "fail");
+    grouped(&mut world, "b", "together", "fail");
+    put(&mut world, "a", 2);
+    put(&mut world, "b", 2);
+    let placed = world.fleet.incarnations().sorted();
+    let nodes: std::collections::BTreeSet<_> = placed.iter().map(|i| i.node.clone()).collect();
+    assert_eq!((placed.len(), nodes.len()), (4, 1), "{nodes:?}");
+    world.approve_all();
+    world.obey();
+    assert!(world.phases().iter().all(|phase| *phase == "running"));
+}
+
+#[test]
+fn many_that_wait_for_approval_cost_a_relocate_elsewhere_nothing() {
+    let mut world = World::new();
+    world.counted = crate::testing::Counted::AtTheEnd;
+    world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
+    for i in 0..2 {
+        let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});
+        let spec = json!({"domain": format!("d{i}"), "total": total});
+        world.must("node.apply", &json!({"name": format!("node-{i}"), "cluster": "local", "spec": spec}));
+    }
+    world.open_session();
+    world.plan_with("automatic", &json!({"sharing": "allowed"}));
+    world.running("d1", 1);
+    let replica = world.replica();
+    grouped(&mut world, "many", "apart", "allow");
+    policy(&mut world, "never", &json!({"kinds": ["delete"], "rule": {"approve": {}}}));
+    world.must("deployment.create", &json!({"plan": "many", "name": "d1", "spec": {"count": 20_000}}));
+    while !world.try_run() {}
+    let before = world.fleet.head();
+    world.must("replica.relocate", &json!({"name": replica}));
+    world.run();
+    world.obey();
+    let events = world.fleet.head().get() - before.get();
+    assert!(events < 20, "{events} events");
+    let waits = |o: &&Operation| matches!(o.state, OperationState::PendingApproval(_));
+    assert_eq!(world.fleet.operations().sorted().into_iter().filter(waits).count(), 20_000);
+    world.check();
+}

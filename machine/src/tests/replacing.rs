@@ -1,0 +1,428 @@
+//! Updates, relocates and restarts: how one run of a replica takes the place of another.
+
+use chancery_events::fact::{Effect, OperationEnd};
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind;
+use serde_json::{Value, json};
+
+use crate::state::{Incarnation, OperationState, Replica};
+use crate::testing::{World, crashed, ended, failed, hello, ready};
+
+/// One replica that runs on one of so many nodes.
+fn world(nodes: usize, approval: &str, more: &Value) -> World {
+    let mut world = World::with_nodes(nodes);
+    world.plan_with(approval, more);
+    world.running("d1", 1);
+    world
+}
+
+fn never() -> Value {
+    json!({"restart": "never"})
+}
+
+fn replica(world: &World) -> Replica {
+    (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
+}
+
+/// Its runs that are not over: the one that counts, and the other one.
+fn runs(world: &World) -> (Option<IncarnationId>, Option<IncarnationId>) {
+    let replica = replica(world);
+    (replica.active.map(|run| run.incarnation), replica.passive.map(|run| run.incarnation))
+}
+
+fn incarnation(world: &World, id: IncarnationId) -> &Incarnation {
+    world.fleet.incarnations().get(&id).expect("an incarnation")
+}
+
+fn asked(world: &World, id: IncarnationId) -> Option<Effect> {
+    incarnation(world, id).asked
+}
+
+/// Another version of the plan's payload.
+fn update(world: &mut World, deployment: &str, count: u32) {
+    let spec = json!({"count": count, "coordinates": {"app": {"version": deployment}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": deployment, "spec": spec}));
+    world.run();
+}
+
+fn ask(world: &mut World, verb: &str) {
+    let name = world.replica();
+    world.must(&format!("replica.{verb}"), &json!({"name": name}));
+    world.run();
+}
+
+/// How its last operation ended.
+fn outcome(world: &World) -> String {
+    let replica = replica(world);
+    let last = replica.operations.last().expect("an operation");
+    match &world.fleet.operations().get(last).expect("it is kept").state {
+        OperationState::Ended(OperationEnd::Failed { reason }) => format!("failed: {reason}"),
+        OperationState::Ended(end) => crate::operation::end_word(end).to_owned(),
+        state => crate::operation::state_word(state).to_owned(),
+    }
+}
+
+#[test]
+fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
+    let mut world = world(2, "manual", &never());
+    let (old, _) = runs(&world);
+    let (old, free) = (old.expect("it runs"), world.free_cpu());
+    ask(&mut world, "relocate");
+    assert_eq!(
+        (world.kinds(), world.free_cpu()),
+        (vec![OperationKind::Relocate], free - 1000),
+        "a place is held"
+    );
+    let new = runs(&world).1.expect("it has a place");
+    assert_ne!(incarnation(&world, new).node, incarnation(&world, old).node);
+    assert_eq!((asked(&world, new), world.phases()), (None, vec!["running"]), "nobody approved it");
+    world.approve_all();
+    assert_eq!((asked(&world, new), asked(&world, old)), (Some(Effect::Ensure), Some(Effect::Ensure)));
+    world.report(new, ready());
+    assert_eq!(runs(&world), (Some(new), Some(old)), "by one fact it counts");
+    assert_eq!((asked(&world, old), outcome(&world).as_str()), (Some(Effect::Stop), "running"));
+    assert_eq!(world.phases(), ["running"]);
+    world.report(old, ended(Exit::Clean));
+    assert_eq!((runs(&world), outcome(&world).as_str()), ((Some(new), None), "succeeded"));
+    assert_eq!(world.free_cpu(), free);
+}
+
+#[test]
+fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
+    let ends: [(&str, fn(&mut World, IncarnationId)); 4] = [
+        ("it cannot be started", |world, new| {
+            world.report(new, failed(Hope::Never));
+            world.report(new, Saw::Gone);
+        }),
+        ("it ends before it is ready", |world, new| {
+            world.report(new, crashed());
+        }),
+        ("it is not ready in time", |world, new| {
+            world.wait(301);
+            world.report(new, ended(Exit::Clean));
+        }),
+        ("its node is gone", |world, new| {
+            let node = incarnation(world, new).node.clone();
+            world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+            world.run();
+        }),
+    ];
+    for (why, comes_to_nothing) in ends {
+        let mut world = world(3, "automatic", &never());
+        let old = runs(&world).0.expect("it runs");
+        ask(&mut world, "relocate");
+        let new = runs(&world).1.expect("it has a place");
+        comes_to_nothing(&mut world, new);
+        assert_eq!(runs(&world), (Some(old), None), "{why}");
+        assert!(outcome(&world).starts_with("failed"), "{why}: {}", outcome(&world));
+        assert_eq!((asked(&world, old), world.phases()), (Some(Effect::Ensure), vec!["running"]), "{why}");
+        let held = world.fleet.index().places.held(&incarnation(&world, old).node).amounts.cpu;
+        assert_eq!(held, 1000, "{why}");
+        assert_eq!(world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).count(), 1, "{why}");
+    }
+}
+
+#[test]
+fn when_the_old_run_dies_while_the_new_one_comes_up_the_new_one_is_it() {
+    let mut world = world(2, "automatic", &json!({"restart": "always"}));
+    let old = runs(&world).0.expect("it runs");
+    ask(&mut world, "relocate");
+    let new = runs(&world).1.expect("it has a place");
+    world.report(old, crashed());
+    assert_eq!(
+        (runs(&world), world.phases()),
+        ((Some(new), None), vec!["starting"]),
+        "no third run is begun"
+    );
+    world.report(new, ready());
+    assert_eq!((outcome(&world).as_str(), world.phases()), ("succeeded", vec!["running"]));
+}
+
+#[test]
+fn what_waits_to_replace_a_run_that_ends_by_itself_is_cancelled() {
+    for verb in ["relocate", "restart"] {
+        let mut world = world(2, "manual", &never());
+        let old = runs(&world).0.expect("it runs");
+        ask(&mut world, verb);
+        world.report(old, crashed());
+        assert_eq!((outcome(&world).as_str(), runs(&world)), ("cancelled", (None, None)), "{verb}");
+        assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 8000), "{verb}");
+    }
+}
+
+#[test]
+fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_fits_there() {
+    let mut world = World::with_nodes(1);
+    let payload =
+        json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
+    world.plan_with("manual", &json!({"restart": "never", "payloads": [payload]}));
+    world.running("d1", 1);
+    let old = runs(&world).0.expect("it runs");
+    ask(&mut world, "restart");
+    let new = runs(&world).1.expect("it has a place");
+    assert_eq!(world.free_cpu(), 1000, "both need the same, and one of them holds it");
+    world.approve_all();
+    assert_eq!((asked(&world, old), asked(&world, new)), (Some(Effect::Stop), None));
+    assert_eq!(world.phases(), ["restarting"]);
+    world.report(old, ended(Exit::Clean));
+    assert_eq!((asked(&world, new), world.free_cpu()), (Some(Effect::Ensure), 1000), "in the same commit");
+    world.report(new, ready());
+    assert_eq!((outcome(&world).as_str(), runs(&world)), ("succeeded", (Some(new), None)));
+    assert_eq!(incarnation(&world, new).shares, chancery_events::amount::Amounts::ZERO);
+}
+
+#[test]
+fn a_restart_whose_new_run_fails_leaves_a_failed_replica_that_can_be_started() {
+    let mut world = world(1, "automatic", &never());
+    let old = runs(&world).0.expect("it runs");
+    ask(&mut world, "restart");
+    world.report(old, ended(Exit::Clean));
+    let new = runs(&world).0.expect("it comes up");
+    world.report(new, failed(Hope::Never));
+    world.report(new, Saw::Gone);
+    assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
+    ask(&mut world, "start");
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn a_restart_of_what_does_not_run_starts_it() {
+    let mut world = world(1, "automatic", &never());
+    ask(&mut world, "stop");
+    world.obey();
+    ask(&mut world, "restart");
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
+    for (way, waits) in [("beside", true), ("stop_first", false)] {
+        let mut world = World::with_nodes(1);
+        let payload =
+            json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
+        world.plan_with("automatic", &json!({"update": way, "payloads": [payload]}));
+        world.running("d1", 1);
+        update(&mut world, "d2", 1);
+        let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
+        assert_eq!(!unfit.is_empty(), waits, "{way}: {unfit:?}");
+        if !waits {
+            world.obey();
+            assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));
+            assert_eq!(replica(&world).deployment.as_str(), "d2");
+        } else {
+            world.add_node("node-2", "d2");
+            world.run();
+            world.obey();
+            assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));
+        }
+    }
+}
+
+#[test]
+fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
+    let mut world = world(1, "automatic", &json!({"update": "stop_first"}));
+    let old = runs(&world).0.expect("it runs");
+    update(&mut world, "d2", 1);
+    world.report(old, ended(Exit::Clean));
+    let new = runs(&world).0.expect("it comes up");
+    world.report(new, failed(Hope::Never));
+    world.report(new, Saw::Gone);
+    assert_eq!(world.deployment("d2"), "failed");
+    world.obey();
+    let replica = replica(&world);
+    assert_eq!((world.phases(), replica.deployment.as_str()), (vec!["running"], "d1"), "by the plan's rule");
+}
+
+/// Four cores of a runtime that changes what runs where it stands.
+fn simulated(approval: &str) -> World {
+    let mut world = World::new();
+    world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "simulated"}}));
+    world.add_node("node-1", "d1");
+    let mut hello = hello("local", "ex-1", 1);
+    hello.runtime = chancery_events::spec::Runtime::Simulated;
+    world.see(&hello.into());
+    let payload =
+        json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
+    world.plan_with(approval, &json!({"payloads": [payload]}));
+    world.running("d1", 1);
+    world
+}
+
+#[test]
+fn where_the_orchestrator_can_an_update_is_in_place_in_the_same_run() {
+    let mut world = simulated("manual");
+    let run = runs(&world).0.expect("it runs");
+    update(&mut world, "d2", 1);
+    assert_eq!((world.kinds(), world.free_cpu()), (vec![OperationKind::Update], 1000), "it needs no place");
+    world.approve_all();
+    assert_eq!((incarnation(&world, run).revision, world.phases()), (2, vec!["updating"]));
+    assert!(world.report_at(run, 1, ready()).is_empty(), "that was before");
+    world.report(run, ready());
+    assert_eq!((outcome(&world).as_str(), runs(&world)), ("succeeded", (Some(run), None)));
+    assert_eq!((replica(&world).deployment.as_str(), world.deployment("d2").as_str()), ("d2", "completed"));
+}
+
+#[test]
+fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
+    for late in [false, true] {
+        let mut world = simulated("automatic");
+        let run = runs(&world).0.expect("it runs");
+        update(&mut world, "d2", 1);
+        if late {
+            world.wait(301)
+        } else {
+            drop(world.report(run, failed(Hope::Never)))
+        }
+        assert_eq!((world.deployment("d2").as_str(), incarnation(&world, run).revision), ("failed", 3));
+        assert_eq!(incarnation(&world, run).asked_for().as_str(), "d1");
+        world.report(run, failed(Hope::Never));
+        assert!(incarnation(&world, run).command.is_some(), "as often as it takes");
+        world.wait(120);
+        world.report(run, ready());
+        assert_eq!((replica(&world).deployment.as_str(), world.phases()), ("d1", vec!["running"]));
+    }
+}
+
+#[test]
+fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_nothing() {
+    for verb in ["stop", "delete"] {
+        for kind in ["relocate", "restart", "update"] {
+            for moment in 0..5 {
+                let why = format!("{verb} after {moment} steps of {kind}");
+                let mut world = world(3, "automatic", &json!({"restart": "always"}));
+                match kind {
+                    "update" => update(&mut world, "d2", 1),
+                    _ => ask(&mut world, kind),
+                }
+                for _ in 0..moment {
+                    let next = world.fleet.index().outstanding.first().map(|(_, id)| *id);
+                    let Some(id) = next else { break };
+                    let saw =
+                        if asked(&world, id) == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+                    world.report(id, saw);
+                }
+                if (verb, kind) == ("delete", "update") {
+                    // Else it creates another one in its place.
+                    world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"})).ok();
+                }
+                ask(&mut world, verb);
+                world.obey();
+                assert_eq!(world.free_cpu(), 12_000, "{why}");
+                let left = if verb == "stop" { vec!["stopped"] } else { vec![] };
+                assert_eq!(world.phases(), left, "{why}");
+                world.wait(10_000);
+                assert_eq!(world.phases(), left, "{why}: nobody starts it again");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
+    // What is open, whether it has begun, what is asked, and what comes of it.
+    let table = [
+        ("relocate", false, "relocate", "same"),
+        ("relocate", false, "restart", "superseded"),
+        ("restart", false, "relocate", "superseded"),
+        ("restart", false, "stop", "superseded"),
+        ("relocate", false, "start", "same"),
+        ("relocate", true, "relocate", "same"),
+        ("relocate", true, "restart", "refused"),
+        ("restart", true, "relocate", "refused"),
+        ("relocate", true, "stop", "waits"),
+        ("restart", true, "delete", "waits"),
+        ("stop", false, "relocate", "refused"),
+        ("stop", true, "restart", "refused"),
+        ("delete", false, "relocate", "refused"),
+    ];
+    for (open, begun, verb, wanted) in table {
+        let why = format!("{verb} while a {open} {}", if begun { "has begun" } else { "waits" });
+        let mut world = world(3, "manual", &never());
+        ask(&mut world, open);
+        let first = replica(&world).operation.expect("it is open");
+        if begun {
+            world.approve_all();
+        }
+        let name = world.replica();
+        let told = match world.ask(&format!("replica.{verb}"), &json!({"name": name})) {
+            Err(refusal) => {
+                assert!(matches!(refusal.code, Code::InUse | Code::BadTransition), "{why}: {refusal:?}");
+                "refused"
+            }
+            Ok(facts) if facts.is_empty() => "same",
+            Ok(_) if replica(&world).operation.is_some_and(|open| open.id == first.id) => "waits",
+            Ok(_) => "superseded",
+        };
+        assert_eq!(told, wanted, "{why}");
+        world.run();
+    }
+}
+
+#[test]
+fn a_relocate_to_a_node_goes_there_or_says_why_not() {
+    let mut world = world(3, "manual", &never());
+    let name = world.replica();
+    let here = replica(&world).active.expect("it runs").node;
+    let elsewhere =
+        ["node-1", "node-2", "node-3"].into_iter().find(|node| here.as_str() != *node).expect("one");
+    let refusal =
+        world.ask("replica.relocate", &json!({"name": name, "node": here})).expect_err("it is there");
+    assert_eq!(refusal.code, Code::Invalid);
+    let refusal =
+        world.ask("replica.relocate", &json!({"name": name, "node": "node-9"})).expect_err("unknown");
+    assert_eq!(refusal.code, Code::NotFound);
+    world.must("replica.relocate", &json!({"name": name, "node": elsewhere}));
+    world.run();
+    assert_eq!(replica(&world).passive.expect("a place").node.as_str(), elsewhere);
+    world.approve_all();
+    world.obey();
+    assert_eq!(replica(&world).active.expect("it runs").node.as_str(), elsewhere);
+    world.must("node.apply", &json!({"name": "small", "cluster": "local", "spec": {"domain": "d1", "total": {"cpu": 10, "memory": 10}}}));
+    world.must("replica.relocate", &json!({"name": name, "node": "small"}));
+    world.run();
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    assert!(reasons.iter().any(|unfit| unfit.reason == "too little cpu"), "{reasons:?}");
+}
+
+#[test]
+fn what_does_not_run_cannot_be_relocated_and_what_was_never_deployed_not_created() {
+    let mut world = world(2, "automatic", &never());
+    ask(&mut world, "stop");
+    world.obey();
+    let name = world.replica();
+    let refusal = world.ask("replica.relocate", &json!({"name": name})).expect_err("it is stopped");
+    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("stopped"), "{refusal:?}");
+    let mut world = World::with_nodes(1);
+    world.plan("manual");
+    let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("of which version");
+    assert!(refusal.detail.contains("deploy one first"), "{refusal:?}");
+}
+
+#[test]
+fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
+    let mut world = world(3, "automatic", &never());
+    world.must("replica.create", &json!({"plan": "web", "node": "node-3"}));
+    world.run();
+    world.obey();
+    let on = |world: &World| {
+        let replicas = world.fleet.replicas().sorted();
+        replicas.iter().filter_map(|r| r.active.as_ref()).any(|run| run.node.as_str() == "node-3")
+    };
+    assert!(world.phases() == ["running", "running"] && on(&world));
+    let there = |r: &&&Replica| r.active.as_ref().is_some_and(|run| run.node.as_str() == "node-3");
+    let name = world.fleet.replicas().sorted().iter().find(|r| !there(r)).expect("another").name.clone();
+    world.must("replica.stop", &json!({"name": name}));
+    world.run();
+    world.obey();
+    world.must("replica.start", &json!({"name": name, "node": "node-3"}));
+    world.run();
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    assert!(
+        reasons.iter().any(|unfit| unfit.reason.contains("a replica of the plan is there")),
+        "{reasons:?}"
+    );
+}

@@ -1,0 +1,327 @@
+//! How deployments are carried out: in waves, beside the old set, by canaries; paused, superseded, taken back.
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind;
+use serde_json::{Value, json};
+
+use crate::state::{OperationState, Replica};
+use crate::testing::{World, crashed, ended, failed, ready};
+
+fn world(nodes: usize, approval: &str, more: &Value) -> World {
+    let mut world = World::with_nodes(nodes);
+    world.plan_with(approval, more);
+    world
+}
+
+fn deploy(world: &mut World, name: &str, version: &str, count: u32, strategy: &Value) {
+    let spec = json!({"count": count, "coordinates": {"app": {"version": version}}, "strategy": strategy});
+    world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
+    world.run();
+}
+
+fn rolling() -> Value {
+    json!({"rolling": {}})
+}
+
+fn shared() -> Value {
+    json!({"sharing": "allowed", "restart": "never"})
+}
+
+/// Operations that have begun and are not over.
+fn begun(world: &World) -> usize {
+    let begun = |o: &&&crate::state::Operation| matches!(o.state, OperationState::Running(_));
+    world.fleet.operations().sorted().iter().filter(begun).count()
+}
+
+/// How many replicas run by each deployment.
+fn by(world: &World, deployment: &str) -> usize {
+    let is = |r: &&&Replica| r.deployment.as_str() == deployment;
+    world.fleet.replicas().sorted().iter().filter(is).count()
+}
+
+fn next(world: &World, wanted: Effect) -> Option<IncarnationId> {
+    let mut asked = world.fleet.index().outstanding.iter().map(|(_, id)| *id);
+    asked.find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
+}
+
+#[test]
+fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
+    let mut world = world(3, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 4, &rolling());
+    world.obey();
+    world.told();
+    deploy(&mut world, "d2", "v2", 5, &rolling());
+    let mut most = 0;
+    while let Some(id) = next(&world, Effect::Ensure).or_else(|| next(&world, Effect::Stop)) {
+        let updates = world.fleet.operations().sorted();
+        let updates = updates.iter().filter(|o| o.kind == OperationKind::Update);
+        most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running(_))).count());
+        let incarnation = world.fleet.incarnations().get(&id).expect("there");
+        let saw = if incarnation.asked == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+        world.report(id, saw);
+    }
+    assert_eq!((most, world.deployment("d2").as_str(), by(&world, "d2")), (1, "completed", 5));
+    world.told();
+    deploy(&mut world, "d3", "v2", 6, &rolling());
+    let opened = world.told().into_iter().filter(|fact| *fact == "operation.opened").count();
+    assert_eq!(opened, 1, "one more, and nothing for what is right");
+    world.obey();
+    let totals = &world.fleet.plans().get("web").expect("the plan").totals;
+    assert_eq!(totals.get(&(OperationKind::Update, "succeeded".into())), Some(&4));
+}
+
+#[test]
+fn never_more_than_a_wave_is_in_transition_and_a_failure_stops_the_rest() {
+    let mut world = world(3, "manual", &shared());
+    deploy(&mut world, "d1", "v1", 6, &json!({"rolling": {"wave": 2}}));
+    assert_eq!(world.pending().len(), 6, "people see all of them");
+    world.approve_all();
+    assert_eq!(begun(&world), 2);
+    let first = next(&world, Effect::Ensure).expect("one comes up");
+    world.report(first, ready());
+    assert_eq!(begun(&world), 2, "the next one takes its turn");
+    let second = next(&world, Effect::Ensure).expect("another comes up");
+    world.report(second, failed(Hope::Never));
+    assert_eq!(world.deployment("d1"), "ending, failed");
+    let third = next(&world, Effect::Ensure).expect("its sibling");
+    world.report(third, ready());
+    assert_eq!((begun(&world), world.deployment("d1").as_str()), (0, "failed"));
+    world.report(second, Saw::Gone);
+    deploy(&mut world, "d2", "v1", 2, &rolling());
+    world.approve_all();
+    world.obey();
+    assert_eq!(world.deployment("d2"), "completed");
+}
+
+#[test]
+fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
+    let mut world = world(4, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 4, &rolling());
+    world.obey();
+    deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4, "per_domain": true, "pause": 60_000}}));
+    let domains = |world: &World| {
+        let running = world.fleet.operations().sorted();
+        let running = running.iter().filter(|o| matches!(o.state, OperationState::Running(_)));
+        running.filter_map(|o| o.domain.clone()).collect::<std::collections::BTreeSet<_>>().len()
+    };
+    let mut rounds = 0;
+    while world.deployment("d2") == "in progress" && rounds < 20 {
+        assert!(domains(&world) <= 1, "{:?}", domains(&world));
+        world.obey();
+        assert_eq!(begun(&world), 0, "it pauses");
+        world.wait(59);
+        assert_eq!(begun(&world), 0, "a little longer");
+        world.wait(1);
+        rounds += 1;
+    }
+    assert!(world.deployment("d2") == "completed" && rounds > 1, "{rounds}");
+}
+
+#[test]
+fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
+    let mut world = world(3, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"wave": 1}}));
+    let first = next(&world, Effect::Ensure).expect("one comes up");
+    world.report(first, ready());
+    let second = next(&world, Effect::Ensure).expect("the next");
+    let ailing = crate::testing::process(chancery_events::observation::ProcessStatus::Initializing);
+    world.report(first, Saw::NotReady { processes: vec![ailing] });
+    world.report(second, ready());
+    assert_eq!(begun(&world), 0, "the first one is not well");
+    world.report(first, ready());
+    assert_eq!(begun(&world), 1);
+}
+
+#[test]
+fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
+    let mut world = world(3, "manual", &shared());
+    deploy(&mut world, "d1", "v1", 2, &rolling());
+    let named = json!({"plan": "web", "name": "d1"});
+    world.must("deployment.pause", &named);
+    assert!(world.must("deployment.pause", &named).is_empty());
+    world.run();
+    world.approve_all();
+    assert_eq!((begun(&world), world.deployment("d1").as_str()), (0, "paused"));
+    world.must("deployment.resume", &named);
+    world.run();
+    assert_eq!(begun(&world), 2);
+    world.obey();
+    assert_eq!(world.deployment("d1"), "completed");
+    let refusal = world.ask("deployment.pause", &named).expect_err("it is over");
+    assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
+}
+
+#[test]
+fn a_deployment_that_supersedes_ends_the_one_that_goes_on_and_the_last_word_holds() {
+    let mut world = world(3, "manual", &shared());
+    deploy(&mut world, "d1", "v1", 3, &rolling());
+    let first = world.pending()[0].id;
+    world.approve(first).expect("approved");
+    let spec = json!({"count": 2, "coordinates": {"app": {"version": "v2"}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec, "turn": "supersede"}));
+    world.run();
+    assert_eq!(world.deployment("d1"), "ending, superseded");
+    for _ in 0..9 {
+        world.obey();
+        world.approve_all();
+    }
+    assert_eq!(
+        (world.deployment("d1").as_str(), world.deployment("d2").as_str()),
+        ("superseded", "completed")
+    );
+    assert_eq!((by(&world, "d2"), world.phases()), (2, vec!["running", "running"]));
+}
+
+fn graceful(on_timeout: &str) -> Value {
+    json!({"graceful": {"timeout": 60_000, "on_timeout": on_timeout}})
+}
+
+#[test]
+fn a_graceful_deployment_stands_beside_the_old_set_until_one_fact_makes_it_count() {
+    let mut world = world(3, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 2, &rolling());
+    world.obey();
+    deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
+    assert_eq!((by(&world, "d1"), by(&world, "d2")), (2, 3));
+    for left in [2, 1] {
+        let id = next(&world, Effect::Ensure).expect("one comes up");
+        world.report(id, ready());
+        assert_eq!((by(&world, "d1"), next(&world, Effect::Stop)), (2, None), "{left} are not ready");
+    }
+    world.told();
+    let id = next(&world, Effect::Ensure).expect("the last one");
+    world.report(id, ready());
+    let cuts = world.told().into_iter().filter(|fact| *fact == "deployment.cut_over").count();
+    assert_eq!(cuts, 1);
+    world.obey();
+    assert_eq!((by(&world, "d1"), by(&world, "d2"), world.deployment("d2").as_str()), (0, 3, "completed"));
+}
+
+#[test]
+fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_in_time() {
+    for (on_timeout, all_ready, left) in [("rollback", false, 2), ("commit", false, 0), ("rollback", true, 0)]
+    {
+        let why = format!("{on_timeout}, all ready: {all_ready}");
+        let mut world = world(3, "automatic", &shared());
+        deploy(&mut world, "d1", "v1", 2, &rolling());
+        world.obey();
+        deploy(&mut world, "d2", "v2", 2, &graceful(on_timeout));
+        world.must(
+            "node.apply",
+            &json!({"name": "node-9", "spec": {"domain": "x", "total": {"cpu": 1, "memory": 1}}}),
+        );
+        let id = next(&world, Effect::Ensure).expect("one comes up");
+        world.report(id, ready());
+        if all_ready {
+            let id = next(&world, Effect::Ensure).expect("the other");
+            world.now = world.now + std::time::Duration::from_mins(1);
+            world.report(id, ready());
+        } else {
+            world.wait(60);
+        }
+        world.obey();
+        assert_eq!(by(&world, "d1"), left, "{why}");
+        assert_eq!(by(&world, "d2"), 2 - left, "{why}");
+        let ended = if left == 2 { "failed" } else { "completed" };
+        assert_eq!(world.deployment("d2"), ended, "{why}");
+        assert!(world.phases().iter().all(|phase| *phase == "running"), "{why}");
+    }
+}
+
+#[test]
+fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_whole() {
+    let ends: [(&str, fn(&mut World)); 3] = [
+        ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
+        ("a failure", |world| {
+            let id = next(world, Effect::Ensure).expect("one comes up");
+            world.report(id, failed(Hope::Never));
+            world.report(id, Saw::Gone);
+        }),
+        ("one that supersedes it, back to the old version", |world| {
+            let spec = json!({"count": 2, "coordinates": {"app": {"version": "v1"}}});
+            let body = json!({"plan": "web", "name": "d3", "spec": spec, "turn": "supersede"});
+            world.must("deployment.create", &body);
+        }),
+    ];
+    for (why, end) in ends {
+        let mut world = world(3, "automatic", &shared());
+        deploy(&mut world, "d1", "v1", 2, &rolling());
+        world.obey();
+        let before: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
+        deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
+        end(&mut world);
+        world.run();
+        world.obey();
+        let after: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
+        assert_eq!((after, world.phases()), (before, vec!["running", "running"]), "{why}");
+    }
+}
+
+#[test]
+fn a_canary_waits_to_be_promoted_or_withdrawn() {
+    for promoted in [true, false] {
+        let mut world = world(3, "automatic", &shared());
+        deploy(&mut world, "d1", "v1", 3, &rolling());
+        world.obey();
+        deploy(&mut world, "d2", "v2", 3, &json!({"canary": {"count": 1}}));
+        world.obey();
+        world.wait(100_000);
+        assert_eq!(
+            (by(&world, "d1"), by(&world, "d2"), world.deployment("d2").as_str()),
+            (3, 1, "in progress")
+        );
+        let verb = if promoted { "deployment.promote" } else { "deployment.withdraw" };
+        world.must(verb, &json!({"plan": "web", "name": "d2"}));
+        world.run();
+        world.obey();
+        let (left, ended) = if promoted { ((0, 3), "completed") } else { ((3, 0), "cancelled") };
+        assert_eq!(((by(&world, "d1"), by(&world, "d2")), world.deployment("d2").as_str()), (left, ended));
+    }
+    let mut world = world(1, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 1, &rolling());
+    let refusal =
+        world.ask("deployment.promote", &json!({"plan": "web", "name": "d1"})).expect_err("no canary");
+    assert_eq!(refusal.code, Code::BadTransition);
+}
+
+#[test]
+fn a_stopped_replica_stays_stopped_over_an_update_and_starts_as_the_new_version() {
+    let mut world = world(2, "automatic", &shared());
+    deploy(&mut world, "d1", "v1", 1, &rolling());
+    world.obey();
+    let name = world.replica();
+    world.must("replica.stop", &json!({"name": name}));
+    world.run();
+    world.obey();
+    deploy(&mut world, "d2", "v2", 1, &rolling());
+    assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["stopped"]));
+    world.must("replica.start", &json!({"name": name}));
+    world.run();
+    world.obey();
+    let deployment = world.fleet.incarnations().sorted().last().expect("it runs").deployment.clone();
+    assert_eq!(deployment.as_str(), "d2");
+}
+
+#[test]
+fn of_too_many_the_unhealthy_go_first_then_those_on_disturbed_nodes_then_the_old_version() {
+    let mut world = world(4, "automatic", &json!({"restart": "never"}));
+    deploy(&mut world, "d1", "v1", 4, &rolling());
+    world.obey();
+    let sick = world.fleet.replicas().sorted()[1].clone();
+    world.report(sick.active.as_ref().expect("it runs").incarnation, crashed());
+    let disturbed = world.fleet.replicas().sorted()[2].clone();
+    let node = disturbed.active.as_ref().expect("it runs").node.clone();
+    world.must("disruption.schedule", &json!({"node": node, "name": "power", "spec": {}}));
+    world.must("disruption.approve", &json!({"node": node, "name": "power"}));
+    let names =
+        |world: &World| world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect::<Vec<_>>();
+    deploy(&mut world, "d2", "v1", 3, &rolling());
+    world.obey();
+    assert!(!names(&world).contains(&sick.name));
+    deploy(&mut world, "d3", "v1", 2, &rolling());
+    world.obey();
+    assert!(!names(&world).contains(&disturbed.name));
+}

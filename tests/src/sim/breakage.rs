@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position, ScopeId};
+use chancery_events::observation::{ProcessStatus, Report, Saw};
 use chancery_events::protocol::{Command, RunSpec, Standing};
 use chancery_events::spec::Restart;
 use chancery_executor::session::Input;
@@ -43,6 +44,7 @@ impl Universe {
                 return self.executor(machine, Input::Leave);
             }
             Fault::Strike => self.strike(machine),
+            Fault::Unwell => self.ail(machine),
             Fault::ForeignObject => self.foreign(machine),
             Fault::Wipe => self.wipe(machine),
             Fault::RepeatedRequest => self.repeat_request(),
@@ -232,6 +234,29 @@ impl Universe {
             tell!(self, "{victim} dies on machine {machine}");
             self.show(machine, told);
         }
+        true
+    }
+
+    /// Something that runs says that it is not well; as often, all that did so are well again.
+    fn ail(&mut self, machine: usize) -> bool {
+        let Some(process) = &self.machines[machine].process else { return false };
+        let mut reports = self.worlds[machine].list();
+        if self.random.chance(500) {
+            reports.into_iter().for_each(|report| process.board.show(report));
+            return true;
+        }
+        reports.retain(|report| matches!(report.saw, Saw::Ready { .. }));
+        let Some(Report { incarnation, revision, saw: Saw::Ready { processes } }) =
+            self.random.pick(&reports).cloned()
+        else {
+            return false;
+        };
+        let mut processes = processes;
+        if let Some(last) = processes.last_mut() {
+            last.status = ProcessStatus::Initializing;
+        }
+        process.board.show(Report { incarnation, revision, saw: Saw::NotReady { processes } });
+        tell!(self, "{incarnation} is not well on machine {machine}");
         true
     }
 

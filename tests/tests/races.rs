@@ -28,7 +28,7 @@ fn numbers(row: &str) -> Vec<u32> {
 
 /// Rows of a table whose first cell begins so.
 fn rows<'a>(part: &'a str, letters: &'a [char]) -> impl Iterator<Item = &'a str> {
-    part.lines().filter(|line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
+    part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
 }
 
 /// The tests that a row names exist.

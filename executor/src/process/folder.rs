@@ -258,6 +258,14 @@ impl Folder {
         durable::remove(&self.file("processes.json"))
     }
 
+    /// The files without which what runs could not be adopted.
+    pub(super) fn records_of_what_runs(&self) -> [PathBuf; 4] {
+        let [spec, processes] =
+            ["spec.json", "processes.json"].map(|record| durable::copies(&self.file(record)));
+        let ([a, b], [c, d]) = (spec, processes);
+        [a, b, c, d]
+    }
+
     /// Tries to become the holder of `keeper.lock`.
     pub(super) fn lock(&self) -> io::Result<Lock> {
         durable::lock(&self.file("keeper.lock"))

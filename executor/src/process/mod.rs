@@ -3,7 +3,8 @@
 //! Each incarnation has a folder (`folder`), and while it runs a keeper (`keeper`) that is its processes' parent and
 //! outlives the executor; in the executor, a task tends it (`tender`). Whoever holds the folder's `keeper.lock` is
 //! the only one to start, end or record anything: the keeper; or the executor itself, if nothing runs, or if the
-//! keeper died and it looks after the orphans (`foster`).
+//! keeper died and it looks after the orphans (`foster`). What is done to processes and folders behind their backs is
+//! seen, and either put right or an end (`drift`).
 //!
 //! A crash at any point leaves one of these, and the same command again ends in one set of processes:
 //!
@@ -41,6 +42,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 mod capture;
 mod client;
+mod drift;
 mod fill;
 mod folder;
 mod foster;
@@ -68,6 +70,7 @@ use crate::board::Board;
 use crate::durable;
 use crate::orchestrator::Orchestrator;
 use crate::plan::{Changes, Order};
+use drift::{Loss, Watcher};
 use folder::Folder;
 use tender::{Ask, Tender};
 
@@ -134,6 +137,7 @@ struct Shared {
     files: Option<u64>,
     given_boot: Option<Boot>,
     boot: Boot,
+    watcher: Arc<Watcher>,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -149,13 +153,26 @@ impl Processes {
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
         let board = Board::default();
         let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
-        let shared =
-            Arc::new(Shared { root, program, output, cgroup, files, given_boot, boot, board, starts });
+        let watcher = Arc::new(Watcher::default());
+        let looks = watcher.clone();
+        let shared = Arc::new(Shared {
+            root,
+            program,
+            output,
+            cgroup,
+            files,
+            given_boot,
+            boot,
+            watcher,
+            board,
+            starts,
+        });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")
             .enable_all()
             .build()?;
+        runtime.spawn(async move { looks.look_for_ever().await });
         let processes = Processes {
             shared: shared.clone(),
             tenders: Mutex::default(),
@@ -164,9 +181,9 @@ impl Processes {
         };
         let found = tokio::task::spawn_blocking(move || shared.find()).await.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
-        for (incarnation, folder) in found {
+        for (incarnation, folder, lost) in found {
             let (settled, settles) = oneshot::channel();
-            processes.tend(incarnation, folder, Some(settled));
+            processes.tend(incarnation, folder, lost, Some(settled));
             settling.push(settles);
         }
         drop(settling);
@@ -177,11 +194,12 @@ impl Processes {
         &self,
         id: IncarnationId,
         folder: Folder,
+        lost: Option<Loss>,
         settled: Option<oneshot::Sender<()>>,
     ) -> mpsc::Sender<Ask> {
         let (sender, asks) = mpsc::channel(1);
         if let Some(runtime) = &self.runtime {
-            runtime.spawn(Tender::new(id, folder, self.shared.clone()).tend(asks, settled));
+            runtime.spawn(Tender::new(id, folder, self.shared.clone(), lost).tend(asks, settled));
         }
         self.lock_tenders().insert(id, sender.clone());
         sender
@@ -194,7 +212,7 @@ impl Processes {
     /// The tender of an incarnation; a new one if there is none, or if the last one broke.
     fn tender(&self, id: IncarnationId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
         let known = self.lock_tenders().get(&id).filter(|sender| !sender.is_closed()).cloned();
-        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None))
+        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None, None))
     }
 
     async fn ask(
@@ -277,7 +295,8 @@ impl Shared {
         }
     }
 
-    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder)>> {
+    /// What earlier lives left: folders of incarnations, and what runs though its folder was lost.
+    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder, Option<Loss>)>> {
         durable::make_folder(&self.root)?;
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -294,11 +313,24 @@ impl Shared {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let folder = Folder::at(path);
             match (id, folder.wanted(durable::Reader::Another)) {
-                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => found.push((id, folder)),
+                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => {
+                    found.push((id, folder, None));
+                }
                 (_, wanted) => {
                     let error = wanted.err().map(tracing::field::display);
                     tracing::warn!(error, folder = %folder.path().display(), "not ours: left as it is");
                 }
+            }
+        }
+        let nodes = self.root.join("nodes");
+        for path in foster::folders_named(&nodes)? {
+            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            let is_place = path.parent().and_then(Path::parent) == Some(&nodes);
+            if let (Some(id), true) = (id, is_place)
+                && !found.iter().any(|(known, ..)| *known == id)
+            {
+                tracing::error!(folder = %path.display(), "something runs, and its folder was lost");
+                found.push((id, Folder::at(path), Some(Loss::Removed)));
             }
         }
         Ok(found)

@@ -10,15 +10,18 @@ use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_groups};
+use super::drift::{Loss, Seen, Watch};
+use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
 use super::{Processes, Shared, reboot};
-use crate::durable::{self, Lock, Reader};
+use crate::durable::{Lock, Reader};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
+mod folder_lost;
+mod forgetting;
 mod starting;
 
 /// From its last word until it has let go of the lock.
@@ -52,10 +55,20 @@ pub(super) struct Tender {
     /// A keeper of ours is on its way, and nothing was recorded yet.
     starting: bool,
     shown: Option<Told>,
+    /// While something runs.
+    watch: Option<Watch>,
+    /// What has become of the folder of something that runs, until its end stands in a new one.
+    lost: Option<Loss>,
 }
 
 impl Tender {
-    pub(super) fn new(incarnation: IncarnationId, folder: Folder, shared: Arc<Shared>) -> Tender {
+    /// One for what is in the folder; or for what runs though its folder was lost.
+    pub(super) fn new(
+        incarnation: IncarnationId,
+        folder: Folder,
+        shared: Arc<Shared>,
+        lost: Option<Loss>,
+    ) -> Tender {
         Tender {
             incarnation,
             folder,
@@ -68,6 +81,8 @@ impl Tender {
             probes: None,
             starting: false,
             shown: None,
+            watch: None,
+            lost,
         }
     }
 
@@ -103,6 +118,10 @@ impl Tender {
                     self.hear(event);
                     self.settle();
                 }
+                seen = next(self.watch.as_ref()) => {
+                    self.look_after_folder(seen);
+                    self.settle();
+                }
                 () = changed(&mut self.probes) => self.settle(),
             }
         }
@@ -120,21 +139,20 @@ impl Tender {
     }
 
     fn try_look(&mut self) -> io::Result<Hold> {
+        if !self.folder.path().try_exists()? && self.record.is_some() {
+            self.lost.get_or_insert(Loss::Removed);
+        }
+        if self.lost.is_some() {
+            return self.look_without_folder();
+        }
         if !self.folder.path().try_exists()? {
             return Ok(Hold::Nothing);
         }
-        self.wanted = self.folder.wanted(Reader::Writer)?;
+        self.read_wanted()?;
         let lock = self.folder.lock()?;
         // Behind the lock: nobody else writes the record, if it is ours.
         self.tombstone = self.folder.tombstone(Reader::Writer)?;
-        self.record = match lock {
-            Lock::Ours(_) => self.folder.record(Reader::Writer)?,
-            // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
-            Lock::Theirs => self.folder.record(Reader::Another).unwrap_or_else(|error| {
-                tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
-                None
-            }),
-        };
+        self.read_record(&lock)?;
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
@@ -146,7 +164,8 @@ impl Tender {
             }
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-                let mut foster = Foster::adopt(lock, self.folder.clone(), output, record, &self.shared.boot)?;
+                let mut foster =
+                    Foster::adopt(Some(lock), self.folder.clone(), output, record, &self.shared.boot)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
                 if aim.is_some_and(|order| order.aim != Aim::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
@@ -210,6 +229,7 @@ impl Tender {
             }
             _ => self.probes = None,
         }
+        self.keep_watch();
         let Some(present) = self.present() else { return };
         let told = plan::report(self.incarnation, &present);
         if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told
@@ -239,7 +259,7 @@ impl Tender {
             // Looked at again soon, and concluded then.
             self.hold = Hold::Unknown;
         }
-        if self.starting && matches!(self.hold, Hold::Ours(_)) {
+        if self.starting && matches!(self.hold, Hold::Ours(_) | Hold::Nothing) {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
@@ -253,10 +273,13 @@ impl Tender {
             && foster.is_over()
         {
             foster.finish_output();
-            let exit = record.exit();
-            foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
-            self.look();
+            if self.lost.is_none() {
+                let exit = record.exit();
+                foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
+                self.look();
+            }
         }
+        self.conclude_lost()?;
         self.conclude_again()?;
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
@@ -301,6 +324,10 @@ impl Tender {
             self.refuse(order.revision, "what is there cannot be found out".to_owned(), Hope::Retry);
             return;
         }
+        if let Some(loss) = self.lost {
+            self.refuse(order.revision, format!("{loss}, and it is being ended"), Hope::Retry);
+            return;
+        }
         let present = self.present();
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
         // If the keeper that is on its way does not start it, this order fails.
@@ -321,43 +348,12 @@ impl Tender {
         let saw = Saw::Failed { message, hope };
         self.shared.board.show(Report { incarnation: self.incarnation, revision, saw });
     }
+}
 
-    /// Drops everything that is kept of an incarnation that is over.
-    fn forget(&mut self) -> Next {
-        let over = match &self.hold {
-            Hold::Nothing | Hold::Ours(_) => true,
-            Hold::Unknown | Hold::Foster(_) | Hold::Again(..) | Hold::Kept(_) => false,
-        };
-        let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
-        match dropped {
-            Ok(()) => {
-                self.shared.board.clear(self.incarnation);
-                Next::Over
-            }
-            Err(error) => {
-                tracing::error!(%error, incarnation = %self.incarnation, "forget it");
-                self.shown = None;
-                self.settle();
-                Next::GoOn
-            }
-        }
-    }
-
-    fn drop_folder(&self) -> io::Result<()> {
-        // A keeper that was killed, or a machine that went down, left those that it had made.
-        for error in remove_groups(self.wanted.as_ref(), self.record.as_ref()) {
-            tracing::warn!(%error, incarnation = %self.incarnation, "a group of a forgotten incarnation stays");
-        }
-        let forgotten = self.shared.forgotten();
-        durable::make_folder(&forgotten)?;
-        let moved = forgotten.join(self.incarnation.to_string());
-        match std::fs::rename(self.folder.path(), &moved) {
-            Ok(()) => durable::sync_folder(self.folder.path())?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        self.shared.clear_forgotten(self.incarnation, &moved);
-        Ok(())
+async fn next(watch: Option<&Watch>) -> Seen {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -3,6 +3,7 @@
 //! The program is its own keeper, trampoline, payload and victim: the first argument says which.
 
 mod bench;
+mod drift;
 mod lives;
 mod loop_;
 mod memory;
@@ -72,6 +73,14 @@ fn run_tests() -> ExitCode {
         reboots::a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken,
         reboots::what_a_machine_ends_as_it_goes_down_comes_back_with_it,
         reboots::a_copy_of_the_folder_on_another_machine_starts_nothing,
+        drift::a_process_that_somebody_kills_is_an_end_with_its_signal,
+        drift::an_orphan_that_somebody_kills_is_an_end_that_nobody_saw,
+        drift::what_loses_its_folder_is_ended_at_once_and_told_with_the_reason,
+        drift::a_keeper_alone_ends_what_loses_its_folder,
+        drift::a_folder_that_was_moved_away_holds_the_end_when_it_is_moved_back,
+        drift::what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended,
+        drift::records_that_are_removed_or_altered_are_written_again_and_end_nothing,
+        drift::a_lock_and_a_socket_that_are_taken_away_are_made_anew,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

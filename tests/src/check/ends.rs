@@ -10,7 +10,7 @@ use chancery_events::spec::{NodeState, OperationKind, Restart};
 use chancery_events::time::Time;
 
 use super::debts::Debt;
-use super::operations::replaces;
+use super::operations::{is_up, replaces};
 use super::state::{At, Ended, Incarnation, Life, Replica, Stage, Will, World};
 use super::violation::{Check, Violation, demand};
 
@@ -226,6 +226,11 @@ impl World {
             other.life.is_asked_for() || begun
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
+        // What waits is about a run that was up, and goes with it; or it brings the replica up without any rule.
+        let comes =
+            replica.open.iter().filter_map(|open| self.operations.get(open)).any(|open| {
+                is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !run.life.is_up()
+            });
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
@@ -239,7 +244,7 @@ impl World {
             Restart::BestEffort => !clean,
             Restart::Never => false,
         };
-        let wanted = replica.will == Will::Running && alone && !plan.is_removing;
+        let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
         let starts = rule && wanted && !given_up && run.life != Life::Reserved;
         let cooldown = Duration::from_millis(spec.cooldown);
         let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);

@@ -145,14 +145,8 @@ impl World {
         if let Some(stop) = replica.stop.filter(|_| is_up(kind)) {
             return Err(undone(name, kind, stop));
         }
-        replica.will = match kind {
-            OperationKind::Create | OperationKind::Start => Will::Running,
-            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
-            OperationKind::Stop => Will::Stopped,
-            OperationKind::Delete => Will::Deleted,
-        };
-        if replica.will != Will::Running {
-            replica.again = None;
+        if is_up(kind) || fact.begins == Begins::Now {
+            replica.wants(kind);
         }
         if let Approver::Rule(rule) = &fact.by
             && let Some(policy) = rule.strip_prefix("policy/").and_then(|name| name.parse().ok())
@@ -187,7 +181,10 @@ impl World {
         let stop = self.replica(&operation.replica)?.stop.filter(|_| is_up(operation.kind));
         match stop {
             Some(stop) => Err(undone(&operation.replica, operation.kind, stop)),
-            None => self.begin(id, fact.incarnation, How::Turn, at),
+            None => {
+                self.replica(&operation.replica)?.wants(operation.kind);
+                self.begin(id, fact.incarnation, How::Turn, at)
+            }
         }
     }
 
@@ -338,6 +335,21 @@ impl World {
     }
 }
 
-pub(super) fn undone(name: &ReplicaName, kind: OperationKind, stop: Stop) -> Violation {
+impl Replica {
+    /// An operation on it was approved. What takes it down only counts once it has begun.
+    fn wants(&mut self, kind: OperationKind) {
+        self.will = match kind {
+            OperationKind::Create | OperationKind::Start => Will::Running,
+            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.will,
+            OperationKind::Stop => Will::Stopped,
+            OperationKind::Delete => Will::Deleted,
+        };
+        if self.will != Will::Running {
+            self.again = None;
+        }
+    }
+}
+
+fn undone(name: &ReplicaName, kind: OperationKind, stop: Stop) -> Violation {
     Violation::new(7, format!("a {kind} undoes the stop of replica {name} that a user wanted at {}", stop.at))
 }

@@ -333,15 +333,10 @@ impl Entities {
         let Some(operation) = self.operations.get_mut(&fact.operation) else { return };
         operation.is.approved = Some(fact.by.clone());
         let kind = operation.is.kind;
-        if let Some(replica) = self.replicas.get_mut(&fact.replica) {
-            match kind {
-                OperationKind::Create | OperationKind::Start => replica.is.approved = Some(kind),
-                OperationKind::Stop | OperationKind::Delete => {
-                    (replica.is.approved, replica.is.again) = (Some(kind), None);
-                }
-                // Only something that is wanted up is changed, moved or restarted.
-                OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => {}
-            }
+        if matches!(kind, OperationKind::Create | OperationKind::Start)
+            && let Some(replica) = self.replicas.get_mut(&fact.replica)
+        {
+            replica.is.approved = Some(kind);
         }
         if fact.begins == Begins::Now {
             self.begin(fact.operation, fact.incarnation);
@@ -357,6 +352,12 @@ impl Entities {
         let Some(operation) = self.operations.get_mut(&id).map(|kept| &mut kept.is) else { return };
         operation.has_begun = true;
         operation.place = operation.place.or(asked);
+        // What takes the replica down counts once it has begun.
+        if !brings_up(operation.kind)
+            && let Some(replica) = self.replicas.get_mut(&operation.replica)
+        {
+            (replica.is.approved, replica.is.again) = (Some(operation.kind), None);
+        }
         let comes_up = brings_up(operation.kind) && operation.place == asked;
         let version = operation.version.clone();
         let Some(incarnation) = asked.and_then(|id| self.incarnations.get_mut(&id)) else { return };

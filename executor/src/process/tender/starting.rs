@@ -51,7 +51,7 @@ impl Tender {
     }
 
     /// What is wanted, with what this executor is configured with.
-    fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
+    pub(super) fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
         Wanted {
             incarnation: self.incarnation,
             order,

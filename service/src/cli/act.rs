@@ -1,24 +1,26 @@
-//! Commands that ask for one thing: delete, cancel, stop, start, a node's life, activate and deactivate.
+//! Commands that ask for one thing: delete, a node's life, activate and deactivate.
 
 use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{
-    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, DeploymentCancel,
-    Intent, NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart, ReplicaStop,
+    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, Intent, NodeDelete,
+    NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
 use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
-use super::client::Client;
+use super::client::{Client, Verdict};
 use super::columns::typed;
 use super::context::Output;
-use super::error::CliError;
+use super::error::{CliError, Exit};
 use super::get;
 use super::kind::Kind;
+use super::table::add;
+use super::{disruption, replica};
 
 /// Asks, and says what came of it: `done` for a change.
 pub(super) fn ask(
@@ -28,12 +30,37 @@ pub(super) fn ask(
     done: &str,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
     let subject = intent.subject().map(|subject| subject.to_string()).unwrap_or_default();
-    let verdict = client.ask(&format!("{verb} {subject}"), intent)?;
+    ask_as(client, verb, &subject, intent, done, out)
+}
+
+/// The same about something that is named so.
+pub(super) fn ask_as(
+    client: &Client<'_>,
+    verb: &str,
+    name: &str,
+    intent: &Intent,
+    done: &str,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    client.context.output(FORMS)?;
+    let verdict = client.ask(&format!("{verb} {name}"), intent)?;
+    shown(client, name, done, &verdict, out)
+}
+
+/// How a verdict may be shown.
+const FORMS: &[Output] = &[Output::Table, Output::Name, Output::Json, Output::Jsonl];
+
+/// Shows what came of it.
+pub(super) fn shown(
+    client: &Client<'_>,
+    name: &str,
+    done: &str,
+    verdict: &Verdict,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     let outcome = if verdict.outcome == "unchanged" { "unchanged" } else { done };
-    let name = verdict.subject.as_deref().unwrap_or(&subject);
-    match output {
+    match client.context.output(FORMS)? {
         Output::Name => writeln!(out, "{name}")?,
         Output::Json | Output::Jsonl => {
             let json = json!({
@@ -46,38 +73,25 @@ pub(super) fn ask(
     Ok(())
 }
 
-/// The same for a replica, whose operation may wait for approval.
-fn ask_replica(
-    client: &Client<'_>,
-    verb: &str,
-    name: &str,
-    intent: &Intent,
-    done: &str,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    ask(client, verb, intent, done, out)?;
-    let filters = [("replica", name.to_owned()), ("state", "pending_approval".to_owned())];
-    if !get::list(client, Kind::Operation, &filters, 1)?.items.is_empty() {
-        eprintln!("its operation waits for approval: chancery approve --replica {name} --all");
-    }
-    Ok(())
-}
-
 pub(super) fn delete(
     kind: Kind,
     name: &str,
+    cascade: Cascade,
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
+    if cascade == Cascade::Yes && !matches!(kind, Kind::Node | Kind::Plan) {
+        let plural = kind.plural();
+        return Err(CliError::usage(format!("only nodes and plans go with what needs them, not {plural}")));
+    }
     let intent = match kind {
         Kind::Cluster => ClusterDelete { name: read(kind, name)? }.into(),
         Kind::Capability => CapabilityDelete { name: read(kind, name)? }.into(),
-        Kind::Node => NodeDelete { name: read(kind, name)?, cascade: Cascade::No }.into(),
-        Kind::Plan => PlanDelete { name: read(kind, name)?, cascade: Cascade::No }.into(),
-        Kind::Replica => {
-            let intent = ReplicaDelete { name: read(kind, name)? }.into();
-            return ask_replica(client, "delete", name, &intent, "is to be deleted", out);
-        }
+        Kind::Node => NodeDelete { name: read(kind, name)?, cascade }.into(),
+        Kind::Plan => PlanDelete { name: read(kind, name)?, cascade }.into(),
+        Kind::Policy => PolicyDelete { name: read(kind, name)? }.into(),
+        Kind::Disruption => return disruption::delete(name, client, out),
+        Kind::Replica => return replica::delete(name, client, out),
         Kind::Deployment => {
             let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
             return Err(CliError::usage(format!(
@@ -88,37 +102,16 @@ pub(super) fn delete(
             return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
         }
     };
-    ask(client, "delete", &intent, "deleted", out)
-}
-
-pub(super) fn cancel(
-    kind: Kind,
-    name: &str,
-    client: &Client<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    if kind != Kind::Deployment {
-        let advice = "deployments alone are cancelled; operations are rejected, replicas stopped or deleted";
-        return Err(CliError::usage(format!("cancel {}/{name}: {advice}", kind.word())));
-    }
-    let (plan, deployment) = name
-        .split_once('/')
-        .ok_or_else(|| CliError::usage(format!("write the deployment as PLAN/NAME, not {name:?}")))?;
-    let intent =
-        DeploymentCancel { plan: read(Kind::Plan, plan)?, name: read(Kind::Deployment, deployment)? }.into();
-    ask(client, "cancel", &intent, "cancelled", out)
-}
-
-pub(super) fn stop(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaStop { name: read(Kind::Replica, name)? }.into();
-    ask_replica(client, "stop", name, &intent, "is to stop", out)
-}
-
-pub(super) fn start(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let name = Kind::Replica.name_in(name)?;
-    let intent = ReplicaStart { name: read(Kind::Replica, name)?, node: None }.into();
-    ask_replica(client, "start", name, &intent, "is to start", out)
+    // What needs it goes first, and that takes its time.
+    let done = if cascade == Cascade::Yes { "is to be deleted, with what needs it" } else { "deleted" };
+    ask(client, "delete", &intent, done, out).map_err(|mut error| {
+        if error.exit == Exit::Conflict && cascade == Cascade::No && matches!(kind, Kind::Node | Kind::Plan) {
+            let word = kind.word();
+            let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
+            add(&mut error.message, advice);
+        }
+        error
+    })
 }
 
 pub(super) fn move_node(
@@ -186,7 +179,7 @@ pub(super) fn set_activity(
 }
 
 /// A name of the command line.
-fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
+pub(super) fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
     name.parse()
         .map_err(|error| CliError::usage(format!("read the name of the {} {name:?}: {error}", kind.word())))
 }

@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 
+use chancery_events::intent::{Intent, Turn};
 use serde_json::json;
 
 use super::client::{Client, Verdict};
@@ -13,9 +14,20 @@ use super::get::json_text;
 use super::kind::Kind;
 use crate::manifest::{self, Manifest};
 
-pub(super) fn run(files: &[PathBuf], client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+/// `turn`: when the turn of deployments comes, whatever the manifests say.
+pub(super) fn run(
+    files: &[PathBuf],
+    turn: Option<Turn>,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
-    let manifests = read(files)?;
+    let mut manifests = read(files)?;
+    for manifest in &mut manifests {
+        if let (Some(turn), Intent::DeploymentCreate(create)) = (turn, &mut manifest.intent) {
+            create.turn = turn;
+        }
+    }
     let mut done = Vec::new();
     let mut applied = 0;
     let mut failed: Option<Exit> = None;

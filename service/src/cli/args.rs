@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chancery_events::time::Time;
 use clap::{Args, Parser, Subcommand};
 
 use super::context::Output;
@@ -68,6 +69,9 @@ pub enum Client {
         /// A file, a folder of .yaml and .yml files, or - for the standard input; repeatable
         #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
         files: Vec<PathBuf>,
+        /// Deployments take the place of those that are being carried out, and do not wait for them
+        #[arg(long)]
+        supersede: bool,
     },
     /// List entities, or show one
     Get(Get),
@@ -79,15 +83,30 @@ pub enum Client {
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
-    /// Remove a replica, plan, node, cluster or capability
+    /// Remove a replica, plan, node, cluster, capability, policy or disruption
     Delete {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
         what: What,
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
+        /// With what needs it: the runs on a node are moved away, the replicas of a plan deleted
+        #[arg(long)]
+        cascade: bool,
     },
-    /// Let operations run, exactly as they are shown
+    /// Bring up one more replica of a plan, by the deployment that was completed last
+    Create {
+        /// replica
+        #[arg(value_name = "KIND", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Of which plan
+        #[arg(long)]
+        plan: String,
+        /// The node, if it matters
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+    },
+    /// Let operations run, exactly as they are shown, or let a disruption be acted on
     Approve(Choose),
     /// Refuse operations
     Reject {
@@ -99,13 +118,15 @@ pub enum Client {
         reason: String,
     },
     /// Let a deployment go no further
-    Cancel {
-        /// deployment, or deployment/PLAN/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
-        /// PLAN/NAME, if that is not in KIND/NAME
-        name: Option<String>,
-    },
+    Cancel(Which),
+    /// Let a deployment begin nothing more until it is resumed
+    Pause(Which),
+    /// Let a deployment that is paused go on
+    Resume(Which),
+    /// Make the version of a deployment's canary that of all
+    Promote(Which),
+    /// Take a deployment's canary back
+    Withdraw(Which),
     /// Stop a replica, and keep it stopped
     Stop {
         /// Its name
@@ -115,7 +136,31 @@ pub enum Client {
     Start {
         /// Its name
         replica: String,
+        /// The node, if it matters
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
     },
+    /// Run a replica on another node: the new run is ready before the old one is stopped
+    Relocate {
+        /// Its name
+        replica: String,
+        /// The node, unless the best one will do
+        #[arg(long, value_name = "NODE")]
+        to: Option<String>,
+    },
+    /// End a replica's run, and bring it up again
+    Restart {
+        /// Its name
+        replica: String,
+    },
+    /// Empty a node: its replicas are moved away, within the budgets of their plans; then it is out of its cluster
+    Drain(Drain),
+    /// Put a node back into use that is being emptied, or that was
+    Undrain(Undrain),
+    /// Plan an interference with a node, to be approved
+    Disrupt(Disrupt),
+    /// End a disruption
+    Complete(Which),
     /// Put a node into a cluster
     Allocate {
         /// The node
@@ -185,6 +230,58 @@ pub enum Client {
     },
 }
 
+/// Which one.
+#[derive(Args, Debug)]
+pub struct Which {
+    /// Its kind, or KIND/NAME
+    #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+    pub what: What,
+    /// PLAN/NAME of a deployment, NODE/NAME of a disruption, if that is not in KIND/NAME
+    pub name: Option<String>,
+}
+
+/// Which node to empty.
+#[derive(Args, Debug)]
+pub struct Drain {
+    /// The node
+    pub node: String,
+    /// Why, for people
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub reason: String,
+    /// Until it is empty, telling what is left
+    #[arg(long)]
+    pub wait: bool,
+    /// For how long
+    #[arg(long, default_value = "10m", value_parser = parse_span, requires = "wait")]
+    pub timeout: Duration,
+}
+
+/// Which node to put back into use.
+#[derive(Args, Debug)]
+pub struct Undrain {
+    /// The node
+    pub node: String,
+}
+
+/// What is planned to be done to a node.
+#[derive(Args, Debug)]
+pub struct Disrupt {
+    /// The node
+    pub node: String,
+    /// What it is called, among those of the node
+    #[arg(long)]
+    pub name: String,
+    /// When it begins, as in 2026-11-21T22:00:00Z or, from now, 2h; when it is approved, if not said
+    #[arg(long, value_name = "TIME|SPAN", value_parser = moment)]
+    pub start: Option<Time>,
+    /// Move what runs there away
+    #[arg(long)]
+    pub evict: bool,
+    /// Why, for people
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub reason: String,
+}
+
 /// What to list.
 #[derive(Args, Debug)]
 pub struct Get {
@@ -226,7 +323,7 @@ impl Get {
 /// Which operations.
 #[derive(Args, Debug, Default)]
 pub struct Choose {
-    /// Their ids
+    /// Their ids; or disruption NODE/NAME
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
     /// Those of a plan
@@ -422,6 +519,14 @@ fn day(text: &str) -> Result<Duration, String> {
         Ok(span) if span > Duration::from_hours(24) => Err("write at most 24h".into()),
         parsed => parsed.map_err(|error| error.to_string()),
     }
+}
+
+/// A moment, or how far it is from now.
+fn moment(text: &str) -> Result<Time, String> {
+    if let Ok(span) = parse_span(text) {
+        return Ok(Time::from_micros(chrono::Utc::now().timestamp_micros()) + span);
+    }
+    text.parse().map_err(|_| "write a time as in 2026-11-21T22:00:00Z, or a span from now as in 2h".into())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -40,8 +40,6 @@ pub(super) struct Verdict {
     #[serde(rename = "verdict")]
     pub(super) outcome: String,
     #[serde(default)]
-    pub(super) subject: Option<String>,
-    #[serde(default)]
     pub(super) version: Option<u64>,
 }
 

@@ -1,15 +1,17 @@
 //! The columns of each kind's table.
 
 use chancery_events::amount::{show_bytes, show_cpu};
-use chancery_events::fact::Approver;
+use chancery_events::fact::{Approver, Asker};
+use chancery_events::spec::{DisruptionState, OnTimeout, Rule, Strategy, Window};
 use chancery_events::time::Time;
 use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    ReplicaRow, SessionRow,
+    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DisruptionRow, IncarnationRow, NodeRow,
+    OperationRow, PlanRow, PolicyRow, ReplicaRow, SessionRow, StorageRow,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::disruption;
 use super::error::CliError;
 use super::kind::Kind;
 use super::table::Rows;
@@ -23,6 +25,8 @@ pub(super) fn table(kind: Kind, items: &[Value], wide: bool) -> Result<Rows, Cli
         Kind::Cluster => rows(CLUSTER, items, wide),
         Kind::Capability => rows(CAPABILITY, items, wide),
         Kind::Node => rows(NODE, items, wide),
+        Kind::Disruption => rows(DISRUPTION, items, wide),
+        Kind::Policy => rows(POLICY, items, wide),
         Kind::Plan => rows(PLAN, items, wide),
         Kind::Deployment => rows(DEPLOYMENT, items, wide),
         Kind::Replica => rows(REPLICA, items, wide),
@@ -64,6 +68,60 @@ pub(super) fn short(time: Time) -> String {
     text.get(..19).map_or(text.clone(), |seconds| format!("{seconds}Z"))
 }
 
+/// A span of milliseconds, in the largest unit that it is a whole number of.
+fn span(millis: u64) -> String {
+    let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
+    let whole = units.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
+    whole.map_or_else(|| format!("{millis}ms"), |(unit, word)| format!("{}{word}", millis / unit))
+}
+
+/// Who asked for an operation: its deployment, a person or program, a rule, a disruption.
+pub(super) fn asker(row: &OperationRow) -> String {
+    let deployment = row.deployment.as_ref().map(ToString::to_string);
+    match (&row.by, deployment) {
+        (Some(Asker::Actor(actor)), _) => actor.to_string(),
+        (Some(Asker::Rule(rule)), _) => format!("rule {rule}"),
+        (Some(Asker::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
+        (None, Some(deployment)) => deployment,
+        // Nobody kept it in what older builds wrote.
+        (None, None) => "user".into(),
+    }
+}
+
+/// `rolling wave=2 per_domain pause=10s`, `graceful 5m rollback`, `canary 1`.
+pub(super) fn strategy(strategy: Strategy) -> String {
+    match strategy {
+        Strategy::Rolling { wave, per_domain, pause } => {
+            let wave = wave.map(|wave| format!(" wave={wave}")).unwrap_or_default();
+            let per_domain = if per_domain { " per_domain" } else { "" };
+            let pause = if pause > 0 { format!(" pause={}", span(pause)) } else { String::new() };
+            format!("rolling{wave}{per_domain}{pause}")
+        }
+        Strategy::Graceful { timeout, on_timeout } => {
+            let then = match on_timeout {
+                OnTimeout::Rollback => "rollback",
+                OnTimeout::Commit => "commit",
+            };
+            format!("graceful {} {then}", span(timeout))
+        }
+        Strategy::Canary { count } => format!("canary {count}"),
+    }
+}
+
+/// `sat,sun 22:00 for 8h`.
+fn window(window: &Window) -> String {
+    let days: Vec<_> = window.days.iter().map(|day| day.word()).collect();
+    let days = if days.is_empty() { String::new() } else { format!("{} ", days.join(",")) };
+    let (hours, minutes) = (window.from / 60, window.from % 60);
+    format!("{days}{hours:02}:{minutes:02} for {}", span(u64::from(window.minutes) * 60_000))
+}
+
+/// Those of a node that are not over: `drain approved`.
+fn disruptions(rows: &[DisruptionRow]) -> String {
+    let open = rows.iter().filter(|one| one.state != DisruptionState::Completed);
+    open.map(|one| format!("{} {}", one.name, one.state)).collect::<Vec<_>>().join(", ")
+}
+
 pub(super) fn approver(by: &Approver) -> String {
     match by {
         Approver::Actor(actor) => actor.to_string(),
@@ -103,12 +161,45 @@ const NODE: &[Column<NodeRow>] = &[
     ("ZONE", true, |r| or_none(r.zone.as_ref())),
     ("CAPABILITIES", true, |r| list(&r.capabilities)),
     ("STORAGE", true, |r| {
-        let one = |s: &chancery_projector::rows::StorageRow| {
-            format!("{} {}/{}", s.class, show_bytes(s.remaining), show_bytes(s.capacity))
-        };
+        let one =
+            |s: &StorageRow| format!("{} {}/{}", s.class, show_bytes(s.remaining), show_bytes(s.capacity));
         r.storage.iter().map(one).collect::<Vec<_>>().join(", ")
     }),
+    ("DISRUPTIONS", true, |r| disruptions(&r.disruptions)),
     ("VERSION", true, |r| r.version.to_string()),
+];
+
+const DISRUPTION: &[Column<disruption::Item>] = &[
+    ("NODE", false, |r| r.node.to_string()),
+    ("NAME", false, |r| r.row.name.to_string()),
+    ("STATE", false, |r| r.row.state.to_string()),
+    ("EVICT", false, |r| r.row.evict.to_string()),
+    ("START", false, |r| r.row.start.map(short).unwrap_or_default()),
+    ("APPROVED BY", false, |r| or_none(r.row.by.as_ref())),
+    ("REASON", false, |r| r.row.reason.clone()),
+    ("SINCE", true, |r| short(r.row.since)),
+];
+
+const POLICY: &[Column<PolicyRow>] = &[
+    ("NAME", false, |r| r.name.to_string()),
+    ("RULE", false, |r| match &r.spec.rule {
+        Rule::Approve { .. } => "approve".into(),
+        Rule::FourEyes {} => "four eyes".into(),
+    }),
+    ("KINDS", false, |r| or_all(&r.spec.kinds)),
+    ("PLANS", false, |r| or_all(&r.spec.plans)),
+    ("DOMAINS", false, |r| or_all(&r.spec.domains)),
+    ("WINDOWS", false, |r| match &r.spec.rule {
+        Rule::Approve { windows, .. } if windows.is_empty() => "always".into(),
+        Rule::Approve { windows, .. } => windows.iter().map(window).collect::<Vec<_>>().join("; "),
+        Rule::FourEyes {} => String::new(),
+    }),
+    ("IN FLIGHT", false, |r| match &r.spec.rule {
+        Rule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
+        Rule::FourEyes {} => String::new(),
+    }),
+    ("VERSION", true, |r| r.version.to_string()),
+    ("CHANGED", true, |r| short(r.changed)),
 ];
 
 const PLAN: &[Column<PlanRow>] = &[
@@ -134,6 +225,13 @@ const DEPLOYMENT: &[Column<DeploymentRow>] = &[
     ("COUNT", false, |r| r.count.to_string()),
     ("STATE", false, |r| r.state.to_string()),
     ("MESSAGE", false, |r| r.message.clone()),
+    ("STRATEGY", true, |r| strategy(r.strategy)),
+    ("SET", true, |r| match r.strategy {
+        // Its replicas take the places of those that were there, one by one.
+        Strategy::Rolling { .. } => String::new(),
+        Strategy::Graceful { .. } | Strategy::Canary { .. } => r.set.to_string(),
+    }),
+    ("BY", true, |r| or_none(r.by.as_ref())),
     ("COORDINATES", true, coordinates),
     ("GENERATION", true, |r| r.generation.to_string()),
     ("CREATED", true, |r| short(r.created)),
@@ -150,6 +248,13 @@ const REPLICA: &[Column<ReplicaRow>] = &[
     ("WILL", true, |r| r.will.to_string()),
     ("PROCESSES", true, |r| r.processes.iter().map(super::process::line).collect::<Vec<_>>().join(", ")),
     ("INCARNATION", true, |r| or_none(r.incarnation.as_ref())),
+    ("OTHER RUN", true, |r| {
+        let other = r.passive.as_ref();
+        other
+            .map(|other| format!("{} on {} {}", other.incarnation, other.node, other.state))
+            .unwrap_or_default()
+    }),
+    ("AGAIN", true, |r| r.again.map(short).unwrap_or_default()),
     ("OPERATION", true, |r| or_none(r.operation.as_ref())),
 ];
 
@@ -163,6 +268,8 @@ const INCARNATION: &[Column<IncarnationRow>] = &[
     ("DEPLOYMENT", true, |r| r.deployment.to_string()),
     ("HOLDS", true, |r| r.amounts.to_string()),
     ("PROCESSES", true, |r| r.processes.iter().map(super::process::line).collect::<Vec<_>>().join(", ")),
+    ("FOLLOWS", true, |r| or_none(r.follows.as_ref())),
+    ("STRAINED", true, |r| or_none(r.strained.as_ref())),
     ("REVISION", true, |r| r.revision.to_string()),
     ("CREATED", true, |r| short(r.created)),
 ];
@@ -173,9 +280,10 @@ const OPERATION: &[Column<OperationRow>] = &[
     ("REPLICA", false, |r| r.replica.to_string()),
     ("STATE", false, |r| r.state.to_string()),
     ("NODE", false, |r| or_none(r.node.as_ref())),
-    ("BY", false, |r| r.deployment.as_ref().map_or("user".into(), ToString::to_string)),
+    ("BY", false, asker),
     ("MESSAGE", false, |r| r.message.clone()),
-    ("APPROVED", true, |r| r.approved_by.as_ref().map(approver).unwrap_or_default()),
+    ("RUNS BY", true, |r| r.runs_by.to_string()),
+    ("APPROVED BY", true, |r| r.approved_by.as_ref().map(approver).unwrap_or_default()),
     ("HASH", true, |r| or_none(r.hash.as_ref())),
     ("CREATED", true, |r| short(r.created)),
 ];
@@ -204,6 +312,11 @@ pub(super) fn count_of(plan: &PlanRow, state: &str) -> u64 {
     plan.operations.values().filter_map(|states| states.get(state)).sum()
 }
 
+/// Names, where none means all.
+fn or_all(names: &[impl ToString]) -> String {
+    if names.is_empty() { "all".into() } else { list(names) }
+}
+
 pub(super) fn list(names: &[impl ToString]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -219,4 +332,32 @@ pub(super) fn coordinates(row: &DeploymentRow) -> String {
         format!("{payload}{{{}}}", keys.join(", "))
     };
     row.coordinates.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_events::spec::Day;
+
+    use super::*;
+
+    #[test]
+    fn spans_windows_and_strategies_are_shown_as_they_are_written() {
+        for (millis, wanted) in
+            [(0, "0ms"), (1500, "1500ms"), (10_000, "10s"), (300_000, "5m"), (86_400_000, "1d")]
+        {
+            assert_eq!(span(millis), wanted);
+        }
+        let nightly = Window { days: vec![Day::Sat, Day::Sun], from: 1325, minutes: 480 };
+        assert_eq!(window(&nightly), "sat,sun 22:05 for 8h");
+        assert_eq!(window(&Window { days: vec![], from: 0, minutes: 90 }), "00:00 for 90m");
+        let rolling = |wave, per_domain, pause| Strategy::Rolling { wave, per_domain, pause };
+        for (given, wanted) in [
+            (rolling(None, false, 0), "rolling"),
+            (rolling(Some(2), true, 10_000), "rolling wave=2 per_domain pause=10s"),
+            (Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Commit }, "graceful 5m commit"),
+            (Strategy::Canary { count: 1 }, "canary 1"),
+        ] {
+            assert_eq!(strategy(given), wanted);
+        }
+    }
 }

@@ -75,10 +75,12 @@ fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belong
     let of_deployment = || vec![("plan", own("plan")), ("deployment", own("name"))];
     let wanted = match kind {
         Kind::Cluster => vec![(Kind::Node, by("cluster"))],
-        Kind::Node => vec![(Kind::Incarnation, by("node"))],
+        Kind::Node => vec![(Kind::Disruption, by("node")), (Kind::Incarnation, by("node"))],
         Kind::Deployment => vec![(Kind::Replica, of_deployment()), (Kind::Operation, of_deployment())],
         Kind::Replica => vec![(Kind::Incarnation, by("replica")), (Kind::Operation, by("replica"))],
         Kind::Capability
+        | Kind::Disruption
+        | Kind::Policy
         | Kind::Plan
         | Kind::Incarnation
         | Kind::Operation
@@ -156,11 +158,25 @@ fn fields(kind: Kind, item: &Value) -> Result<String, CliError> {
             Value::String(value) => add(&mut text, format_args!("{label} {}\n", one_line(value))),
             Value::Array(items) if items.is_empty() => {}
             Value::Object(parts) if parts.is_empty() => {}
+            // What is listed below.
+            Value::Array(_) if kind == Kind::Node && name == "disruptions" => {}
+            Value::Object(_) if kind == Kind::Policy && name == "spec" => columns(&mut text, kind, item)?,
             Value::Object(_) | Value::Array(_) => parts(&mut text, name, &label, value)?,
             other => add(&mut text, format_args!("{label} {other}\n")),
         }
     }
     Ok(text)
+}
+
+/// The columns of its table, a line each: as people write what it says.
+fn columns(text: &mut String, kind: Kind, item: &Value) -> Result<(), CliError> {
+    let table = table(kind, std::slice::from_ref(item), false)?;
+    let cells = table.cells().flatten();
+    for (head, cell) in table.heads().zip(cells).filter(|(head, cell)| *head != "NAME" && *cell != "-") {
+        let label = format!("{}:", head.to_lowercase());
+        add(text, format_args!("  {label:<14} {cell}\n"));
+    }
+    Ok(())
 }
 
 /// A field that has parts: amounts as people write them, all else as YAML below its name.
@@ -243,5 +259,15 @@ mod tests {
                       2026-11-21T09:00:00Z\n  labels:\n    disk: fast\n  total:         cpu 4, memory 8GiB, disk 0B\n  \
                       version:       3\n";
         assert_eq!(fields(Kind::Node, &item).expect("an object"), wanted);
+        let rule =
+            json!({"approve": {"windows": [{"days": ["sat"], "from": 1320, "minutes": 60}], "in_flight": 3}});
+        let item = json!({
+            "name": "weekends", "spec": {"kinds": ["update"], "plans": [], "domains": [], "rule": rule}, "version": 1,
+            "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 3,
+        });
+        let text = fields(Kind::Policy, &item).expect("an object");
+        let wanted = "  rule:          approve\n  kinds:         update\n  plans:         all\n  domains:       all\n  \
+                      windows:       sat 22:00 for 1h\n  in flight:     3\n";
+        assert!(text.contains(wanted), "{text}");
     }
 }

@@ -168,6 +168,11 @@ pub(super) fn history(
 /// All events about one entity.
 pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Value>, CliError> {
     let doing = format!("read the history of {}/{name}", kind.word());
+    // That of a disruption is part of its node's.
+    let own = match kind {
+        Kind::Disruption => Some(kind.halves(name)?.1),
+        _ => None,
+    };
     let path = format!("{}/history", kind.path(name)?);
     let mut items: Vec<Value> = Vec::new();
     loop {
@@ -180,9 +185,14 @@ pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Va
         let known = items.len();
         items.extend(found.into_iter().filter(|item| Told(item).position() >= from));
         if items.len() == known || items.len() - known < PAGE {
+            items.retain(|item| own.is_none_or(|own| is_about_disruption(item, own)));
             return Ok(items);
         }
     }
+}
+
+fn is_about_disruption(item: &Value, name: &str) -> bool {
+    Told(item).type_name().starts_with("disruption.") && item["data"]["name"] == name
 }
 
 pub(super) fn table(items: &[Value]) -> Rows {

@@ -3,11 +3,12 @@
 use chancery_events::spec::OperationKind;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow,
-    OperationWord, PhaseWord, PlanRow, ReplicaRow, SessionRow,
+    OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, SessionRow,
 };
 use schemars::{Schema, schema_for};
 use serde_json::Value;
 
+use super::disruption;
 use super::error::CliError;
 use super::kind::Kind;
 use crate::manifest::suggest::instead;
@@ -103,6 +104,8 @@ fn schema(kind: Kind) -> Schema {
         Kind::Cluster => schema_for!(ClusterRow),
         Kind::Capability => schema_for!(CapabilityRow),
         Kind::Node => schema_for!(NodeRow),
+        Kind::Disruption => schema_for!(disruption::Item),
+        Kind::Policy => schema_for!(PolicyRow),
         Kind::Plan => schema_for!(PlanRow),
         Kind::Deployment => schema_for!(DeploymentRow),
         Kind::Replica => schema_for!(ReplicaRow),
@@ -157,6 +160,15 @@ mod tests {
             (Kind::Replica, "ready", "true", ""),
             (Kind::Plan, "replicas.running", "3", ""),
             (Kind::Plan, "operations.create.pending_approval", "1", ""),
+            (Kind::Replica, "phase", "updating", ""),
+            (Kind::Replica, "phase", "restarting", ""),
+            (Kind::Replica, "passive.state", "starting", ""),
+            (Kind::Operation, "state", "approved", ""),
+            (Kind::Deployment, "state", "paused", ""),
+            (Kind::Deployment, "set", "new", ""),
+            (Kind::Disruption, "state", "completed", ""),
+            (Kind::Plan, "replicas.updating", "0", ""),
+            (Kind::Plan, "operations.relocate.pending_approval", "1", ""),
             (Kind::Plan, "spec.service", "web", ""),
             (Kind::Node, "labels.disk", "fast", ""),
             (

@@ -8,7 +8,8 @@ use super::args::Get;
 use super::client::Client;
 use super::columns;
 use super::context::Output;
-use super::error::CliError;
+use super::disruption;
+use super::error::{CliError, Exit};
 use super::kind::Kind;
 use super::watch;
 
@@ -53,7 +54,29 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
 
 /// The entity of that name.
 pub(super) fn one(client: &Client<'_>, kind: Kind, name: &str) -> Result<Value, CliError> {
-    client.get(&format!("read {}/{name}", kind.word()), &kind.path(name)?, &[])
+    let doing = format!("read {}/{name}", kind.word());
+    let row = client.get(&doing, &kind.path(name)?, &[])?;
+    if kind != Kind::Disruption {
+        return Ok(row);
+    }
+    disruption::of_name(&row, name)?.ok_or_else(|| {
+        let what = format!("{doing}: there is no disruption {name:?}");
+        CliError::new(Exit::NotFound, what)
+    })
+}
+
+/// The same, where there may be nothing.
+pub(super) fn find(
+    client: &Client<'_>,
+    doing: &str,
+    kind: Kind,
+    name: &str,
+) -> Result<Option<Value>, CliError> {
+    let row = client.find(doing, &kind.path(name)?)?;
+    match row {
+        Some(node) if kind == Kind::Disruption => disruption::of_name(&node, name),
+        row => Ok(row),
+    }
 }
 
 /// At most `most` entities that pass the filters, in the server's order.
@@ -63,6 +86,9 @@ pub(super) fn list(
     filters: &[(&str, String)],
     most: u64,
 ) -> Result<Listed, CliError> {
+    if kind == Kind::Disruption {
+        return disruption::list(client, filters, most);
+    }
     let doing = format!("list {}", kind.plural());
     let mut listed = Listed { items: Vec::new(), since: 0, position: 0, more: false };
     let mut token: Option<String> = None;
@@ -116,6 +142,7 @@ pub(super) fn name_of(kind: Kind, item: &Value) -> String {
     let text = |field: &str| item[field].as_str().unwrap_or("?").to_owned();
     match kind {
         Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
+        Kind::Disruption => format!("{}/{}", text("node"), text("name")),
         Kind::Incarnation | Kind::Operation | Kind::Session => text("id"),
         Kind::Command => format!("{}/{}", text("incarnation"), item["revision"]),
         _ => text("name"),

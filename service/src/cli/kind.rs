@@ -20,6 +20,12 @@ pub enum Kind {
     /// Places with capacity.
     #[value(name = "nodes", aliases = ["node", "no"])]
     Node,
+    /// Planned interferences with nodes; named NODE/NAME.
+    #[value(name = "disruptions", aliases = ["disruption", "dis"])]
+    Disruption,
+    /// Rules about approvals.
+    #[value(name = "policies", aliases = ["policy", "pol"])]
+    Policy,
     /// What to run and where it may run.
     #[value(name = "plans", aliases = ["plan", "pl"])]
     Plan,
@@ -50,6 +56,8 @@ impl Kind {
             Kind::Cluster => "cluster",
             Kind::Capability => "capability",
             Kind::Node => "node",
+            Kind::Disruption => "disruption",
+            Kind::Policy => "policy",
             Kind::Plan => "plan",
             Kind::Deployment => "deployment",
             Kind::Replica => "replica",
@@ -66,6 +74,8 @@ impl Kind {
             Kind::Cluster => "clusters",
             Kind::Capability => "capabilities",
             Kind::Node => "nodes",
+            Kind::Disruption => "disruptions",
+            Kind::Policy => "policies",
             Kind::Plan => "plans",
             Kind::Deployment => "deployments",
             Kind::Replica => "replicas",
@@ -76,27 +86,35 @@ impl Kind {
         }
     }
 
-    /// The path of one of them, below the fleet.
+    /// The path of one of them, below the fleet; of a disruption, that of its node, which holds it.
     pub(super) fn path(self, name: &str) -> Result<String, CliError> {
         match self {
             Kind::Deployment => {
-                let (plan, name) = name.split_once('/').ok_or_else(|| {
-                    CliError::usage(format!(
-                        "write a deployment as PLAN/NAME, not {name:?}; to list those of a plan: \
-                         chancery get deployments -l plan={name}"
-                    ))
-                })?;
+                let (plan, name) = self.halves(name)?;
                 Ok(format!("/plans/{}/deployments/{}", segment(plan), segment(name)))
             }
+            Kind::Disruption => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
             Kind::Command => Err(CliError::usage("commands are listed only: chancery get commands")),
             _ => Ok(format!("/{}/{}", self.plural(), segment(name))),
         }
     }
 
+    /// The owner that a name begins with, and the name that is unique there: PLAN/NAME, NODE/NAME.
+    pub(super) fn halves(self, name: &str) -> Result<(&str, &str), CliError> {
+        let owner = if self == Kind::Disruption { Kind::Node } else { Kind::Plan };
+        name.split_once('/').ok_or_else(|| {
+            let (word, plural, of) = (self.word(), self.plural(), owner.word());
+            CliError::usage(format!(
+                "write a {word} as {}/NAME, not {name:?}; to list those of a {of}: chancery get {plural} -l {of}={name}",
+                of.to_uppercase()
+            ))
+        })
+    }
+
     /// The name alone of what may be written as `KIND/NAME` where only one kind makes sense.
     pub(super) fn name_in(self, text: &str) -> Result<&str, CliError> {
         // The names of some hold a slash themselves: PLAN/NAME of a deployment.
-        let slashes = usize::from(self == Kind::Deployment);
+        let slashes = usize::from(matches!(self, Kind::Deployment | Kind::Disruption));
         let Some((kind, name)) =
             text.split_once('/').filter(|(_, name)| name.matches('/').count() >= slashes)
         else {
@@ -203,7 +221,8 @@ mod tests {
     fn names_stay_one_segment() {
         assert_eq!(Kind::Capability.path("nvidia/v100").expect("a path"), "/capabilities/nvidia%2Fv100");
         assert_eq!(Kind::Deployment.path("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
-        assert!(Kind::Deployment.path("web").is_err());
+        assert!(Kind::Deployment.path("web").is_err() && Kind::Disruption.path("node-1").is_err());
+        assert_eq!(Kind::Disruption.path("node-1/switch").expect("a path"), "/nodes/node-1");
         assert_eq!(Kind::split("dep/web/d-1").expect("a name"), (Kind::Deployment, "web/d-1"));
         assert!(Kind::split("pod/x").is_err() && Kind::split("node/").is_err());
     }
@@ -219,6 +238,8 @@ mod tests {
             (Kind::Deployment, "deployment/d-1", Some("deployment/d-1")),
             (Kind::Deployment, "deployment/web/d-1", Some("web/d-1")),
             (Kind::Deployment, "node/web/d-1", None),
+            (Kind::Disruption, "node-1/switch", Some("node-1/switch")),
+            (Kind::Disruption, "disruption/node-1/switch", Some("node-1/switch")),
             (Kind::Capability, "node/web", Some("node/web")),
             (Kind::Capability, "cap/nvidia/v100", Some("nvidia/v100")),
         ] {

@@ -13,6 +13,8 @@ mod columns;
 mod completion;
 mod context;
 mod describe;
+mod disruption;
+mod drain;
 mod error;
 mod events;
 mod executor;
@@ -26,6 +28,8 @@ mod logs;
 mod page_tests;
 mod plan_page;
 mod process;
+mod replica;
+mod rollout;
 mod screen;
 mod show;
 mod table;
@@ -37,12 +41,13 @@ mod watch;
 
 use std::io::Write;
 
+use chancery_events::intent::{Cascade, Turn};
 use chancery_events::spec::{Activity, NodeState};
 use clap::Parser as _;
 
 pub use args::{
-    Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Events, Get, Local, Logs, Passed,
-    Server, Wait,
+    Choose, Cli, Client as ClientCommand, Command, ConfigCommand, Demo, Disrupt, Drain, Events, Get, Local,
+    Logs, Passed, Server, Undrain, Wait, Which,
 };
 pub use completion::completion;
 pub use context::{Context, Output};
@@ -52,6 +57,7 @@ pub use kind::{Kind, What};
 
 use approve::Decision;
 use client::Client;
+use rollout::Verb;
 
 use crate::config::{BadConfig, Config};
 
@@ -109,28 +115,55 @@ impl From<BadConfig> for CliError {
     }
 }
 
+impl Which {
+    /// Asks something of the deployment that is meant.
+    fn of_deployment(&self, verb: Verb, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+        rollout::run(verb, self.what.kind, &self.what.one(self.name.as_ref())?, client, out)
+    }
+}
+
 /// Carries out a command that asks a server, and writes its data to `out`.
 pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> Result<(), CliError> {
     let client = Client::new(context);
     let out: &mut dyn Write = out;
     match command {
-        ClientCommand::Apply { files } => apply::run(files, &client, out),
+        ClientCommand::Apply { files, supersede } => {
+            let turn = if *supersede { Some(Turn::Supersede) } else { None };
+            apply::run(files, turn, &client, out)
+        }
         ClientCommand::Get(what) => get::run(what, &client, out),
         ClientCommand::Describe { what, name } => {
             describe::run(what.kind, &what.one(name.as_ref())?, &client, out)
         }
-        ClientCommand::Delete { what, name } => {
-            act::delete(what.kind, &what.one(name.as_ref())?, &client, out)
+        ClientCommand::Delete { what, name, cascade } => {
+            let cascade = if *cascade { Cascade::Yes } else { Cascade::No };
+            act::delete(what.kind, &what.one(name.as_ref())?, cascade, &client, out)
         }
-        ClientCommand::Approve(choose) => approve::run(Decision::Approve, choose, &client, out),
+        ClientCommand::Create { what, plan, on } => {
+            replica::create(what.kind, plan, on.as_ref(), &client, out)
+        }
+        ClientCommand::Approve(choose) => match disruption::named(&choose.ids)? {
+            Some(name) => disruption::approve(name, &client, out),
+            None => approve::run(Decision::Approve, choose, &client, out),
+        },
         ClientCommand::Reject { choose, reason } => {
             approve::run(Decision::Reject { reason }, choose, &client, out)
         }
-        ClientCommand::Cancel { what, name } => {
-            act::cancel(what.kind, &what.one(name.as_ref())?, &client, out)
+        ClientCommand::Cancel(which) => which.of_deployment(Verb::Cancel, &client, out),
+        ClientCommand::Pause(which) => which.of_deployment(Verb::Pause, &client, out),
+        ClientCommand::Resume(which) => which.of_deployment(Verb::Resume, &client, out),
+        ClientCommand::Promote(which) => which.of_deployment(Verb::Promote, &client, out),
+        ClientCommand::Withdraw(which) => which.of_deployment(Verb::Withdraw, &client, out),
+        ClientCommand::Stop { replica } => replica::stop(replica, &client, out),
+        ClientCommand::Start { replica, on } => replica::start(replica, on.as_ref(), &client, out),
+        ClientCommand::Relocate { replica, to } => replica::relocate(replica, to.as_ref(), &client, out),
+        ClientCommand::Restart { replica } => replica::restart(replica, &client, out),
+        ClientCommand::Drain(what) => drain::drain(what, &client, out),
+        ClientCommand::Undrain(what) => drain::undrain(what, &client, out),
+        ClientCommand::Disrupt(what) => disruption::schedule(what, &client, out),
+        ClientCommand::Complete(Which { what, name }) => {
+            disruption::complete(what.kind, &what.one(name.as_ref())?, &client, out)
         }
-        ClientCommand::Stop { replica } => act::stop(replica, &client, out),
-        ClientCommand::Start { replica } => act::start(replica, &client, out),
         ClientCommand::Allocate { node, cluster } => {
             act::move_node("allocate", node, NodeState::Allocated, Some(cluster), &client, out)
         }

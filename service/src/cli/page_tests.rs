@@ -28,7 +28,7 @@ fn plan() -> Value {
             }],
         },
         "replicas": { "total": 3, "running": 1, "pending": 2 },
-        "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1, "rejected": 2 }, "stop": { "expired": 1 } },
+        "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1, "rejected": 2 }, "update": { "approved": 2, "running": 1 }, "stop": { "expired": 1 }, "relocate": { "superseded": 1 } },
         "waiting": [{ "reason": "no GPU of the score", "count": 3, "nodes": ["node-1", "node-2"] }],
         "message": "",
     }))
@@ -36,30 +36,53 @@ fn plan() -> Value {
 
 fn member() -> Member {
     let lineage = Lineage::from_random(1);
-    let incarnation = IncarnationId::issue(lineage, Position::new(20));
-    let operation = OperationId::issue(lineage, Position::new(18));
+    let [active, passive, past] = [20, 30, 10].map(|at| IncarnationId::issue(lineage, Position::new(at)));
+    let [create, update] = [18, 29].map(|at| OperationId::issue(lineage, Position::new(at)));
+    let other = json!({ "incarnation": passive, "node": "node-3", "state": "starting" });
     let replica = row(json!({
-        "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-2", "will": "running",
-        "phase": "running", "ready": true, "reachability": "known", "node": "node-2", "incarnation": incarnation,
-        "processes": [], "operation": null, "message": "",
+        "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1", "will": "running",
+        "phase": "updating", "ready": true, "reachability": "known", "node": "node-2", "incarnation": active,
+        "passive": other, "processes": [], "operation": update, "again": null, "message": "another comes up",
     }));
-    let run = row(json!({
-        "id": incarnation, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1",
-        "node": "node-2", "cluster": "local", "state": "running", "ready": true, "reachability": "known",
-        "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "revision": 1, "message": "",
-        "processes": [{
-            "payload": "nginx-payload", "index": 0, "pid": 4711, "status": "online",
-            "addresses": [{ "port": "tcp-80", "address": "127.0.0.1:40001" }],
-        }],
-    }));
-    let create = row(json!({
-        "id": operation, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "kind": "create",
-        "deployment": "deployment-1", "state": "succeeded", "hash": null, "node": "node-2", "incarnation": incarnation,
-        "approved_by": { "actor": "ann" }, "message": "",
-    }));
-    let typed_all = (typed(&replica), typed(&run), typed(&create));
-    let (Ok(replica), Ok(run), Ok(create)) = typed_all else { panic!("rows: {typed_all:?}") };
-    Member { replica, incarnations: vec![run], operations: vec![create] }
+    let run = |id, node: &str, deployment: &str, state: &str, port: u16| {
+        let process = json!({
+            "payload": "nginx-payload", "index": 0, "pid": port, "status": "online",
+            "addresses": [{ "port": "tcp-80", "address": format!("127.0.0.1:{port}") }],
+        });
+        row(json!({
+            "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": deployment,
+            "node": node, "cluster": "local", "state": state, "ready": true, "reachability": "known",
+            "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "revision": 1, "message": "",
+            "operation": create, "follows": null, "strained": null, "processes": [process],
+        }))
+    };
+    let runs = [
+        run(past, "node-1", "deployment-1", "destroyed", 4001),
+        run(active, "node-2", "deployment-1", "running", 4002),
+        run(passive, "node-3", "deployment-2", "starting", 4003),
+    ];
+    let operation = |id, kind: &str, by: Value, approved: Value, state: &str| {
+        row(json!({
+            "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "kind": kind,
+            "deployment": "deployment-1", "by": by, "runs_by": "deployment-1", "state": state, "hash": null,
+            "node": "node-2", "incarnation": active, "approved_by": approved, "message": "",
+        }))
+    };
+    let operations = [
+        operation(create, "create", Value::Null, json!({ "actor": "ann" }), "succeeded"),
+        operation(
+            update,
+            "update",
+            json!({ "actor": "bob" }),
+            json!({ "rule": "policy/weekends" }),
+            "running",
+        ),
+    ];
+    Member {
+        replica: typed(&replica).expect("a replica"),
+        incarnations: runs.iter().map(|run| typed(run).expect("an incarnation")).collect(),
+        operations: operations.iter().map(|one| typed(one).expect("an operation")).collect(),
+    }
 }
 
 #[test]
@@ -67,9 +90,11 @@ fn the_page_of_a_plan_tells_what_it_asks_for_and_how_far_that_is() {
     let deployment = row(json!({
         "plan": "nginx-deployment-plan", "name": "deployment-2", "generation": 1, "count": 3,
         "coordinates": { "nginx-payload": { "image": "nginx:latest" } }, "state": "in_progress", "message": "1 of 3",
+        "strategy": { "rolling": { "wave": 2, "per_domain": false, "pause": 0 } }, "by": "bob", "set": "old",
     }));
     let member = member();
-    let (run, create) = (member.incarnations[0].id, member.operations[0].id);
+    let [past, active, passive] = [0, 1, 2].map(|index| member.incarnations[index].id);
+    let [create, update] = [0, 1].map(|index| member.operations[index].id);
     let text = Page {
         plan: &typed(&plan()).expect("a plan"),
         deployments: &[typed(&deployment).expect("a deployment")],
@@ -87,6 +112,7 @@ plan/nginx-deployment-plan
   Cluster:     any
   Zone:        any
   Approval:    manual
+  Restart:     best_effort
   Changed:     2026-11-21T09:00:01Z
 
 Matchers (2)
@@ -99,19 +125,22 @@ Payloads (1)
   nginx-payload  1          4    64GiB   0B    TCP:80 tcp-80, UDP:53 udp-53  standard 100GB at /data
 
 Deployments (1)
-  NAME          COUNT  STATE        MESSAGE  COORDINATES
-  deployment-2  3      in_progress  1 of 3   nginx-payload{{image=nginx:latest}}
+  NAME          COUNT  STATE        STRATEGY        ASKED BY  MESSAGE  COORDINATES
+  deployment-2  3      in_progress  rolling wave=2  bob       1 of 3   nginx-payload{{image=nginx:latest}}
 
 Replicas in all
   TOTAL  RUNNING  PENDING  FAILED  STOPPED
   3      1        2        0       0
 
 Operations in all
-  KIND    PENDING APPROVAL  APPROVED  FAILED  SUCCEEDED  REJECTED  EXPIRED  CANCELLED
-  create  1                 0         0       1          2         0        0
-  start   0                 0         0       0          0         0        0
-  stop    0                 0         0       0          0         1        0
-  delete  0                 0         0       0          0         0        0
+  KIND      PENDING APPROVAL  APPROVED  RUNNING  FAILED  SUCCEEDED  REJECTED  EXPIRED  CANCELLED  SUPERSEDED
+  create    1                 0         0        0       1          2         0        0          0
+  update    0                 2         1        0       0          0         0        0          0
+  relocate  0                 0         0        0       0          0         0        0          1
+  restart   0                 0         0        0       0          0         0        0          0
+  start     0                 0         0        0       0          0         0        0          0
+  stop      0                 0         0        0       0          0         1        0          0
+  delete    0                 0         0        0       0          0         0        0          0
   approve with: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a place: why not
@@ -119,10 +148,14 @@ Waiting for a place: why not
   no GPU of the score  3      node-1, node-2 and 1 more
 
 Replicas (1)
-  nginx-service-7f3k  running  by deployment-2
-    incarnation {run} on node-2  running  active
-      nginx-payload/0 online pid 4711 tcp-80=127.0.0.1:40001
-    operation {create} create  for deployment deployment-1  succeeded  approved by ann
+  nginx-service-7f3k  updating  by deployment-1  another comes up
+    incarnation {past} on node-1  destroyed  past  by deployment-1
+    incarnation {active} on node-2  running  active  by deployment-1
+      nginx-payload/0 online pid 4002 tcp-80=127.0.0.1:4002
+    incarnation {passive} on node-3  starting  passive  by deployment-2
+      nginx-payload/0 online pid 4003 tcp-80=127.0.0.1:4003
+    operation {create} create  asked by deployment-1  succeeded  approved by ann
+    operation {update} update  asked by bob  running  approved by rule policy/weekends
 "
     );
     assert_eq!(text, wanted, "\n{text}");

@@ -4,7 +4,7 @@ use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::spec::{OperationKind, Payload};
 use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, PlanRow, ReplicaRow};
 
-use super::columns::{approver, coordinates, count_of, list, short};
+use super::columns::{approver, asker, coordinates, count_of, list, short, strategy};
 use super::process;
 use super::table::{Rows, add, one_line};
 
@@ -59,6 +59,7 @@ impl Page<'_> {
             ("Zone", or_any(spec.zone.as_ref().map(ToString::to_string))),
             ("Selectors", selectors.join(", ")),
             ("Approval", approval),
+            ("Restart", spec.restart.to_string()),
             ("Changed", short(plan.changed)),
         ];
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
@@ -92,11 +93,18 @@ impl Page<'_> {
     }
 
     fn deployments(&self) -> Rows {
-        let mut rows = Rows::new(["NAME", "COUNT", "STATE", "MESSAGE", "COORDINATES"]);
+        let heads = ["NAME", "COUNT", "STATE", "STRATEGY", "ASKED BY", "MESSAGE", "COORDINATES"];
+        let mut rows = Rows::new(heads);
         for row in self.deployments {
-            let cells =
-                [row.name.to_string(), row.count.to_string(), row.state.to_string(), row.message.clone()];
-            rows.add(cells.into_iter().chain([coordinates(row)]));
+            rows.add([
+                row.name.to_string(),
+                row.count.to_string(),
+                row.state.to_string(),
+                strategy(row.strategy),
+                row.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+                row.message.clone(),
+                coordinates(row),
+            ]);
         }
         rows
     }
@@ -117,11 +125,13 @@ impl Page<'_> {
             "KIND",
             "PENDING APPROVAL",
             "APPROVED",
+            "RUNNING",
             "FAILED",
             "SUCCEEDED",
             "REJECTED",
             "EXPIRED",
             "CANCELLED",
+            "SUPERSEDED",
         ]);
         for kind in OperationKind::ALL {
             let states = self.plan.operations.get(kind.word());
@@ -130,13 +140,14 @@ impl Page<'_> {
             rows.add([
                 kind.to_string(),
                 count("pending_approval"),
-                // What is approved runs at once.
+                count("approved"),
                 count("running"),
                 count("failed"),
                 count("succeeded"),
                 count("rejected"),
                 count("expired"),
                 count("cancelled"),
+                count("superseded"),
             ]);
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));
@@ -174,39 +185,52 @@ impl Page<'_> {
             let line = format!("{}  {}  by {}  {message}", replica.name, replica.phase, replica.deployment);
             add(&mut text, format_args!("  {}\n", line.trim_end()));
             for row in incarnations {
-                let active = if replica.incarnation == Some(row.id) { "active" } else { "past" };
-                let line = format!(
-                    "incarnation {} on {}  {}  {active}  {}",
-                    row.id,
-                    row.node,
-                    row.state,
-                    one_line(&row.message)
-                );
-                add(&mut text, format_args!("    {}\n", line.trim_end()));
-                if active == "active" {
-                    text.extend(row.processes.iter().map(|one| format!("      {}\n", process::line(one))));
-                }
+                text.push_str(&incarnation(replica, row));
             }
             for row in operations {
-                let by = row
-                    .deployment
-                    .as_ref()
-                    .map_or_else(|| "a user".to_owned(), |name| format!("deployment {name}"));
-                let approved = row
-                    .approved_by
-                    .as_ref()
-                    .map(|by| format!("  approved by {}", approver(by)))
-                    .unwrap_or_default();
-                let message = one_line(&row.message);
-                let line = format!(
-                    "operation {} {}  for {by}  {}{approved}  {message}",
-                    row.id, row.kind, row.state
-                );
-                add(&mut text, format_args!("    {}\n", line.trim_end()));
+                text.push_str(&operation(row));
             }
         }
         text
     }
+}
+
+/// A run: the one that counts, the one that is to take its place or has lost it, or one that is over.
+fn incarnation(replica: &ReplicaRow, row: &IncarnationRow) -> String {
+    let passive = replica.passive.as_ref().map(|passive| passive.incarnation);
+    let (word, lives) = match row.id {
+        id if replica.incarnation == Some(id) => ("active", true),
+        id if passive == Some(id) => ("passive", true),
+        _ => ("past", false),
+    };
+    let strained = row.strained.as_ref().map(|what| format!("  ({what})")).unwrap_or_default();
+    let line = format!(
+        "incarnation {} on {}  {}  {word}  by {}{strained}  {}",
+        row.id,
+        row.node,
+        row.state,
+        row.deployment,
+        one_line(&row.message)
+    );
+    let mut text = format!("    {}\n", line.trim_end());
+    if lives {
+        text.extend(row.processes.iter().map(|one| format!("      {}\n", process::line(one))));
+    }
+    text
+}
+
+fn operation(row: &OperationRow) -> String {
+    let approved =
+        row.approved_by.as_ref().map(|by| format!("  approved by {}", approver(by))).unwrap_or_default();
+    let line = format!(
+        "operation {} {}  asked by {}  {}{approved}  {}",
+        row.id,
+        row.kind,
+        asker(row),
+        row.state,
+        one_line(&row.message)
+    );
+    format!("    {}\n", line.trim_end())
 }
 
 fn section(title: &str, count: usize, rows: &Rows) -> String {

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use super::fake::{Act, Asked, context, serve};
 use super::*;
 
+mod life;
+
 fn ok(body: &Value) -> Act {
     Act::Say(200, body.to_string())
 }
@@ -53,7 +55,7 @@ fn node(name: &str, message: &str) -> Value {
         "name": name, "state": "allocated", "cluster": "local", "domain": "a", "zone": null, "labels": {},
         "total": amounts(4000), "reserved": amounts(0), "remaining": amounts(3500), "capabilities": ["intel-xeon"],
         "storage": [{ "class": "fast-ssd", "capacity": 100_000_000_000_u64, "remaining": 50_000_000_000_u64 }],
-        "incarnations": 1, "message": message,
+        "incarnations": 1, "disruptions": [], "message": message,
     }))
 }
 
@@ -64,8 +66,8 @@ fn operation_id() -> String {
 fn operation(id: &str, state: &str) -> Value {
     row(&json!({
         "id": id, "replica": "web-7f3k", "plan": "web", "kind": "create", "deployment": "deployment-1", "state": state,
-        "hash": "00112233445566778899aabbccddeeff", "node": "node-2", "incarnation": null, "approved_by": null,
-        "message": "",
+        "by": null, "runs_by": "deployment-1", "hash": "00112233445566778899aabbccddeeff", "node": "node-2",
+        "incarnation": null, "approved_by": null, "message": "",
     }))
 }
 
@@ -82,8 +84,28 @@ fn the_command_line_is_sound() {
         "chancery describe node/node-1",
         "chancery get -w replicas -o jsonl",
         "chancery completion zsh",
+        "chancery relocate replica/web-7f3k --to node-2",
+        "chancery restart web-7f3k",
+        "chancery start web-7f3k --on node-2",
+        "chancery create replica --plan web --on node-2",
+        "chancery pause deployment web/d-1",
+        "chancery promote deployment/web/d-1",
+        "chancery disrupt node-1 --name switch --start 2h --evict --reason new",
+        "chancery disrupt node-1 --name switch --start 2026-11-21T22:00:00Z",
+        "chancery approve disruption node-1/switch",
+        "chancery drain node-1 --wait --timeout 5m",
+        "chancery apply -f x.yaml --supersede",
+        "chancery delete plan web --cascade",
     ] {
         assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+    }
+    for line in [
+        "chancery drain node-1 --timeout 5m",
+        "chancery disrupt node-1",
+        "chancery disrupt node-1 --name x --start tomorrow",
+        "chancery create replica",
+    ] {
+        assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }
     let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
     else {
@@ -111,6 +133,17 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery activate cluster/local", r#""name":"local""#),
         ("chancery cancel deployment deployment/web/d-1", r#""plan":"web""#),
         ("chancery expunge node/node-1 --yes", r#""state":"expunged""#),
+        ("chancery pause deployment web/d-1", r#""type":"chancery.deployment.pause.v1""#),
+        ("chancery resume deployment/web/d-1", r#""data":{"plan":"web","name":"d-1"}"#),
+        ("chancery promote dep/web/d-1", r#""type":"chancery.deployment.promote.v1""#),
+        ("chancery withdraw deployment deployment/web/d-1", r#""type":"chancery.deployment.withdraw.v1""#),
+        ("chancery approve disruption node-1/switch", r#""data":{"node":"node-1","name":"switch"}"#),
+        ("chancery approve disruption/node-1/switch", r#""type":"chancery.disruption.approve.v1""#),
+        ("chancery complete disruption node-1/switch", r#""type":"chancery.disruption.complete.v1""#),
+        ("chancery delete disruption/node-1/switch", r#""type":"chancery.disruption.delete.v1""#),
+        ("chancery delete policy weekends", r#""type":"chancery.policy.delete.v1""#),
+        ("chancery delete plan/web --cascade", r#""data":{"name":"web","cascade":"yes"}"#),
+        ("chancery delete node node-1", r#""data":{"name":"node-1"}"#),
     ] {
         let (result, asked) = told(line, vec![verdict()]);
         assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");
@@ -121,7 +154,31 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery cancel deployment", "say which deployment: deployment NAME, or deployment/NAME"),
         (
             "chancery cancel node/x",
-            "cancel node/x: deployments alone are cancelled; operations are rejected, replicas stopped or deleted",
+            "cancel node/x: deployments alone are cancelled; operations are rejected, replicas stopped or deleted, \
+             disruptions completed",
+        ),
+        (
+            "chancery promote plan/web",
+            "promote plan/web: deployments alone are promoted; operations are approved or rejected",
+        ),
+        (
+            "chancery complete node/x",
+            "complete node/x: disruptions alone are completed; the others come to an end by themselves",
+        ),
+        ("chancery delete cluster/x --cascade", "only nodes and plans go with what needs them, not clusters"),
+        (
+            "chancery create plan --plan web",
+            "create plan: replicas alone are created so; of the others, apply a manifest",
+        ),
+        ("chancery approve disruption", "say which disruption: disruption NODE/NAME"),
+        (
+            "chancery get disruption node-1",
+            "write a disruption as NODE/NAME, not \"node-1\"; to list those of a node: chancery get disruptions -l node=node-1",
+        ),
+        ("chancery relocate node/x", "write the name of a replica, not of a node: \"node/x\""),
+        (
+            "chancery relocate web-7f3k --to replica/x",
+            "write the name of a node, not of a replica: \"replica/x\"",
         ),
         ("chancery logs node/x", "logs are of a replica or an incarnation, not of a node: \"node/x\""),
         ("chancery describe node", "say which node: node NAME, or node/NAME"),
@@ -173,7 +230,7 @@ node-22  allocated  local    a       3500m/4  8GiB/8GiB  1
     assert_eq!(result.expect("a table"), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
     let (result, _) = told("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
-    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3\n"));
+    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  -            3\n"));
     let (result, _) = told("chancery get nodes -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
     let (result, _) = told("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);

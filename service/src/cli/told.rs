@@ -11,6 +11,10 @@ const WHAT: &[&str] = &[
     "activity",
     "cluster",
     "kind",
+    "rule",
+    "evict",
+    "version",
+    "begins",
     "effect",
     "count",
     "generation",
@@ -58,11 +62,25 @@ impl Told<'_> {
         let mut text = self.type_name().to_owned();
         let data = &self.0["data"];
         let spec = &data["spec"];
+        // A disruption is told of with its node, and has a name of its own.
+        if let Some(name) = words(&data["name"]).filter(|_| text.starts_with("disruption.")) {
+            add(&mut text, format_args!(" {name}"));
+        }
         for field in WHAT {
             let value = if data[field].is_null() { &spec[field] } else { &data[field] };
-            if let Some(value) = words(value) {
+            // That of an operation names a deployment; others count changes, which says nothing here.
+            let counts = *field == "version" && value.is_number();
+            if let Some(value) = words(value).filter(|_| !counts) {
                 add(&mut text, format_args!(" {field}={value}"));
             }
+        }
+        // The usual way goes without saying.
+        let strategy = words(&spec["strategy"]).filter(|word| word != "rolling");
+        if let Some(strategy) = strategy {
+            add(&mut text, format_args!(" strategy={strategy}"));
+        }
+        if let Some(again) = data["again"]["row"].as_u64() {
+            add(&mut text, format_args!(" again={again}"));
         }
         text
     }
@@ -80,6 +98,7 @@ impl Told<'_> {
             words(cause).map(|position| format!("because of {position}"))
         };
         let reasons = WHY.iter().filter_map(|field| reason(&self.0["data"], field));
+        let reasons = reasons.filter(|reason| !reason.is_empty());
         cause.into_iter().chain(reasons).collect::<Vec<_>>().join(": ")
     }
 }
@@ -104,7 +123,11 @@ fn words(value: &Value) -> Option<String> {
         Value::Object(one) if one.len() == 1 => {
             let (choice, inner) = one.iter().next()?;
             // `{"actor": "ann"}` is Ann; `{"failed": {…}}` is that it failed.
-            inner.as_str().map_or_else(|| Some(choice.clone()), |text| Some(text.to_owned()))
+            match (inner.as_str(), inner["node"].as_str().zip(inner["name"].as_str())) {
+                (Some(text), _) => Some(text.to_owned()),
+                (None, Some((node, name))) => Some(format!("{choice}/{node}/{name}")),
+                (None, None) => Some(choice.clone()),
+            }
         }
         Value::Array(items) if !items.is_empty() => {
             let reasons: Vec<_> = items.iter().filter_map(|item| item["reason"].as_str()).collect();
@@ -146,5 +169,24 @@ mod tests {
         let approved =
             json!({"position": 7, "type": "operation.approved.v1", "data": {"by": {"actor": "ann"}}});
         assert_eq!(Told(&approved).what(), "operation.approved by=ann");
+        let asked = json!({"disruption": {"node": "node-1", "name": "drain"}});
+        let opened = json!({"type": "operation.opened.v1", "data": {"kind": "relocate", "by": asked}});
+        assert_eq!(Told(&opened).what(), "operation.opened kind=relocate by=disruption/node-1/drain");
+        let update = json!({"type": "operation.opened.v1", "data": {"kind": "update", "version": "d-2"}});
+        assert_eq!(Told(&update).what(), "operation.opened kind=update version=d-2");
+        let ended = json!({"end": {"failed": {"reason": "it exited"}}, "again": {"at": 1, "row": 2}});
+        let ended = json!({"type": "incarnation.ended.v1", "data": ended});
+        assert_eq!(Told(&ended).what(), "incarnation.ended end=failed again=2");
+        let scheduled = json!({"name": "drain", "node": "node-1", "spec": {"evict": "yes", "reason": ""}});
+        let scheduled = json!({"type": "disruption.scheduled.v1", "cause": 4, "data": scheduled});
+        assert_eq!(Told(&scheduled).what(), "disruption.scheduled drain evict=yes node=node-1");
+        assert_eq!(Told(&scheduled).why(), "because of 4");
+        let created = |strategy| json!({"type": "deployment.created.v1", "data": {"spec": {"count": 1, "strategy": strategy}}});
+        let usual = json!({"rolling": {"wave": null, "per_domain": false, "pause": 0}});
+        assert_eq!(Told(&created(usual)).what(), "deployment.created count=1");
+        let canary = json!({"canary": {"count": 1}});
+        assert_eq!(Told(&created(canary)).what(), "deployment.created count=1 strategy=canary");
+        let accepted = json!({"type": "intent.accepted.v1", "data": {"outcome": "changed", "version": 3}});
+        assert_eq!(Told(&accepted).what(), "intent.accepted outcome=changed");
     }
 }

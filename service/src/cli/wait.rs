@@ -12,11 +12,11 @@ use super::client::Client;
 use super::context::{Context, Output};
 use super::error::{CliError, Exit};
 use super::fields;
-use super::get::list;
+use super::get::{find, list};
 use super::kind::Kind;
 
 /// It looks at least so often.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// What is waited for.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,13 +41,18 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
     if let Until::Field { path, value } = &until {
         fields::check(kind, path, value)?;
     }
-    let path = kind.path(name)?;
+    kind.path(name)?;
     let of = format!("{}/{name}", kind.word());
     let doing = format!("wait for {of} to be {}", wait.until);
     let deadline = Instant::now() + wait.timeout;
-    let woken = wake(client.context.clone(), of.clone());
+    // Events of a disruption are about its node.
+    let subject = match kind {
+        Kind::Disruption => format!("node/{}", kind.halves(name)?.0),
+        _ => of.clone(),
+    };
+    let woken = wake(client.context.clone(), subject);
     loop {
-        let now = match look(&until, kind, client.find(&doing, &path)?.as_ref())? {
+        let now = match look(&until, kind, find(client, &doing, kind, name)?.as_ref())? {
             Seen::Reached => return Ok(writeln!(out, "{of} {}", wait.until)?),
             Seen::Over(what) => return Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
             Seen::NotYet(now) => now,
@@ -115,7 +120,8 @@ fn final_states(kind: Kind) -> &'static [&'static str] {
         Kind::Incarnation => &["destroyed", "failed", "unwound"],
         Kind::Session => &["lost", "left", "removed"],
         Kind::Node => &["expunged"],
-        Kind::Cluster | Kind::Capability | Kind::Plan | Kind::Replica | Kind::Command => &[],
+        Kind::Disruption => &["completed"],
+        Kind::Cluster | Kind::Capability | Kind::Policy | Kind::Plan | Kind::Replica | Kind::Command => &[],
     }
 }
 
@@ -138,7 +144,7 @@ fn late(kind: Kind, name: &str, client: &Client<'_>, what: &str) -> CliError {
 }
 
 /// Wakes with each event about the entity. Nothing depends on it: without it, looks come by time alone.
-fn wake(context: Context, subject: String) -> Receiver<()> {
+pub(super) fn wake(context: Context, subject: String) -> Receiver<()> {
     let (waker, woken) = channel();
     std::thread::spawn(move || {
         let client = Client::new(&context);
@@ -155,7 +161,7 @@ fn wake(context: Context, subject: String) -> Receiver<()> {
     woken
 }
 
-fn pause(woken: &Receiver<()>, most: Duration) {
+pub(super) fn pause(woken: &Receiver<()>, most: Duration) {
     match woken.recv_timeout(most) {
         // Rows follow the journal at a short distance.
         Ok(()) => std::thread::sleep(Duration::from_millis(10)),

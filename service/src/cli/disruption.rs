@@ -1,0 +1,173 @@
+//! Disruptions of nodes: they are parts of nodes' rows, and named NODE/NAME. `disrupt` schedules one, `approve` lets it be
+//! acted on, `complete` ends it.
+
+use std::io::Write;
+
+use chancery_events::intent::{
+    DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, Intent,
+};
+use chancery_events::name::{DisruptionName, NodeName};
+use chancery_events::spec::{DisruptionSpec, Evict};
+use chancery_projector::rows::DisruptionRow;
+use clap::ValueEnum as _;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::act::{ask_as, read};
+use super::args::Disrupt;
+use super::client::Client;
+use super::columns::typed;
+use super::error::CliError;
+use super::get::{self, Listed};
+use super::kind::Kind;
+
+/// A disruption beside its node, as it is listed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub(super) struct Item {
+    /// Of which node.
+    pub(super) node: NodeName,
+    /// The rest.
+    #[serde(flatten)]
+    pub(super) row: DisruptionRow,
+}
+
+/// Those of a node, from its row.
+pub(super) fn of_node(node: &Value) -> Result<Vec<Value>, CliError> {
+    let Value::Array(rows) = &node["disruptions"] else {
+        return Err(CliError::failure("read the answer: the server tells no disruptions of a node"));
+    };
+    let with_node = |row: &Value| {
+        let mut item = json!({ "node": node["name"] });
+        if let (Some(item), Some(row)) = (item.as_object_mut(), row.as_object()) {
+            item.extend(row.clone());
+        }
+        item
+    };
+    Ok(rows.iter().map(with_node).collect())
+}
+
+/// The one of that name, from its node's row.
+pub(super) fn of_name(node: &Value, name: &str) -> Result<Option<Value>, CliError> {
+    let (_, name) = Kind::Disruption.halves(name)?;
+    Ok(of_node(node)?.into_iter().find(|item| item["name"] == name))
+}
+
+/// All, or those for which a field has a value.
+pub(super) fn list(client: &Client<'_>, filters: &[(&str, String)], most: u64) -> Result<Listed, CliError> {
+    const FIELDS: [&str; 4] = ["node", "name", "state", "evict"];
+    if let Some((name, _)) = filters.iter().find(|(name, _)| !FIELDS.contains(name)) {
+        let known = FIELDS.join(", ");
+        return Err(CliError::usage(format!(
+            "list disruptions: there is no filter {name:?}; known are {known}"
+        )));
+    }
+    let nodes = get::list(client, Kind::Node, &[], u64::MAX)?;
+    let mut items = Vec::new();
+    for node in &nodes.items {
+        let matches = |item: &Value| filters.iter().all(|(name, value)| item[*name] == value.as_str());
+        items.extend(of_node(node)?.into_iter().filter(matches));
+    }
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let more = items.len() > most;
+    items.truncate(most);
+    Ok(Listed { items, more, ..nodes })
+}
+
+/// The disruption that the words of `approve` name, if it is one: `disruption NODE/NAME`, `disruption/NODE/NAME`.
+pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
+    let Some((first, rest)) = words.split_first() else { return Ok(None) };
+    let (word, name) = match first.split_once('/') {
+        Some((word, name)) => (word, Some(name)),
+        None => (first.as_str(), None),
+    };
+    if Kind::from_str(word, true) != Ok(Kind::Disruption) {
+        return Ok(None);
+    }
+    match (name, rest) {
+        (Some(name), []) => Ok(Some(name)),
+        (None, [name]) => Ok(Some(Kind::Disruption.name_in(name)?)),
+        (None, []) => Err(CliError::usage("say which disruption: disruption NODE/NAME")),
+        _ => Err(CliError::usage("disruptions are approved one by one")),
+    }
+}
+
+fn halves(name: &str) -> Result<(NodeName, DisruptionName), CliError> {
+    let (node, name) = Kind::Disruption.halves(name)?;
+    Ok((read(Kind::Node, node)?, read(Kind::Disruption, name)?))
+}
+
+fn ask(
+    client: &Client<'_>,
+    verb: &str,
+    name: &str,
+    intent: &Intent,
+    done: &str,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    ask_as(client, verb, &format!("disruption/{name}"), intent, done, out)
+}
+
+pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let node = Kind::Node.name_in(&disrupt.node)?;
+    let name = format!("{node}/{}", disrupt.name);
+    let evict = if disrupt.evict { Evict::Yes } else { Evict::No };
+    let spec = DisruptionSpec { start: disrupt.start, evict, reason: disrupt.reason.clone() };
+    let (node, of) = halves(&name)?;
+    let intent = DisruptionSchedule { node, name: of, spec }.into();
+    ask(client, "schedule", &name, &intent, "scheduled", out)?;
+    let item: Item = typed(&get::one(client, Kind::Disruption, &name)?)?;
+    if item.row.by.is_none() {
+        eprintln!("nothing is done before it is approved: chancery approve disruption {name}");
+    }
+    Ok(())
+}
+
+pub(super) fn approve(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let (node, of) = halves(name)?;
+    ask(client, "approve", name, &DisruptionApprove { node, name: of }.into(), "approved", out)
+}
+
+pub(super) fn complete(
+    kind: Kind,
+    name: &str,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    if kind != Kind::Disruption {
+        let advice = "disruptions alone are completed; the others come to an end by themselves";
+        return Err(CliError::usage(format!("complete {}/{name}: {advice}", kind.word())));
+    }
+    let (node, of) = halves(name)?;
+    ask(client, "complete", name, &DisruptionComplete { node, name: of }.into(), "completed", out)
+}
+
+pub(super) fn delete(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let (node, of) = halves(name)?;
+    ask(client, "delete", name, &DisruptionDelete { node, name: of }.into(), "deleted", out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disruption_is_named_by_two_words_or_one_and_ids_are_not_taken_for_one() {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for (line, wanted) in [
+            ("disruption node-1/switch", Some("node-1/switch")),
+            ("disruption/node-1/switch", Some("node-1/switch")),
+            ("dis/node-1/switch", Some("node-1/switch")),
+            ("disruption disruption/node-1/switch", Some("node-1/switch")),
+            ("00000000-0008-8802-8000-000000000007", None),
+            ("operation/00000000-0008-8802-8000-000000000007 x", None),
+            ("", None),
+        ] {
+            let words = words(line);
+            assert_eq!(named(&words).expect(line), wanted, "{line}");
+        }
+        for line in ["disruption", "disruption a/b c/d", "disruption/a/b disruption/c/d"] {
+            assert!(named(&words(line)).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! `drain` and `undrain`: a node is emptied by a disruption that is scheduled and approved in one go, and put back into
+//! use.
+//!
+//! | `undrain`: the node | then |
+//! |---|---|
+//! | is being emptied | that is over: what has not moved yet stays |
+//! | was emptied, and so evicted from its cluster | it is cleaned, made free, and put into the cluster that it was in last |
+//! | is in use, and nothing empties it | unchanged |
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use chancery_events::intent::{
+    DisruptionApprove, DisruptionComplete, DisruptionSchedule, Intent, NodeSetState,
+};
+use chancery_events::name::{ClusterName, DisruptionName, NodeName};
+use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState};
+use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
+use serde_json::Value;
+
+use super::act::{ask_as, read, shown};
+use super::args::{Drain, Undrain};
+use super::client::{Client, Verdict};
+use super::columns::typed;
+use super::context::Output;
+use super::error::{CliError, Exit};
+use super::events::past;
+use super::get;
+use super::kind::Kind;
+use super::table::{add, one_line};
+use super::told::Told;
+use super::wait::{LOOK, pause, wake};
+
+/// What drains are called; a number follows where the node has one of that name.
+const NAME: &str = "drain";
+/// Of what is left on a node, so many are named.
+const NAMED: usize = 5;
+
+pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let node: NodeName = read(Kind::Node, Kind::Node.name_in(&drain.node)?)?;
+    let row: NodeRow = typed(&get::one(client, Kind::Node, node.as_str())?)?;
+    let begun = row.disruptions.iter().find(|one| empties(one));
+    let scheduled = begun.filter(|one| one.state == DisruptionState::Scheduled);
+    let name = match begun {
+        Some(known) => known.name.clone(),
+        None => schedule(&node, &row, drain.reason.clone(), client)?,
+    };
+    if let Some(known) = begun.filter(|one| one.state == DisruptionState::Approved) {
+        eprintln!("disruption/{node}/{} empties it already{}", known.name, by(known));
+    } else if let Some(known) = scheduled {
+        eprintln!("disruption/{node}/{} was scheduled for that: it is approved now", known.name);
+    }
+    let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
+    let of = format!("node/{node}");
+    ask_as(client, "drain", &of, &intent, "is to be emptied", out)?;
+    if drain.wait {
+        return Emptying { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
+    }
+    eprintln!("how far that is: chancery drain {node} --wait");
+    Ok(())
+}
+
+/// Whether it is to empty the node, or does.
+fn empties(disruption: &DisruptionRow) -> bool {
+    let now = match disruption.state {
+        DisruptionState::Approved => true,
+        // One that is scheduled for later has its own time; one without was left by a drain that broke off.
+        DisruptionState::Scheduled => {
+            disruption.start.is_none() && disruption.name.as_str().starts_with(NAME)
+        }
+        DisruptionState::Completed => false,
+    };
+    now && disruption.evict != Evict::No
+}
+
+fn by(disruption: &DisruptionRow) -> String {
+    disruption.by.as_ref().map_or(String::new(), |by| format!(", approved by {by}"))
+}
+
+/// Schedules a disruption that empties the node at once, under a name that the node does not have yet.
+fn schedule(
+    node: &NodeName,
+    row: &NodeRow,
+    reason: String,
+    client: &Client<'_>,
+) -> Result<DisruptionName, CliError> {
+    let names = std::iter::once(NAME.to_owned()).chain((2..).map(|number| format!("{NAME}-{number}")));
+    let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
+    let name = free
+        .find(|name| row.disruptions.iter().all(|known| known.name != *name))
+        .expect("there are more numbers than disruptions");
+    let spec = DisruptionSpec { start: None, evict: Evict::Yes, reason };
+    let intent: Intent = DisruptionSchedule { node: node.clone(), name: name.clone(), spec }.into();
+    client.ask(&format!("drain node/{node}"), &intent)?;
+    Ok(name)
+}
+
+/// A node that is being emptied.
+struct Emptying<'a> {
+    node: &'a NodeName,
+    name: &'a DisruptionName,
+    timeout: Duration,
+}
+
+/// What one look says.
+enum Seen {
+    Empty,
+    /// Somebody has ended the disruption.
+    GivenUp,
+    Left(Vec<String>),
+}
+
+impl Emptying<'_> {
+    fn wait(&self, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+        let Emptying { node, name, .. } = self;
+        let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
+        let deadline = Instant::now() + self.timeout;
+        let woken = wake(client.context.clone(), format!("node/{node}"));
+        let mut told = Vec::new();
+        loop {
+            match self.look(client)? {
+                Seen::Empty if output == Output::Table => return Ok(writeln!(out, "node/{node} is empty")?),
+                Seen::Empty => return Ok(()),
+                Seen::GivenUp => {
+                    let what =
+                        format!("drain node/{node}: disruption {name} was completed before it was empty");
+                    return Err(CliError::failure(what));
+                }
+                Seen::Left(left) => {
+                    if left != told {
+                        eprintln!("node/{node} has {} left: {}", left.len(), shortened(&left));
+                    }
+                    told = left;
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.late(client)?);
+            }
+            pause(&woken, left.min(LOOK));
+        }
+    }
+
+    fn look(&self, client: &Client<'_>) -> Result<Seen, CliError> {
+        let node = self.node;
+        let doing = format!("read node/{node}");
+        let Some(item) = get::find(client, &doing, Kind::Node, node.as_str())? else {
+            // One that was to be removed.
+            return Ok(Seen::Empty);
+        };
+        let row: NodeRow = typed(&item)?;
+        let disruption = row.disruptions.iter().find(|one| one.name == *self.name);
+        let over = disruption.is_none_or(|one| one.state == DisruptionState::Completed);
+        match (over, row.incarnations) {
+            (true, 0) => Ok(Seen::Empty),
+            (true, _) => Ok(Seen::GivenUp),
+            (false, _) => {
+                let filters = [("node", node.to_string())];
+                let items = get::list(client, Kind::Incarnation, &filters, u64::MAX)?.items;
+                let left = items.iter().filter(|item| is_there(item));
+                Ok(Seen::Left(left.map(line).collect()))
+            }
+        }
+    }
+
+    /// The time ran out: what holds up what is left.
+    fn late(&self, client: &Client<'_>) -> Result<CliError, CliError> {
+        let Emptying { node, timeout, .. } = self;
+        let filters = [("node", node.to_string())];
+        let mut what = format!("drain node/{node}: after {timeout:?} it is not empty; it goes on by itself");
+        for item in get::list(client, Kind::Replica, &filters, NAMED as u64)?.items {
+            let row: ReplicaRow = typed(&item)?;
+            let message = one_line(&row.message);
+            add(&mut what, format_args!("\n  replica/{} is {}: {message}", row.name, row.phase));
+        }
+        Ok(CliError::new(Exit::Unknown, what))
+    }
+}
+
+/// Whether an incarnation holds its place.
+fn is_there(item: &Value) -> bool {
+    !matches!(item["state"].as_str(), Some("destroyed" | "failed" | "unwound"))
+}
+
+fn line(item: &Value) -> String {
+    let text = |field: &str| item[field].as_str().unwrap_or("?");
+    format!("{} {}", text("replica"), text("state"))
+}
+
+fn shortened(left: &[String]) -> String {
+    let more = left.len().saturating_sub(NAMED);
+    let named = left[..left.len() - more].join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
+pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name: NodeName = read(Kind::Node, Kind::Node.name_in(&undrain.node)?)?;
+    let row: NodeRow = typed(&get::one(client, Kind::Node, name.as_str())?)?;
+    let mut intents: Vec<Intent> = Vec::new();
+    for disruption in row.disruptions.iter().filter(|one| empties(one)) {
+        intents.push(DisruptionComplete { node: name.clone(), name: disruption.name.clone() }.into());
+    }
+    let way: &[NodeState] = match row.state {
+        NodeState::Evicted => &[NodeState::Sanitizing, NodeState::Unallocated, NodeState::Allocated],
+        NodeState::Sanitizing => &[NodeState::Unallocated, NodeState::Allocated],
+        NodeState::Unallocated => &[NodeState::Allocated],
+        NodeState::Allocating | NodeState::Allocated | NodeState::Expunged => &[],
+    };
+    for state in way {
+        let cluster = match state {
+            NodeState::Allocated => Some(cluster(&name, client)?),
+            _ => None,
+        };
+        intents.push(NodeSetState { name: name.clone(), state: *state, cluster }.into());
+    }
+    let of = format!("node/{name}");
+    let Some(last) = intents.pop() else {
+        eprintln!("nothing empties {of}, and it is {}", row.state);
+        let (position, version) = (row.position.get(), Some(row.version));
+        let verdict = Verdict { position, outcome: "unchanged".into(), version };
+        return shown(client, &of, "unchanged", &verdict, out);
+    };
+    for intent in &intents {
+        client.ask(&format!("undrain {of}"), intent)?;
+    }
+    ask_as(client, "undrain", &of, &last, "is in use again", out)
+}
+
+/// The cluster that the node was in last.
+fn cluster(node: &NodeName, client: &Client<'_>) -> Result<ClusterName, CliError> {
+    let past = past(Kind::Node, node.as_str(), client)?;
+    let mut moved = past.iter().rev().filter(|item| Told(item).type_name() == "node.moved");
+    let found = moved.find_map(|item| item["data"]["cluster"].as_str());
+    let found = found.ok_or_else(|| {
+        let advice = format!("chancery allocate {node} --cluster CLUSTER");
+        CliError::new(Exit::Conflict, format!("undrain node/{node}: it was in no cluster yet: {advice}"))
+    })?;
+    read(Kind::Cluster, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn disruption(name: &str, state: &str, evict: &str, start: &Value) -> DisruptionRow {
+        let row = json!({
+            "name": name, "state": state, "evict": evict, "start": start, "reason": "", "by": null,
+            "since": "2026-11-21T09:00:00Z",
+        });
+        serde_json::from_value(row).expect("a row")
+    }
+
+    #[test]
+    fn a_drain_that_broke_off_is_gone_on_with_and_what_is_planned_for_later_is_let_alone() {
+        let later = || json!("2026-11-22T09:00:00Z");
+        for (name, state, evict, start, wanted) in [
+            ("drain", "scheduled", "yes", Value::Null, true),
+            ("drain-2", "approved", "yes", Value::Null, true),
+            ("switch", "approved", "yes", later(), true),
+            ("removal", "approved", "and_remove", Value::Null, true),
+            ("drain", "completed", "yes", Value::Null, false),
+            ("switch", "approved", "no", Value::Null, false),
+            ("switch", "scheduled", "yes", Value::Null, false),
+            ("drain", "scheduled", "yes", later(), false),
+        ] {
+            let found = empties(&disruption(name, state, evict, &start));
+            assert_eq!(found, wanted, "{name} {state} {evict}");
+        }
+    }
+
+    #[test]
+    fn of_what_is_left_the_first_are_named() {
+        let left: Vec<_> = (1..=7).map(|number| format!("web-{number} running")).collect();
+        assert_eq!(shortened(&left[..2]), "web-1 running, web-2 running");
+        let wanted = "web-1 running, web-2 running, web-3 running, web-4 running, web-5 running and 2 more";
+        assert_eq!(shortened(&left), wanted);
+    }
+}

@@ -1,0 +1,144 @@
+//! What is asked of one replica: create, start, stop, relocate, restart, delete. Its operation may wait for a place, or
+//! for approval: that is told.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use chancery_events::intent::{
+    Intent, ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+};
+use chancery_events::name::NodeName;
+use chancery_events::spec::OperationKind;
+use chancery_projector::rows::{OperationRow, OperationWord};
+
+use super::act::{ask, read, shown};
+use super::client::Client;
+use super::columns::typed;
+use super::error::CliError;
+use super::get;
+use super::kind::Kind;
+
+/// A place is found, or not, in a moment; nobody waits for longer to be told.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// Asks something of a replica, and says what it waits for.
+fn of_replica(
+    client: &Client<'_>,
+    verb: &str,
+    name: &str,
+    intent: &Intent,
+    done: &str,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    ask(client, verb, intent, done, out)?;
+    tell(client, &[("replica", name.to_owned())], name, 0)
+}
+
+/// Says what the last operation waits for that was opened behind a position and is not over.
+fn tell(client: &Client<'_>, filters: &[(&str, String)], replica: &str, behind: u64) -> Result<(), CliError> {
+    let began = Instant::now();
+    loop {
+        let Some(row) = last(client, filters, behind)? else { return Ok(()) };
+        match row.state {
+            OperationWord::PendingApproval => {
+                let to = if row.kind == OperationKind::Relocate { "to" } else { "on" };
+                let place = row.node.map_or(String::new(), |node| format!(" {to} {node}"));
+                let kind = row.kind;
+                eprintln!("its {kind}{place} waits for approval: chancery approve --replica {replica} --all");
+            }
+            OperationWord::Preparing if began.elapsed() < MOMENT => {
+                std::thread::sleep(client.context.backoff / 10);
+                continue;
+            }
+            OperationWord::Preparing => {
+                eprintln!("its {} waits for a place; why: chancery describe plan {}", row.kind, row.plan);
+            }
+            OperationWord::Approved
+            | OperationWord::Running
+            | OperationWord::Succeeded
+            | OperationWord::Failed
+            | OperationWord::Rejected
+            | OperationWord::Expired
+            | OperationWord::Cancelled
+            | OperationWord::Superseded => {}
+        }
+        return Ok(());
+    }
+}
+
+/// The last operation behind a position. Ids sort in the order of their issue.
+fn last(
+    client: &Client<'_>,
+    filters: &[(&str, String)],
+    behind: u64,
+) -> Result<Option<OperationRow>, CliError> {
+    let items = get::list(client, Kind::Operation, filters, u64::MAX)?.items;
+    let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
+    Ok(rows.into_iter().filter(|row| row.id.position().get() > behind).max_by_key(|row| row.id))
+}
+
+fn node(name: Option<&String>) -> Result<Option<NodeName>, CliError> {
+    let name = name.map(|name| Kind::Node.name_in(name)).transpose()?;
+    name.map(|name| read(Kind::Node, name)).transpose()
+}
+
+pub(super) fn create(
+    kind: Kind,
+    plan: &str,
+    on: Option<&String>,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    if kind != Kind::Replica {
+        let advice = "replicas alone are created so; of the others, apply a manifest";
+        return Err(CliError::usage(format!("create {}: {advice}", kind.word())));
+    }
+    let plan = Kind::Plan.name_in(plan)?;
+    let intent: Intent = ReplicaCreate { plan: read(Kind::Plan, plan)?, node: node(on)? }.into();
+    let verdict = client.ask(&format!("create a replica of plan/{plan}"), &intent)?;
+    let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
+    // Its name is made from a position behind that of the verdict.
+    let row = last(client, &filters, verdict.position)?;
+    let replica = row.map_or_else(String::new, |row| row.replica.to_string());
+    shown(client, &format!("replica/{replica}"), "created", &verdict, out)?;
+    tell(client, &[("replica", replica.clone())], &replica, 0)
+}
+
+pub(super) fn relocate(
+    name: &str,
+    to: Option<&String>,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
+    let intent = ReplicaRelocate { name: read(Kind::Replica, name)?, node: node(to)? }.into();
+    of_replica(client, "relocate", name, &intent, "is to move", out)
+}
+
+pub(super) fn restart(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
+    let intent = ReplicaRestart { name: read(Kind::Replica, name)? }.into();
+    of_replica(client, "restart", name, &intent, "is to restart", out)
+}
+
+pub(super) fn start(
+    name: &str,
+    on: Option<&String>,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
+    let intent = ReplicaStart { name: read(Kind::Replica, name)?, node: node(on)? }.into();
+    of_replica(client, "start", name, &intent, "is to start", out)
+}
+
+pub(super) fn stop(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Replica.name_in(name)?;
+    let intent = ReplicaStop { name: read(Kind::Replica, name)? }.into();
+    of_replica(client, "stop", name, &intent, "is to stop", out)
+}
+
+pub(super) fn delete(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let intent = ReplicaDelete { name: read(Kind::Replica, name)? }.into();
+    of_replica(client, "delete", name, &intent, "is to be deleted", out)
+}

@@ -1,0 +1,189 @@
+//! What is asked of replicas, nodes and deployments in the course of their lives.
+
+use super::*;
+
+#[test]
+fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
+    let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let id = operation_id();
+    for (line, wanted, data, done) in [
+        (
+            "chancery relocate replica/web-7f3k --to node/node-2",
+            "chancery.replica.relocate.v1",
+            json!({ "name": "web-7f3k", "node": "node-2" }),
+            "is to move",
+        ),
+        (
+            "chancery restart web-7f3k",
+            "chancery.replica.restart.v1",
+            json!({ "name": "web-7f3k" }),
+            "is to restart",
+        ),
+        (
+            "chancery start web-7f3k --on node-2",
+            "chancery.replica.start.v1",
+            json!({ "name": "web-7f3k", "node": "node-2" }),
+            "is to start",
+        ),
+        ("chancery stop web-7f3k", "chancery.replica.stop.v1", json!({ "name": "web-7f3k" }), "is to stop"),
+    ] {
+        // It is looked at again until it has a place.
+        let waits = ["preparing", "pending_approval"].map(|state| page(json!([operation(&id, state)])));
+        let (result, asked) = told(line, [verdict()].into_iter().chain(waits).collect());
+        assert_eq!(result.expect(line), format!("replica/web-7f3k {done}\n"));
+        let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+        assert_eq!((event["type"].as_str(), &event["data"]), (Some(wanted), &data), "{line}");
+        let read = "GET /v1/fleets/default/operations?replica=web-7f3k&limit=500&min_position=7";
+        assert_eq!((asked[1].line.as_str(), asked.len()), (read, 3), "{line}");
+    }
+}
+
+#[test]
+fn a_replica_that_is_created_is_told_by_its_name() {
+    let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let [old, new] = [6, 9].map(|at| OperationId::issue(Lineage::from_random(1), Position::new(at)));
+    let mut earlier = operation(&old.to_string(), "succeeded");
+    earlier["replica"] = json!("web-0100");
+    let waiting = operation(&new.to_string(), "pending_approval");
+    let script = vec![verdict(), page(json!([waiting, earlier])), page(json!([waiting]))];
+    let (result, asked) = told("chancery create replica --plan plan/web --on node-2", script);
+    assert_eq!(result.expect("one more"), "replica/web-7f3k created\n");
+    let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+    assert_eq!(event["data"], json!({ "plan": "web", "node": "node-2" }));
+}
+
+fn disrupted(disruptions: &Value, runs: u64) -> Value {
+    let mut node = node("node-1", "");
+    node["disruptions"] = disruptions.clone();
+    node["incarnations"] = json!(runs);
+    node
+}
+
+fn disruption(name: &str, state: &str, evict: &str) -> Value {
+    json!({
+        "name": name, "state": state, "evict": evict, "start": null, "reason": "new disks", "by": "ann",
+        "since": "2026-11-21T09:00:00Z",
+    })
+}
+
+#[test]
+fn disruptions_are_listed_with_their_nodes() {
+    let first = disrupted(
+        &json!([disruption("drain", "completed", "yes"), disruption("switch", "approved", "no")]),
+        1,
+    );
+    let page = json!({ "items": [first, node("node-2", "")], "next_page_token": null, "position": 12 });
+    let wanted = "\
+NODE    NAME    STATE      EVICT  START  APPROVED BY  REASON
+node-1  drain   completed  yes    -      ann          new disks
+node-1  switch  approved   no     -      ann          new disks
+";
+    assert_eq!(told("chancery get disruptions", vec![ok(&page)]).0.expect("a table"), wanted);
+    let (result, _) = told("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
+    assert_eq!(result.expect("names"), "disruption/node-1/switch\n");
+    let (result, _) = told("chancery get nodes -o wide", vec![ok(&page)]);
+    assert!(result.expect("a table").contains("  switch approved  "), "only what is not over");
+    let (result, asked) = told("chancery get disruption node-1/drain -o name", vec![ok(&first)]);
+    assert_eq!(
+        (result.expect("a name").as_str(), asked[0].line.as_str()),
+        ("disruption/node-1/drain\n", "GET /v1/fleets/default/nodes/node-1")
+    );
+    let error =
+        told("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("none of that name");
+    assert_eq!(
+        (error.exit, error.message.as_str()),
+        (Exit::NotFound, "read disruption/node-1/other: there is no disruption \"node-1/other\"")
+    );
+    let error = told("chancery get disruptions -l by=ann", vec![]).0.expect_err("no such filter");
+    assert_eq!(error.exit, Exit::Usage);
+    let line = "chancery wait disruption/node-1/drain --for state=completed";
+    assert!(told(line, vec![ok(&first)]).0.is_ok());
+}
+
+#[test]
+fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empty() {
+    let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let before = disrupted(&json!([disruption("drain", "completed", "yes")]), 1);
+    let during = disrupted(&json!([disruption("drain-2", "approved", "yes")]), 1);
+    let after = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 0);
+    let left = json!([{ "replica": "web-7f3k", "state": "running" }, { "replica": "web-0100", "state": "destroyed" }]);
+    let script = vec![ok(&before), verdict(), verdict(), ok(&during), page(left), ok(&after)];
+    let (result, asked) = told("chancery drain node/node-1 --reason disks --wait", script);
+    assert_eq!(result.expect("empty"), "node/node-1 is to be emptied\nnode/node-1 is empty\n");
+    let events: Vec<Value> =
+        asked[1..3].iter().map(|asked| serde_json::from_str(&asked.body).expect("an event")).collect();
+    assert_eq!(events[0]["type"], "chancery.disruption.schedule.v1");
+    let spec = json!({ "start": null, "evict": "yes", "reason": "disks" });
+    assert_eq!(events[0]["data"], json!({ "node": "node-1", "name": "drain-2", "spec": spec }));
+    assert_eq!(events[1]["type"], "chancery.disruption.approve.v1");
+    assert_eq!(events[1]["data"], json!({ "node": "node-1", "name": "drain-2" }));
+
+    // One that goes on is joined.
+    let (result, asked) = told("chancery drain node-1", vec![ok(&during), verdict()]);
+    assert!(result.is_ok() && asked[1].body.contains(r#""name":"drain-2""#), "{result:?} {asked:?}");
+    // It is over, and something is there: somebody has put the node back into use.
+    let given_up = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 1);
+    let script = vec![ok(&during), verdict(), ok(&given_up)];
+    let error = told("chancery drain node-1 --wait", script).0.expect_err("it was given up");
+    assert!(error.exit == Exit::Failure && error.message.ends_with("before it was empty"), "{error}");
+    let script = vec![ok(&during), verdict(), ok(&during), page(json!([])), page(json!([]))];
+    let error = told("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("it takes too long");
+    assert_eq!(error.exit, Exit::Unknown, "{error}");
+}
+
+#[test]
+fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
+    let types = |asked: &[Asked]| {
+        let events = asked.iter().filter(|asked| !asked.body.is_empty());
+        let told = |asked: &Asked| {
+            let event: Value = serde_json::from_str(&asked.body).expect("an event");
+            (event["type"].as_str().unwrap_or_default().to_owned(), event["data"].clone())
+        };
+        events.map(told).collect::<Vec<_>>()
+    };
+    let during = disrupted(&json!([disruption("drain", "approved", "yes")]), 1);
+    let (result, asked) = told("chancery undrain node-1", vec![ok(&during), verdict()]);
+    assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
+    let wanted = json!({ "node": "node-1", "name": "drain" });
+    assert_eq!(types(&asked), [("chancery.disruption.complete.v1".to_owned(), wanted)]);
+
+    let mut emptied = disrupted(&json!([disruption("drain", "completed", "yes")]), 0);
+    (emptied["state"], emptied["cluster"]) = (json!("evicted"), Value::Null);
+    let moved = |position: u64, to: &str, cluster: Value| json!({ "position": position, "type": "node.moved.v1", "data": { "name": "node-1", "to": to, "cluster": cluster } });
+    let items = json!([moved(3, "allocated", json!("local")), moved(9, "evicted", Value::Null)]);
+    let past = ok(&json!({ "items": items, "next_from": null, "position": 9 }));
+    let script = vec![ok(&emptied), past, verdict(), verdict(), verdict()];
+    let (result, asked) = told("chancery undrain node-1", script);
+    assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
+    let states: Vec<_> =
+        types(&asked).into_iter().map(|(_, data)| (data["state"].clone(), data["cluster"].clone())).collect();
+    let wanted = [("sanitizing", Value::Null), ("unallocated", Value::Null), ("allocated", json!("local"))];
+    assert_eq!(states, wanted.map(|(state, cluster)| (json!(state), cluster)));
+
+    let (result, asked) = told("chancery undrain node-1", vec![ok(&node("node-1", ""))]);
+    assert_eq!((result.expect("nothing to do").as_str(), asked.len()), ("node/node-1 unchanged\n", 1));
+}
+
+#[test]
+fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("d.yaml");
+    let text =
+        "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: d-1}\nspec: {plan: web, count: 1}\n";
+    std::fs::write(&file, text).expect("a file");
+    for (flag, turn) in [("", Value::Null), (" --supersede", json!("supersede"))] {
+        let line = format!("chancery apply -f {}{flag}", file.display());
+        let (result, asked) = told(&line, vec![problem(404, "not_found", false), verdict()]);
+        assert_eq!(result.expect("applied"), "deployment/web/d-1 created\n");
+        let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+        assert_eq!(event["data"]["turn"], turn);
+    }
+}
+
+#[test]
+fn what_is_in_use_is_told_with_the_way_to_delete_it_all_the_same() {
+    let error = told("chancery delete plan web", vec![problem(409, "in_use", false)]).0.expect_err("in use");
+    assert!(error.message.ends_with("\nwith what needs it: chancery delete plan web --cascade"), "{error}");
+    let error = told("chancery delete cluster x", vec![problem(409, "in_use", false)]).0.expect_err("in use");
+    assert!(!error.message.contains("cascade"), "{error}");
+}

@@ -60,8 +60,8 @@ impl World {
             }
             Debt::Created(plan, name) => {
                 let plan_of = self.plans.get(&plan);
-                // It may be superseded itself by a later intent of the same record.
-                let there = plan_of.is_some_and(|of| of.deployments.contains_key(&name));
+                // It may be superseded itself by a later intent of the same record, or go with its plan.
+                let there = plan_of.is_none_or(|of| of.deployments.contains_key(&name));
                 demand!(6, there, "deployment {name} of {plan} supersedes another one, and does not exist");
             }
             Debt::Freed(id) => {

@@ -11,7 +11,7 @@ use chancery_events::time::Time;
 use std::time::Duration;
 
 use super::debts::Debt;
-use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, World};
+use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Will, World};
 use super::violation::{Check, Violation, demand};
 
 /// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
@@ -206,6 +206,10 @@ impl World {
 
     pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> Check {
         let (owner, name) = (&fact.plan, &fact.name);
+        let created = self.plan(owner)?.deployment(name)?.created.clone();
+        // One of which the delete is approved is as good as gone.
+        let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != Will::Deleted);
+        let left = created.iter().find(stays).cloned();
         let plan = self.plan(owner)?;
         let before = plan.ended;
         let deployment = plan.deployment(name)?.clone();
@@ -232,7 +236,6 @@ impl World {
                 plan.carried_out = Some(name.clone());
             }
         } else if deployment.stands_beside() {
-            let left = deployment.created.first();
             demand!(
                 11,
                 left.is_none(),
@@ -246,7 +249,7 @@ impl World {
                 *slot = None;
             }
         }
-        if let DeploymentEnd::Superseded { by } = &fact.end {
+        if let (DeploymentEnd::Superseded { by }, DeploymentStage::Pending) = (&fact.end, &deployment.stage) {
             self.debts.push(Debt::Created(owner.clone(), by.clone()));
         }
         Ok(())

@@ -59,6 +59,7 @@ impl World {
         let replica = replica.clone();
         self.now.ended.push(Ended {
             incarnation: id,
+            replica: fact.replica.clone(),
             plan: replica.plan.clone(),
             deployment: run.deployment.clone(),
             by_itself: run.life.is_up(),
@@ -219,7 +220,12 @@ impl World {
         now: Time,
     ) -> Result<(bool, u32, Time), Violation> {
         let replica = self.replica(&fact.replica)?.clone();
-        let alone = replica.active == Some(fact.incarnation) && replica.passive.is_none();
+        // A place that nobody was asked to use, and that goes with this run, is no run.
+        let other = replica.passive.and_then(|id| self.incarnations.get(&id)).filter(|other| {
+            let begun = self.operations.get(&other.operation).is_some_and(|by| by.stage == Stage::Running);
+            other.life.is_asked_for() || begun
+        });
+        let alone = replica.active == Some(fact.incarnation) && other.is_none();
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));

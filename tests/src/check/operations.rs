@@ -289,9 +289,11 @@ impl World {
             }
             _ => false,
         };
-        let replica = self.replica(&operation.replica)?;
+        let replica = self.replica(&operation.replica)?.clone();
         let never = replica.will == Will::Proposed;
-        let about_nothing = replaces(operation.kind) && replica.active.is_none();
+        let is_gone = replica.active.is_none()
+            || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself);
+        let about_nothing = replaces(operation.kind) && is_gone;
         Ok(ending || asked || never || about_nothing)
     }
 

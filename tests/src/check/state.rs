@@ -339,6 +339,7 @@ pub(super) struct Now {
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) incarnation: IncarnationId,
+    pub(super) replica: ReplicaName,
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
     /// It was up, and nobody had asked it to end.

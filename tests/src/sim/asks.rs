@@ -12,7 +12,7 @@ const RULES: [&str; 2] = ["automatic", "manual"];
 const BEGINS: u64 = 22 * 60 + 13;
 
 /// The setting, plans, and what is asked then.
-pub fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<Input> {
+pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<Input> {
     let mut inputs = setting(random, clusters);
     for plan in 0..plans {
         inputs.push(plan_apply(random, plan, clusters));

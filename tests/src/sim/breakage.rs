@@ -238,7 +238,9 @@ impl Universe {
 
     /// Something that runs says that it is not well; as often, all that did so are well again.
     fn ail(&mut self, machine: usize) -> bool {
-        let Some(process) = &self.machines[machine].process else { return false };
+        let process = self.machines[machine].process.as_ref();
+        // What is to be told besides would not be.
+        let Some(process) = process.filter(|process| !process.board.has_unread()) else { return false };
         let mut reports = self.worlds[machine].list();
         if self.random.chance(500) {
             reports.into_iter().for_each(|report| process.board.show(report));

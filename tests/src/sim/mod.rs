@@ -74,6 +74,9 @@ pub fn play(script: Script, story: Story) -> Played {
             Some(judge::violation(0, format!("a panic: {text}"), None))
         }
     };
+    if violation.is_some() {
+        world.tell_the_log();
+    }
     Played {
         seconds: world.now.as_secs_f64(),
         events: world.judge.position().get(),

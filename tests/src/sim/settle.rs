@@ -52,9 +52,6 @@ impl Universe {
                 process.paused = None;
             }
         }
-        if self.script.faults.contains(&Fault::Unwell) {
-            self.look_around();
-        }
         let end = self.now + TIME;
         let mut rounds = 0;
         let mut round = self.now;
@@ -68,7 +65,8 @@ impl Universe {
             }
             if self.now >= round {
                 round = self.now + ROUND;
-                if self.script.faults.contains(&Fault::MissedChange) {
+                let faults = &self.script.faults;
+                if faults.contains(&Fault::MissedChange) || faults.contains(&Fault::Unwell) {
                     self.look_around();
                 }
                 rounds += 1;

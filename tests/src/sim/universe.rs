@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::id::ScopeId;
+use chancery_events::id::{Position, ScopeId};
 use chancery_events::protocol::{FromDecider, ToDecider};
 use chancery_executor::simulated::{Faults, World};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
@@ -184,6 +184,17 @@ impl Universe {
         let head = self.judge.position();
         if let Some(story) = &mut self.story {
             story.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
+        }
+    }
+
+    /// Adds what stands in the log to the story, if one is told.
+    pub fn tell_the_log(&mut self) {
+        let Some(story) = &mut self.story else { return };
+        let Ok(records) = self.log.source().records(Position::FIRST) else { return };
+        for record in records.flatten() {
+            for (position, line) in record.events() {
+                story.push(format!("{} #{position} {}", record.header().time, String::from_utf8_lossy(line)));
+            }
         }
     }
 

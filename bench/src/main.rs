@@ -20,6 +20,7 @@ mod w1;
 mod w10;
 mod w11;
 mod w12;
+mod w13;
 mod w2;
 mod w3;
 mod w4;
@@ -69,6 +70,11 @@ const WORKLOADS: &[Workload] = &[
         run: w11::run,
     },
     Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: w12::run },
+    Workload {
+        name: "W13",
+        what: "relocates beside what waits, replicas that share no node, updates",
+        run: w13::run,
+    },
 ];
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.

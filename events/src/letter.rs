@@ -237,7 +237,8 @@ fn kind(type_name: &str) -> &str {
 }
 
 fn is_approval(type_name: &str) -> bool {
-    matches!(kind(type_name), "operation.approve" | "operation.reject")
+    let approvals = ["operation.approve", "operation.reject", "disruption.approve", "deployment.promote"];
+    approvals.contains(&kind(type_name))
 }
 
 impl Pattern {

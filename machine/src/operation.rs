@@ -105,6 +105,19 @@ fn spec_of<'a>(
     Some((plan, deployment, plan.spec_of(deployment.generation)))
 }
 
+/// Whether its deployment begins nothing more.
+pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
+    let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
+    let deployment = key.and_then(|key| fleet.deployments().get(&key));
+    operation.by.is_none()
+        && deployment.is_some_and(|of| {
+            !matches!(
+                of.state,
+                crate::state::DeploymentState::InProgress | crate::state::DeploymentState::Paused
+            )
+        })
+}
+
 /// The actor behind an operation, if there is one: a disruption's is whoever approved it.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     match &operation.by {
@@ -149,6 +162,10 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         if proposal.hash != shown.hash && !planted::is(Bug::ApprovesAnyHash) {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
             return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
+        }
+        if is_given_up(fleet, operation) {
+            let detail = format!("the deployment of operation {id} is ending");
+            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "is not wanted any more"));
         }
         let place = operation.node.as_ref();
         let spec = spec_of(fleet, operation).map(|(.., spec)| spec);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::fact::{Fact, OperationOpened};
 use crate::id::{Lineage, Term, Writer};
-use crate::intent::NodeDelete;
+use crate::intent::{Cascade, NodeDelete};
 use crate::record::{Begins, Hash};
 use crate::spec::OperationKind;
 
@@ -37,6 +37,9 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
         replica: "nginx-7f3k".parse().expect("a name"),
         kind: OperationKind::Create,
         deployment: None,
+        by: None,
+        version: None,
+        node: None,
         proposal: None,
     }
     .into();
@@ -73,7 +76,7 @@ fn an_intent_keeps_what_its_sender_said() {
         expect: Some(3),
         claim: None,
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
-        intent: NodeDelete { name: "node-1".parse().expect("a name") }.into(),
+        intent: NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into(),
     };
     let (json, about) = shown(40, &Event::Intent(request).line());
     assert_eq!((about.kind, &*about.type_name), (EventKind::Intent, "node.delete.v1"));
@@ -109,7 +112,7 @@ const GOOD: &[(&str, &str)] =
 
 #[test]
 fn attributes_make_a_request() {
-    let intent: Intent = NodeDelete { name: "node-1".parse().expect("a name") }.into();
+    let intent: Intent = NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into();
     let actor: Actor = "local".parse().expect("an actor");
     let attributes =
         set(&[GOOD, &[("expect", "7"), ("subject", "node/node-1")]].concat()).expect("attributes");

@@ -152,6 +152,7 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
     let cases = [
         ("*", vec!["plan.apply.v1", "node.delete.v1", "replica.stop.v1"], vec![]),
         ("plan.*", vec!["plan.apply.v1", "plan.delete.v1"], vec!["node.delete.v1", "deployment.create.v1"]),
+        ("disruption.*", vec!["disruption.schedule.v1", "disruption.complete.v1"], vec!["node.delete.v1"]),
         (
             " deployment.create , plan.apply,",
             vec!["deployment.create.v1", "plan.apply.v1"],
@@ -165,7 +166,9 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
         for type_name in taken {
             assert!(scope.takes(type_name), "{text}: {type_name}");
         }
-        for type_name in not.iter().chain(&["operation.approve.v1", "operation.reject.v1"]) {
+        let approvals =
+            ["operation.approve.v1", "operation.reject.v1", "disruption.approve.v1", "deployment.promote.v1"];
+        for type_name in not.iter().chain(&approvals) {
             assert!(!scope.takes(type_name), "{text}: {type_name}");
         }
         assert_eq!(scope.to_string().parse(), Ok(scope.clone()), "{text}");
@@ -179,6 +182,8 @@ fn a_scope_takes_what_it_names_and_never_approvals() {
         ("*.apply", "no intent has such a type"),
         ("operation.*", "approvals are not taken"),
         ("plan.*,operation.reject", "approvals are not taken"),
+        ("disruption.approve", "approvals are not taken"),
+        ("deployment.promote", "approvals are not taken"),
     ] {
         let error = text.parse::<Scope>().expect_err(text).to_string();
         assert!(error.contains(what), "{text}: {error}");

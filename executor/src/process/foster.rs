@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::task::Poll;
 use std::time::Duration;
 
-use chancery_events::observation::ProcessStatus;
+use chancery_events::observation::{Exit, ProcessStatus};
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::capture::{self, Capture, Copied, OutputLimits};
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
-use super::identity::{Handle, Stat, boot};
+use super::identity::{Boot, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
 use super::wire::LONGEST_GRACE;
 
@@ -51,8 +51,10 @@ impl Foster {
         folder: Folder,
         output: OutputLimits,
         record: &mut Record,
+        boot: &Boot,
     ) -> io::Result<Foster> {
-        let same_boot = record.boot == boot()?;
+        // What is to be started again names processes of an earlier boot.
+        let same_boot = record.boot == boot.id && record.phase != Phase::Again;
         let (mut living, mut captures) = (Vec::new(), Vec::new());
         for (number, process) in
             record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
@@ -177,12 +179,17 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(owner, Interest::READABLE)
 }
 
-/// Writes how it all ended. The caller holds the lock, by way of the foster.
-pub(super) fn finish(folder: &Folder, wanted: Option<&Wanted>, record: &mut Record) -> io::Result<()> {
+/// Writes how it all ended. The caller holds the lock.
+pub(super) fn finish(
+    folder: &Folder,
+    wanted: Option<&Wanted>,
+    record: &mut Record,
+    exit: Exit,
+) -> io::Result<()> {
     for error in remove_groups(wanted, Some(record)) {
         tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
     }
-    record.phase = Phase::Ended { exit: record.exit() };
+    record.phase = Phase::Ended { exit };
     folder.write_record(record)
 }
 

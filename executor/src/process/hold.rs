@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::KeeperProgram;
 use super::folder::{Folder, Phase, Record};
@@ -36,6 +37,8 @@ pub(super) enum Hold {
     Ours(#[expect(dead_code, reason = "held, not used")] File),
     /// We, and orphans run.
     Foster(Foster),
+    /// We, and what ran before a reboot of the machine is to be started again when it is its turn.
+    Again(File, Arc<Semaphore>),
     /// A keeper, or soon a keeper.
     Kept(KeeperLink),
 }
@@ -49,6 +52,8 @@ pub(super) enum Event {
     Look,
     /// An orphan died, by its number in the record; or it is time for another sweep.
     Orphan(Option<usize>),
+    /// It is its turn to be started again.
+    Turn(OwnedSemaphorePermit),
 }
 
 impl Hold {
@@ -61,6 +66,11 @@ impl Hold {
                 Event::Look
             }
             Hold::Foster(foster) => Event::Orphan(foster.next().await),
+            Hold::Again(_, starts) => match starts.clone().acquire_owned().await {
+                Ok(permit) => Event::Turn(permit),
+                // Nobody closes it.
+                Err(_) => std::future::pending().await,
+            },
             Hold::Kept(link) => link.next().await,
         }
     }

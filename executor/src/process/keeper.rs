@@ -6,6 +6,9 @@
 //! | started | – | – | → ending | → ending | – |
 //! | ending | – | remembers the failure | its end is noted | the shorter grace counts | `failed` or `ended`, and exits |
 //!
+//! Asked to end by a signal, it goes on: the machine is going down, most likely, and its processes are asked too. Their
+//! ends are noted as such, and it is left to an executor to conclude from them (`reboot`).
+//!
 //! Synchronous and single-threaded. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
 //! children, and when `wait` says that it has none, there is none.
@@ -17,10 +20,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use chancery_events::observation::ProcessStatus;
+use chancery_events::observation::{Exit, ProcessStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
@@ -28,13 +31,15 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::capture::{Capture, Copied};
 use super::client::Client;
-use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
+use super::folder::{Cause, End, Folder, Phase, Record, Tombstone, Wanted, remove_groups};
 use super::group;
-use super::identity::{self, Handle, Stat, descendants};
+use super::identity::{Boot, Handle, Stat, descendants};
+use super::reboot;
 use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
-use crate::durable::Lock;
+use crate::durable::{Lock, Reader};
+use crate::plan::Aim;
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -61,18 +66,18 @@ fn keep(dir: &Path) -> io::Result<()> {
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::set_child_subreaper(Some(getpid()))?;
-    let ignored = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP, SIGINT] {
+    let (asked, ignored) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    signal_hook::flag::register(SIGTERM, Arc::clone(&asked))?;
+    for signal in [SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
     // The working folder changes below.
     let folder = Folder::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.wanted()? else { return Ok(()) };
-    let buried = folder.tombstone()?.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
-    if !wanted.order.may_start() || buried || folder.record()?.is_some() {
-        return Ok(());
-    }
+    let Some(wanted) = folder.wanted(Reader::Another)? else { return Ok(()) };
+    let boot = wanted.boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
+    let (tombstone, record) = (folder.tombstone(Reader::Another)?, folder.record(Reader::Another)?);
+    let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGCHLD, child_ended)?;
@@ -81,12 +86,16 @@ fn keep(dir: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file("keeper.sock");
     let listener = UnixListener::bind("keeper.sock")?;
     listener.set_nonblocking(true)?;
-    let record = Record { boot: identity::boot()?, phase: Phase::Recorded, processes: Vec::new() };
+    let Boot { id: boot, machine } = boot;
+    let record = Record { boot, machine, phase: Phase::Recorded, processes: Vec::new() };
     let mut keeper = Keeper {
         _lock: lock,
         folder,
         wanted,
+        start,
         record,
+        asked,
+        is_to_end: false,
         executing: Vec::new(),
         captures: Vec::new(),
         chunk: Vec::new(),
@@ -98,6 +107,34 @@ fn keep(dir: &Path) -> io::Result<()> {
     };
     keeper.start()?;
     keeper.run()
+}
+
+/// Which start it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StartOf {
+    /// That for which the incarnation was made: if it fails, it has not run.
+    Order,
+    /// One after a reboot: if it fails, what ran before has ended with that.
+    Reboot,
+}
+
+/// Whether anything is to be started, and as what.
+fn may_start(
+    wanted: &Wanted,
+    tombstone: Option<Tombstone>,
+    record: Option<&Record>,
+    boot: &Boot,
+) -> Option<StartOf> {
+    if tombstone.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision) {
+        return None;
+    }
+    match record {
+        None => wanted.order.may_start().then_some(StartOf::Order),
+        Some(record) => {
+            let is_intended = record.phase == Phase::Again && record.boot == boot.id;
+            (is_intended && wanted.order.aim == Aim::Up).then_some(StartOf::Reboot)
+        }
+    }
 }
 
 fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
@@ -120,7 +157,12 @@ struct Keeper {
     folder: Folder,
     /// Its grace is that for siblings of a process that ends by itself.
     wanted: Wanted,
+    start: StartOf,
     record: Record,
+    /// Somebody has sent it SIGTERM: whoever takes the machine down, most likely, who ends its processes as well.
+    asked: Arc<AtomicBool>,
+    /// An executor has said that everything is to end.
+    is_to_end: bool,
     /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
     executing: Vec<Option<UnixStream>>,
     /// What is still written.
@@ -264,7 +306,11 @@ impl Keeper {
             (None, Some(signal)) => ProcessStatus::Signaled { signal },
             (None, None) => return false,
         };
-        let cause = if self.ending.is_some() { Cause::Asked } else { Cause::Itself };
+        let cause = match &self.ending {
+            Some(_) => Cause::Asked,
+            None if self.asked.load(Ordering::Relaxed) => Cause::GoingDown,
+            None => Cause::Itself,
+        };
         let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
             return false;
         };
@@ -317,9 +363,19 @@ impl Keeper {
         for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
             eprintln!("{error}");
         }
-        self.record.phase = match self.failure.take() {
-            Some(NotExecuted { message, hope }) => Phase::Failed { message, hope },
-            None => Phase::Ended { exit: self.record.exit() },
+        let goes_down = self.record.processes.iter().filter_map(|process| process.end.as_ref());
+        if !self.is_to_end && goes_down.into_iter().any(|end| end.cause == Cause::GoingDown) {
+            // If the machine goes down, nobody is told of this end, and it is to be started again. If not, an executor
+            // finds that nothing lives any more, and records it.
+            self.save();
+            return;
+        }
+        self.record.phase = match (self.failure.take(), self.start) {
+            (Some(NotExecuted { message, hope }), StartOf::Order) => Phase::Failed { message, hope },
+            (Some(NotExecuted { message, .. }), StartOf::Reboot) => {
+                Phase::Ended { exit: Exit::Failed { reason: reboot::not_again(message) } }
+            }
+            (None, _) => Phase::Ended { exit: self.record.exit() },
         };
         // How it ended must not be lost for a disk that is full for a while.
         while let Err(error) = self.folder.write_record(&self.record) {
@@ -340,6 +396,24 @@ impl Keeper {
         self.say();
     }
 
+    /// Sees to it that what stands on the disk is what is known here, though the disk or somebody altered it.
+    fn check_record(&self) {
+        let stands = match self.folder.record(Reader::Writer) {
+            Ok(stands) => stands,
+            Err(error) => {
+                eprintln!("{error}");
+                None
+            }
+        };
+        // Before it is first written there are no processes yet.
+        if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
+            eprintln!("the record is not as it was written, and is written again");
+            if let Err(error) = self.folder.write_record(&self.record) {
+                eprintln!("write the record: {error}");
+            }
+        }
+    }
+
     fn say(&mut self) {
         let line = wire::line(&self.record);
         self.clients.retain_mut(|client| client.say(&line));
@@ -348,6 +422,7 @@ impl Keeper {
     /// Takes in new clients, and what clients ask.
     fn serve(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
+            self.check_record();
             self.clients.extend(Client::greet(stream, &wire::line(&self.record)));
         }
         let mut requests = Vec::new();
@@ -355,7 +430,10 @@ impl Keeper {
         for request in requests {
             match request {
                 Request::Status => self.say(),
-                Request::Stop { grace } => self.end(grace),
+                Request::Stop { grace } => {
+                    self.is_to_end = true;
+                    self.end(grace);
+                }
             }
         }
     }

@@ -15,6 +15,17 @@
 //! | starting trampolines | keeper dead: they exit, having executed nothing | as after writing `spec.json` |
 //! | recording | keeper dead: they exit | an end that nobody saw |
 //! | telling them | keeper dead: they run | adopted by identity |
+//!
+//! After a reboot of the machine (`reboot`) everything that was recorded is dead. What is to run always is started again
+//! without being told to, in the same incarnation and folder, from a record of that intent:
+//!
+//! | crash after | what is found | what comes of it |
+//! |---|---|---|
+//! | the reboot | a record of an earlier boot, without an end | when it is its turn, it is recorded that it is to be started again |
+//! | recording that | that record of this boot, lock free | a keeper is started |
+//! | starting the keeper, starting trampolines | the same, or lock held | as above: from this record nothing was executed |
+//! | recording, telling them | a record of this boot, with processes | as above; it is not started again in this boot |
+//! | another reboot, at any of these | a record of an earlier boot, without an end | it begins anew |
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,12 +51,14 @@ mod keeper;
 mod output;
 mod probe;
 mod reader;
+mod reboot;
 mod start;
 mod tender;
 mod trampoline;
 mod wire;
 
 pub use capture::OutputLimits;
+pub use identity::Boot;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
 pub use reader::Reader;
@@ -54,7 +67,7 @@ pub use trampoline::trampoline_main;
 use crate::board::Board;
 use crate::durable;
 use crate::orchestrator::Orchestrator;
-use crate::plan::Order;
+use crate::plan::{Changes, Order};
 use folder::Folder;
 use tender::{Ask, Tender};
 
@@ -76,6 +89,8 @@ pub struct Config {
     /// Descriptors that a process may have open to begin with: what this one may have, unless given. It may ask for
     /// more, up to the hard limit.
     pub files: Option<u64>,
+    /// Which boot of which machine it is, also for keepers. For tests of reboots: without, what the machine itself says.
+    pub boot: Option<Boot>,
 }
 
 /// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
@@ -117,6 +132,8 @@ struct Shared {
     output: OutputLimits,
     cgroup: Option<PathBuf>,
     files: Option<u64>,
+    given_boot: Option<Boot>,
+    boot: Boot,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -124,14 +141,16 @@ struct Shared {
 impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program, output, cgroup, files } = config;
+        let Config { root, program, output, cgroup, files, boot: given_boot } = config;
         cgroup.as_deref().map_or(Ok(()), group::check)?;
         // What this process was left by whoever started it is not for keepers, which outlive it.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
         let board = Board::default();
-        let shared = Arc::new(Shared { root, program, output, cgroup, files, board, starts });
+        let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
+        let shared =
+            Arc::new(Shared { root, program, output, cgroup, files, given_boot, boot, board, starts });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")
@@ -192,6 +211,9 @@ impl Processes {
 }
 
 impl Orchestrator for Processes {
+    /// What a process is, its arguments, environment and limits, is settled when it is started.
+    const CHANGES: Changes = Changes::Never;
+
     async fn carry_out(&self, command: Command) {
         let order = Order::of(&command);
         let (id, spec) = (command.incarnation, command.spec);
@@ -271,7 +293,7 @@ impl Shared {
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let folder = Folder::at(path);
-            match (id, folder.wanted()) {
+            match (id, folder.wanted(durable::Reader::Another)) {
                 (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => found.push((id, folder)),
                 (_, wanted) => {
                     let error = wanted.err().map(tracing::field::display);

@@ -10,13 +10,16 @@ use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Shared;
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_groups};
 use super::foster::{self, Foster};
-use super::hold::{self, Event, Hold, KeeperLink, Start};
+use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
-use crate::durable::{self, Lock};
+use super::{Processes, Shared, reboot};
+use crate::durable::{self, Lock, Reader};
+use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+
+mod starting;
 
 /// From its last word until it has let go of the lock.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
@@ -120,17 +123,30 @@ impl Tender {
         if !self.folder.path().try_exists()? {
             return Ok(Hold::Nothing);
         }
-        self.wanted = self.folder.wanted()?;
+        self.wanted = self.folder.wanted(Reader::Writer)?;
         let lock = self.folder.lock()?;
-        // Behind the lock: nobody else writes these, if it is ours.
-        self.tombstone = self.folder.tombstone()?;
-        self.record = self.folder.record()?;
+        // Behind the lock: nobody else writes the record, if it is ours.
+        self.tombstone = self.folder.tombstone(Reader::Writer)?;
+        self.record = match lock {
+            Lock::Ours(_) => self.folder.record(Reader::Writer)?,
+            // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
+            Lock::Theirs => self.folder.record(Reader::Another).unwrap_or_else(|error| {
+                tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
+                None
+            }),
+        };
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
+            (Lock::Ours(lock), Some(record))
+                if reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
+                    == reboot::Next::Again =>
+            {
+                Hold::Again(lock, self.shared.starts.clone())
+            }
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-                let mut foster = Foster::adopt(lock, self.folder.clone(), output, record)?;
+                let mut foster = Foster::adopt(lock, self.folder.clone(), output, record, &self.shared.boot)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
                 if aim.is_some_and(|order| order.aim != Aim::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
@@ -158,6 +174,7 @@ impl Tender {
                 self.record = Some(record);
             }
             Event::Look => self.look(),
+            Event::Turn(permit) => self.start_again(permit),
             Event::Orphan(dead) => {
                 let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return };
                 let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
@@ -171,6 +188,10 @@ impl Tender {
         let ready = |number| self.probes.as_ref().is_some_and(|probes| probes.ready(number));
         let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, ready);
+        if let Hold::Again(..) = self.hold {
+            // What is recorded was there before the reboot.
+            present.state = State::Starting { processes: Vec::new() };
+        }
         // With a keeper at work, a record may come at any moment.
         if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
             present.state = State::Starting { processes: Vec::new() };
@@ -181,7 +202,8 @@ impl Tender {
     /// Brings everything that follows from what is there up to date.
     fn settle(&mut self) {
         self.conclude();
-        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started);
+        let is_here = !matches!(self.hold, Hold::Again(..));
+        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
                 self.probes.get_or_insert_with(|| Probes::begin(spec, record));
@@ -231,13 +253,17 @@ impl Tender {
             && foster.is_over()
         {
             foster.finish_output();
-            foster::finish(&self.folder, self.wanted.as_ref(), record)?;
+            let exit = record.exit();
+            foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
             self.look();
         }
+        self.conclude_again()?;
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
             None | Some(Phase::Failed { .. }) => false,
-            Some(Phase::Recorded | Phase::Started | Phase::Ended { .. }) => wanted.order.aim != Aim::Removed,
+            Some(Phase::Recorded | Phase::Started | Phase::Again | Phase::Ended { .. }) => {
+                wanted.order.aim != Aim::Removed
+            }
         };
         let revision = wanted.order.revision;
         let buried = self.tombstone.is_some_and(|tombstone| tombstone.revision >= revision);
@@ -279,7 +305,7 @@ impl Tender {
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
         // If the keeper that is on its way does not start it, this order fails.
         self.starting |= unrecorded && order.may_start();
-        match plan::step(present.as_ref(), &order, spec.as_ref()) {
+        match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
             Step::Answer => self.shown = None,
             Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
             step => {
@@ -288,56 +314,6 @@ impl Tender {
                 }
             }
         }
-    }
-
-    /// Records the order, then does what it asks for. Burying is left to `conclude`.
-    async fn take(&mut self, step: &Step, order: Order, spec: Option<RunSpec>) -> io::Result<()> {
-        if let Hold::Nothing = self.hold {
-            self.folder.make()?;
-            self.look();
-        }
-        if *step == Step::Start {
-            // What failed before would be taken for the outcome of this order.
-            self.folder.drop_record()?;
-            self.record = None;
-        }
-        let kept_spec = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
-        let wanted = Wanted {
-            incarnation: self.incarnation,
-            order,
-            spec: kept_spec.or(spec),
-            program: self.shared.program.clone(),
-            output: self.shared.output,
-            cgroup: self.shared.cgroup.clone(),
-            files: self.shared.files,
-        };
-        let written = self.folder.want(&wanted);
-        self.wanted = Some(wanted);
-        if written.is_err() {
-            // What is on disk counts.
-            self.hold = Hold::Unknown;
-        }
-        written?;
-        self.shown = None;
-        match (step, &mut self.hold) {
-            (Step::Start, _) => self.start().await?,
-            (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
-            (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
-            (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_)) => {}
-            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..), _) => {}
-        }
-        Ok(())
-    }
-
-    async fn start(&mut self) -> io::Result<()> {
-        let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
-        // Lets go of the lock: the keeper takes it.
-        self.hold = Hold::Nothing;
-        let child = hold::spawn_keeper(&self.folder, &self.shared.program)
-            .inspect_err(|_| self.hold = Hold::Unknown)?;
-        self.starting = true;
-        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(Start::new(permit))));
-        Ok(())
     }
 
     /// Says that an order cannot be carried out; what is there stays as it is.
@@ -350,7 +326,7 @@ impl Tender {
     fn forget(&mut self) -> Next {
         let over = match &self.hold {
             Hold::Nothing | Hold::Ours(_) => true,
-            Hold::Unknown | Hold::Foster(_) | Hold::Kept(_) => false,
+            Hold::Unknown | Hold::Foster(_) | Hold::Again(..) | Hold::Kept(_) => false,
         };
         let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
         match dropped {

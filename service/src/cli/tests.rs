@@ -1,7 +1,7 @@
 //! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
-use chancery_events::intent::NodeDelete;
+use chancery_events::intent::{Cascade, NodeDelete};
 use clap::{CommandFactory as _, Parser as _};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) 
 }
 
 fn delete_node() -> chancery_events::intent::Intent {
-    NodeDelete { name: "node-1".parse().expect("a name") }.into()
+    NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into()
 }
 
 fn meta() -> Value {

@@ -182,7 +182,7 @@ async fn write_to(
     params: Params,
     body: Result<Bytes, Problem>,
 ) -> Result<Response<Body>, Problem> {
-    params.end(&[])?;
+    let said = write::in_query(call.found.route.does, params)?;
     let decider = match app.desk.find() {
         Where::Here(decider) => decider,
         Where::There(there) => {
@@ -192,7 +192,9 @@ async fn write_to(
     };
     match call.found.route.does {
         Does::Intents => intents::take(app, &decider, call, body).await,
-        Does::Intent(type_name, shape) => write::typed(app, &decider, call, body, type_name, shape).await,
+        Does::Intent(type_name, shape) => {
+            write::typed(app, &decider, call, body, (type_name, shape), said).await
+        }
         Does::Link => links::open(app, &decider, &call, body),
         other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
     }

@@ -16,7 +16,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::problem;
-use super::routes::{Does, ROUTES, Route, Shape};
+use super::routes::{Does, ROUTES, Route, Shape, in_query};
 use super::schemas::pretty;
 use super::write::{Accepted, ApproveOne, RejectOne};
 
@@ -266,6 +266,12 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "follow", &boolean, "Go on with what is written.");
         }
         Does::Intent(..) | Does::Intents => {
+            if let Does::Intent(type_name, _) = route.does {
+                let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
+                for name in in_query(type_name) {
+                    add("query", name, &word, "What the body may say as well.");
+                }
+            }
             add("header", "Idempotency-Key", &string, "Makes it safe to repeat; made up if not said.");
             add("header", "If-Match", &string, "The version that it is based on, in quotes.");
             add("header", "Chancery-Actor", &string, "Who asks; `local` if not said.");

@@ -98,6 +98,36 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
         (Method::PUT, "/nodes/{name}", "node.apply.v1", Members, "Makes a node so."),
         (Method::POST, "/nodes/{name}/state", "node.set_state.v1", Members, "Changes a node's state."),
         (Method::DELETE, "/nodes/{name}", "node.delete.v1", Members, "Forgets a node."),
+        (
+            Method::PUT,
+            "/nodes/{node}/disruptions/{name}",
+            "disruption.schedule.v1",
+            Members,
+            "Schedules a disruption of a node.",
+        ),
+        (
+            Method::POST,
+            "/nodes/{node}/disruptions/{name}/approve",
+            "disruption.approve.v1",
+            Members,
+            "Lets a disruption be acted on: its node takes no placements, and is emptied if that is wanted.",
+        ),
+        (
+            Method::POST,
+            "/nodes/{node}/disruptions/{name}/complete",
+            "disruption.complete.v1",
+            Members,
+            "Ends a disruption.",
+        ),
+        (
+            Method::DELETE,
+            "/nodes/{node}/disruptions/{name}",
+            "disruption.delete.v1",
+            Members,
+            "Forgets a disruption that is over.",
+        ),
+        (Method::PUT, "/policies/{name}", "policy.apply.v1", Members, "Makes a policy so."),
+        (Method::DELETE, "/policies/{name}", "policy.delete.v1", Members, "Forgets a policy."),
         (Method::PUT, "/plans/{name}", "plan.apply.v1", Members, "Makes a plan so: a new generation."),
         (
             Method::POST,
@@ -120,6 +150,55 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
             "deployment.cancel.v1",
             Members,
             "Lets a deployment go no further.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments/{name}/pause",
+            "deployment.pause.v1",
+            Members,
+            "Lets a deployment begin nothing more until it is resumed.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments/{name}/resume",
+            "deployment.resume.v1",
+            Members,
+            "Lets a deployment that is paused go on.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments/{name}/promote",
+            "deployment.promote.v1",
+            Members,
+            "Makes a canary's version that of all.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/deployments/{name}/withdraw",
+            "deployment.withdraw.v1",
+            Members,
+            "Takes a canary back.",
+        ),
+        (
+            Method::POST,
+            "/plans/{plan}/replicas",
+            "replica.create.v1",
+            Members,
+            "Creates one more replica of a plan, on a node if one is named.",
+        ),
+        (
+            Method::POST,
+            "/replicas/{name}/relocate",
+            "replica.relocate.v1",
+            Members,
+            "Moves a replica to a node, or to the best one.",
+        ),
+        (
+            Method::POST,
+            "/replicas/{name}/restart",
+            "replica.restart.v1",
+            Members,
+            "Ends a replica's run, and brings it up again.",
         ),
         (Method::POST, "/replicas/{name}/start", "replica.start.v1", Members, "Brings a replica up again."),
         (Method::POST, "/replicas/{name}/stop", "replica.stop.v1", Members, "Stops a replica, and keeps it."),
@@ -154,6 +233,14 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
         ),
     ]
 };
+
+/// Members of a body that the query may say instead, as a `DELETE` seldom has a body: each is `yes` or `no`.
+pub(super) fn in_query(type_name: &str) -> &'static [&'static str] {
+    match type_name {
+        "node.delete.v1" | "plan.delete.v1" => &["cascade"],
+        _ => &[],
+    }
+}
 
 /// All routes.
 pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {

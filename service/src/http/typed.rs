@@ -2,9 +2,11 @@
 
 use chancery_events::intent::{
     CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete,
-    ClusterSetActivity, DeploymentCancel, DeploymentCreate, Intent, NodeApply, NodeDelete, NodeSetState,
-    OperationApprove, OperationReject, PlanApply, PlanDelete, PlanSetActivity, ReplicaDelete, ReplicaStart,
-    ReplicaStop,
+    ClusterSetActivity, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
+    DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
+    DisruptionSchedule, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove, OperationReject,
+    PlanApply, PlanDelete, PlanSetActivity, PolicyApply, PolicyDelete, ReplicaCreate, ReplicaDelete,
+    ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
 use serde::de::DeserializeOwned;
 
@@ -63,11 +65,24 @@ bodies! {
     "node.apply.v1" NodeApply
     "node.set_state.v1" NodeSetState
     "node.delete.v1" NodeDelete
+    "disruption.schedule.v1" DisruptionSchedule
+    "disruption.approve.v1" DisruptionApprove
+    "disruption.complete.v1" DisruptionComplete
+    "disruption.delete.v1" DisruptionDelete
+    "policy.apply.v1" PolicyApply
+    "policy.delete.v1" PolicyDelete
     "plan.apply.v1" PlanApply
     "plan.set_activity.v1" PlanSetActivity
     "plan.delete.v1" PlanDelete
     "deployment.create.v1" DeploymentCreate
     "deployment.cancel.v1" DeploymentCancel
+    "deployment.pause.v1" DeploymentPause
+    "deployment.resume.v1" DeploymentResume
+    "deployment.promote.v1" DeploymentPromote
+    "deployment.withdraw.v1" DeploymentWithdraw
+    "replica.create.v1" ReplicaCreate
+    "replica.relocate.v1" ReplicaRelocate
+    "replica.restart.v1" ReplicaRestart
     "replica.start.v1" ReplicaStart
     "replica.stop.v1" ReplicaStop
     "replica.delete.v1" ReplicaDelete

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use chancery_events::digest::Digest;
 use chancery_events::fact::Outcome;
 use chancery_events::id::OperationId;
-use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::intent::{Cascade, Intent, OperationApprove, OperationReject, Request, Shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -17,7 +17,8 @@ use super::edge::{Call, json};
 use super::headers::{Media, Meta, media, unsupported};
 use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
-use super::routes::Shape;
+use super::query::Params;
+use super::routes::{self, Does, Shape};
 use super::typed;
 use crate::decider::{Decider, NoVerdict, Verdict};
 
@@ -54,14 +55,34 @@ pub(super) struct RejectOne {
     reason: String,
 }
 
+/// A member of a body that stands elsewhere: its name, its value.
+pub(super) type Said = (&'static str, &'static str);
+
+/// What a query says of the body; nothing else may stand in it.
+pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Problem> {
+    let known = if let Does::Intent(type_name, _) = does { routes::in_query(type_name) } else { &[] };
+    let mut said = Vec::new();
+    for name in known {
+        let word = match params.take(name)?.as_deref() {
+            None => continue,
+            Some("" | "true" | "yes") => "yes",
+            Some("false" | "no") => "no",
+            Some(_) => return Err(Problem::parameter(In::Query, name, "write yes or no")),
+        };
+        said.push((*name, word));
+    }
+    params.end(known)?;
+    Ok(said)
+}
+
 /// A typed route.
 pub(super) async fn typed(
     app: &Arc<App>,
     decider: &Decider,
     call: Call,
     body: Result<Bytes, Problem>,
-    type_name: &'static str,
-    shape: Shape,
+    (type_name, shape): (&'static str, Shape),
+    said: Vec<Said>,
 ) -> Result<Response<Body>, Problem> {
     let Call { found, parts, .. } = call;
     let meta = Meta::read(&parts.headers)?;
@@ -78,8 +99,11 @@ pub(super) async fn typed(
         check(&bytes, app.common.limits.depth)?
     };
     let intent = match shape {
-        Shape::Members => typed::intent(type_name, &Splice::new(text, &params)?)
-            .map_err(|problem| in_path(problem, &params))?,
+        Shape::Members => {
+            let members = [params.as_slice(), &said].concat();
+            typed::intent(type_name, &Splice::new(text, &members)?)
+                .map_err(|problem| elsewhere(problem, &params, &said))?
+        }
         Shape::ApproveOne => {
             let hash = read::<ApproveOne>(text)?.hash;
             OperationApprove { operations: vec![Shown { operation: operation(&params)?, hash }] }.into()
@@ -105,8 +129,23 @@ pub(super) async fn typed(
     asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
 }
 
+/// Where the path says what is asked for, a body can only say it in more detail.
 fn needs_no_body(type_name: &str, shape: Shape) -> bool {
-    let words = [".delete.", ".cancel.", "replica.start.", "replica.stop."];
+    let words = [
+        ".delete.",
+        "deployment.cancel.",
+        "deployment.pause.",
+        "deployment.resume.",
+        "deployment.promote.",
+        "deployment.withdraw.",
+        "disruption.approve.",
+        "disruption.complete.",
+        "replica.create.",
+        "replica.relocate.",
+        "replica.restart.",
+        "replica.start.",
+        "replica.stop.",
+    ];
     shape == Shape::RejectOne || words.iter().any(|word| type_name.contains(word))
 }
 
@@ -116,18 +155,21 @@ fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
         .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
 }
 
-/// What is wrong with a member that the path says is wrong with the path; said twice, with the body.
-fn in_path(mut problem: Problem, params: &[(&'static str, &str)]) -> Problem {
+/// What is wrong with a member that the path says is wrong with the path; what the path or the query says may not be
+/// said again by the body.
+fn elsewhere(mut problem: Problem, params: &[(&'static str, &str)], said: &[Said]) -> Problem {
     let is_twice = problem.detail.contains("duplicate field");
     let fault = problem.errors_mut().first_mut();
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
-    let name = name.filter(|name| params.iter().any(|(known, _)| known == name));
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
-    if is_twice {
-        "the path says it: leave it out".clone_into(&mut fault.detail);
-        return problem;
+    let within = |all: &[(&'static str, &str)]| all.iter().any(|(known, _)| *known == name);
+    match (within(params), within(said)) {
+        (true, _) if is_twice => "the path says it: leave it out".clone_into(&mut fault.detail),
+        (_, true) if is_twice => "the query says it: leave it out".clone_into(&mut fault.detail),
+        (true, _) => return Problem::parameter(In::Path, &name, fault.detail.clone()),
+        _ => {}
     }
-    Problem::parameter(In::Path, &name, fault.detail.clone())
+    problem
 }
 
 /// Asks the decider, and counts the answer.
@@ -151,14 +193,76 @@ pub(super) async fn ask(app: &App, decider: &Decider, request: Request) -> Resul
 #[derive(Debug)]
 pub(super) struct Asked {
     id: String,
-    type_name: &'static str,
+    done: Done,
     was_if_match: bool,
+}
+
+/// What has become of something that was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Done {
+    /// It is so.
+    Now,
+    /// It is there for the first time, if its version says so.
+    Applied,
+    /// It is there for the first time.
+    Created,
+    /// Work follows.
+    Later,
+}
+
+impl Done {
+    fn of(intent: &Intent) -> Done {
+        match intent {
+            Intent::ClusterApply(_)
+            | Intent::CapabilityApply(_)
+            | Intent::NodeApply(_)
+            | Intent::PolicyApply(_)
+            | Intent::PlanApply(_) => Done::Applied,
+            Intent::DisruptionSchedule(_) => Done::Created,
+            Intent::NodeDelete(node) if node.cascade == Cascade::Yes => Done::Later,
+            Intent::PlanDelete(plan) if plan.cascade == Cascade::Yes => Done::Later,
+            Intent::ClusterSetActivity(_)
+            | Intent::ClusterDelete(_)
+            | Intent::CapabilitySetActivity(_)
+            | Intent::CapabilityDelete(_)
+            | Intent::NodeSetState(_)
+            | Intent::NodeDelete(_)
+            | Intent::DisruptionComplete(_)
+            | Intent::DisruptionDelete(_)
+            | Intent::PolicyDelete(_)
+            | Intent::PlanSetActivity(_)
+            | Intent::PlanDelete(_)
+            | Intent::DeploymentPause(_)
+            | Intent::OperationReject(_) => Done::Now,
+            Intent::DisruptionApprove(_)
+            | Intent::DeploymentCreate(_)
+            | Intent::DeploymentCancel(_)
+            | Intent::DeploymentResume(_)
+            | Intent::DeploymentPromote(_)
+            | Intent::DeploymentWithdraw(_)
+            | Intent::ReplicaCreate(_)
+            | Intent::ReplicaRelocate(_)
+            | Intent::ReplicaRestart(_)
+            | Intent::ReplicaStart(_)
+            | Intent::ReplicaStop(_)
+            | Intent::ReplicaDelete(_)
+            | Intent::OperationApprove(_) => Done::Later,
+        }
+    }
+
+    fn status(self, version: Option<u64>) -> StatusCode {
+        match self {
+            Done::Later => StatusCode::ACCEPTED,
+            Done::Created => StatusCode::CREATED,
+            Done::Applied if version == Some(1) => StatusCode::CREATED,
+            Done::Applied | Done::Now => StatusCode::OK,
+        }
+    }
 }
 
 impl Asked {
     pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
-        let type_name = Intent::type_name(&request.intent);
-        Asked { id: request.id.to_string(), type_name, was_if_match }
+        Asked { id: request.id.to_string(), done: Done::of(&request.intent), was_if_match }
     }
 
     /// The status and what it says, or the problem.
@@ -173,24 +277,10 @@ impl Asked {
         let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
         let (status, word) = match accepted.outcome {
             Outcome::Unchanged => (StatusCode::OK, "unchanged"),
-            Outcome::Changed => (self.changed(accepted.version), "accepted"),
+            Outcome::Changed => (self.done.status(accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
         Ok((status, Accepted { position, verdict: word.to_owned(), subject, version: accepted.version }))
-    }
-
-    fn changed(&self, version: Option<u64>) -> StatusCode {
-        match self.type_name {
-            // Work follows.
-            "deployment.create.v1"
-            | "deployment.cancel.v1"
-            | "operation.approve.v1"
-            | "replica.start.v1"
-            | "replica.stop.v1"
-            | "replica.delete.v1" => StatusCode::ACCEPTED,
-            applied if applied.contains(".apply.") && version == Some(1) => StatusCode::CREATED,
-            _ => StatusCode::OK,
-        }
     }
 
     fn no_verdict(&self, decider: &Decider, why: NoVerdict) -> Problem {

@@ -6,13 +6,15 @@
 //! | [`Memory`] | `64` (GiB), `64GiB`, `512MiB` | bytes |
 //! | [`Disk`] | `100` (GB), `100GB`, `1TiB` | bytes |
 //! | [`Span`] | `500ms`, `30s`, `5m`, `24h`, `7d` | milliseconds |
+//! | [`Minutes`] | `30m`, `8h` | whole minutes |
+//! | [`Clock`] | `22:00` | minutes from midnight |
 //! | [`AnyCase`] | `gte`, `GTE`, `NOT_IN` | the word |
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use chancery_events::amount::{GB, GIB, parse_bytes, parse_cpu};
-use chancery_events::spec::{Comparator, Protocol};
+use chancery_events::spec::{Comparator, Day, OperationKind, Protocol};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -65,6 +67,36 @@ texts! {
         "description": "a duration: 500ms, 30s, 5m, 24h or 7d",
         "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
     };
+    /// Minutes, from one to those of a week.
+    Minutes(u16) = parse_minutes, {
+        "description": "a duration of whole minutes, at most 7d: 30m, 8h",
+        "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"
+    };
+    /// Minutes from midnight.
+    Clock(u16) = parse_clock, {
+        "description": "a time of the day: 22:00",
+        "type": "string", "pattern": "^([01]?[0-9]|2[0-3]):[0-5][0-9]$"
+    };
+}
+
+fn parse_minutes(text: &str) -> Result<u16, String> {
+    let span = parse_span(text).map_err(|error| error.to_string())?;
+    let whole = span.as_millis().is_multiple_of(60_000);
+    let minutes = u16::try_from(span.as_millis() / 60_000).ok();
+    minutes
+        .filter(|minutes| whole && (1..=7 * 24 * 60).contains(minutes))
+        .ok_or_else(|| format!("write whole minutes, from 1m to 7d, not {text:?}"))
+}
+
+fn parse_clock(text: &str) -> Result<u16, String> {
+    let read = |text: &str, most: u16, digits: std::ops::RangeInclusive<usize>| {
+        let plain = digits.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse::<u16>().ok().filter(|number| plain && *number <= most)
+    };
+    let (hours, minutes) = text.split_once(':').unwrap_or((text, ""));
+    let time = read(hours, 23, 1..=2).zip(read(minutes, 59, 2..=2));
+    time.map(|(hours, minutes)| hours * 60 + minutes)
+        .ok_or_else(|| format!("write a time of the day as in 22:00, not {text:?}"))
 }
 
 /// Text that is no duration.
@@ -116,6 +148,22 @@ impl Words for Protocol {
     }
 }
 
+impl Words for OperationKind {
+    const WHAT: &'static str = "kind";
+    const ALL: &'static [OperationKind] = OperationKind::ALL;
+    fn word(self) -> &'static str {
+        OperationKind::word(self)
+    }
+}
+
+impl Words for Day {
+    const WHAT: &'static str = "day";
+    const ALL: &'static [Day] = Day::ALL;
+    fn word(self) -> &'static str {
+        Day::word(self)
+    }
+}
+
 /// A word, in whatever case it is written. An unknown one is refused, never taken for another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AnyCase<T>(pub(super) T);
@@ -144,6 +192,22 @@ impl<T: Words> JsonSchema for AnyCase<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_are_of_the_day_and_in_whole_minutes() {
+        for (text, minutes) in [("22:00", 1320), ("0:05", 5), ("00:00", 0), ("23:59", 1439)] {
+            assert_eq!(parse_clock(text), Ok(minutes), "{text}");
+        }
+        for bad in ["24:00", "22", "22:0", "22:60", "-1:00", "+1:00", "22:00:00", "10pm", ""] {
+            assert!(parse_clock(bad).is_err(), "{bad}");
+        }
+        for (text, minutes) in [("1m", 1), ("8h", 480), ("7d", 10_080), ("120s", 2)] {
+            assert_eq!(parse_minutes(text), Ok(minutes), "{text}");
+        }
+        for bad in ["0m", "90s", "8d", "8", "8 h"] {
+            assert!(parse_minutes(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn durations_say_their_unit() {

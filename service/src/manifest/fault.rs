@@ -97,8 +97,9 @@ impl Document {
         let begin = ends.next()?;
         let end = if len == 0 { begin } else { ends.nth(len - 1)? };
         let value = self.text[begin..end].trim();
+        let is_block = value.starts_with(['{', '[']);
         let value = value.trim_matches(['"', '\'']);
-        (!value.is_empty() && value.len() <= LONGEST && !value.contains('\n')).then_some(value)
+        (!value.is_empty() && !is_block && value.len() <= LONGEST && !value.contains('\n')).then_some(value)
     }
 }
 

@@ -13,9 +13,8 @@ use chancery_events::name::{
 };
 
 use chancery_events::spec::{
-    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec,
-    OnTimeout, Payload, PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Strategy,
-    Succession, Timeouts, VolumeClaim,
+    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload,
+    PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Succession, Timeouts, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,6 +22,7 @@ use serde_saphyr::Spanned;
 
 use super::approval::ApprovalForm;
 use super::edge::{AnyCase, Cpu, Disk, Memory, Span};
+use super::strategy::StrategyForm;
 
 /// Amounts of a node or a payload.
 #[derive(Deserialize, JsonSchema, Default)]
@@ -315,57 +315,6 @@ pub(super) struct CoordinatesForm {
     coordinates: BTreeMap<Key, String>,
 }
 
-/// How a deployment is carried out: one of these.
-#[derive(Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum StrategyForm {
-    /// A few at a time, the next ones when those are well.
-    Rolling {
-        /// So many operations of it may run at once; one of those that update, and all others, unless set.
-        #[serde(default)]
-        wave: Option<u32>,
-        /// Whether those that run at once must be in one update domain.
-        #[serde(default)]
-        per_domain: bool,
-        /// After each that is done, how long until the next begins.
-        #[serde(default)]
-        pause: Option<Span>,
-    },
-    /// The whole new set beside the old one; when all are ready, the old ones go.
-    Graceful {
-        /// How long that may take.
-        timeout: Span,
-        /// What then: back, unless set.
-        #[serde(default)]
-        on_timeout: Option<OnTimeout>,
-    },
-    /// Some of the new version beside the old ones, until they are promoted or withdrawn.
-    Canary {
-        /// How many.
-        count: u32,
-    },
-}
-
-impl Default for StrategyForm {
-    fn default() -> StrategyForm {
-        StrategyForm::Rolling { wave: None, per_domain: false, pause: None }
-    }
-}
-
-impl From<StrategyForm> for Strategy {
-    fn from(form: StrategyForm) -> Strategy {
-        match form {
-            StrategyForm::Rolling { wave, per_domain, pause } => {
-                Strategy::Rolling { wave, per_domain, pause: pause.map_or(0, |Span(millis)| millis) }
-            }
-            StrategyForm::Graceful { timeout: Span(timeout), on_timeout } => {
-                Strategy::Graceful { timeout, on_timeout: on_timeout.unwrap_or(OnTimeout::Rollback) }
-            }
-            StrategyForm::Canary { count } => Strategy::Canary { count },
-        }
-    }
-}
-
 /// A version of a plan's payloads, and a count.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -385,10 +334,11 @@ pub(super) struct DeploymentForm {
     /// How many replicas.
     #[serde(alias = "instance_count")]
     count: u32,
-    /// How the plan's replicas come to be so.
+    /// How the plan's replicas come to be so: a few at a time, unless set.
     #[serde(default)]
+    #[schemars(with = "Option<StrategyForm>")]
     strategy: StrategyForm,
-    /// Whether one that is being carried out is ended for it, or it waits.
+    /// Whether it waits for one that is being carried out, or takes its place.
     #[serde(default)]
     pub(super) turn: Turn,
 }
@@ -405,6 +355,6 @@ impl DeploymentForm {
                 ));
             }
         }
-        Ok(DeploymentSpec { coordinates, count: self.count, strategy: self.strategy.into() })
+        Ok(DeploymentSpec { coordinates, count: self.count, strategy: self.strategy.0 })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```yaml
 //! apiVersion: chancery/v1
-//! kind: Node                  # Cluster, Capability, Node, Plan, Deployment
+//! kind: Node                  # Cluster, Capability, Node, Plan, Policy, Deployment
 //! metadata:
 //!   name: node-1
 //!   labels: {disk: fast}      # nodes only
@@ -20,9 +20,11 @@ mod fault;
 mod faulty;
 mod form;
 mod place;
+mod policy;
 #[cfg(test)]
 mod reference;
 mod schema;
+mod strategy;
 pub mod suggest;
 #[cfg(test)]
 mod tests;
@@ -31,9 +33,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::intent::{
-    CapabilityApply, ClusterApply, DeploymentCreate, Intent, NodeApply, PlanApply,
+    CapabilityApply, ClusterApply, DeploymentCreate, Intent, NodeApply, PlanApply, PolicyApply,
 };
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, Key, NodeName, PlanName};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DeploymentName, Key, NodeName, PlanName, PolicyName,
+};
 use chancery_events::spec::{CapabilitySpec, ClusterSpec};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -46,6 +50,7 @@ pub use schema::schemas;
 
 use fault::Document;
 use form::{DeploymentForm, NodeForm, PlanForm};
+use policy::PolicyForm;
 
 /// The version of the forms.
 pub const API_VERSION: &str = "chancery/v1";
@@ -57,7 +62,7 @@ const DEEPEST: usize = 32;
 const ALIASES: usize = 1000;
 
 /// The kinds, in the order in which they are applied: what is named comes before what names it.
-pub const KINDS: &[&str] = &["Cluster", "Capability", "Node", "Plan", "Deployment"];
+pub const KINDS: &[&str] = &["Cluster", "Capability", "Node", "Plan", "Policy", "Deployment"];
 
 /// One document.
 #[derive(Clone, PartialEq, Debug)]
@@ -108,7 +113,8 @@ pub fn sort(manifests: &mut [Manifest]) {
         Intent::CapabilityApply(_) => 1,
         Intent::NodeApply(_) => 2,
         Intent::PlanApply(_) => 3,
-        _ => 4,
+        Intent::PolicyApply(_) => 4,
+        _ => 5,
     });
 }
 
@@ -183,6 +189,7 @@ fn read_one(document: &Document) -> Result<Option<Manifest>, Faults> {
         "Capability" => form.capability()?,
         "Node" => form.node()?,
         "Plan" => form.plan()?,
+        "Policy" => form.policy()?,
         "Deployment" => form.deployment()?,
         other => {
             let what = format!("unknown kind {other:?}{}", suggest::instead(other, KINDS));
@@ -253,6 +260,14 @@ impl Reader<'_> {
         let mut form = self.read::<PlanName, PlanForm>()?;
         let name = self.name(form.metadata, form.spec.name.take())?;
         Ok(PlanApply { name, spec: form.spec.into() }.into())
+    }
+
+    fn policy(&self) -> Result<Intent, Faults> {
+        let form = self.read::<PolicyName, PolicyForm>()?;
+        let name = self.name(form.metadata, None)?;
+        let spec = form.spec.spec();
+        let spec = spec.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what))?;
+        Ok(PolicyApply { name, spec }.into())
     }
 
     fn deployment(&self) -> Result<Intent, Faults> {

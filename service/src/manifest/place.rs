@@ -13,6 +13,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("cpu", &["cores"]),
     ("domain", &["updateDomain", "update_domain"]),
     ("matchers", &["matchingComputeCapabilities"]),
+    ("minutes", &["for"]),
     ("mount", &["mountPath"]),
     ("name", &["payloadName", "deployment_id"]),
     ("names", &["capabilityNames"]),
@@ -23,6 +24,9 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("type", &["capabilityType"]),
     ("volumes", &["persistentVolumes"]),
 ];
+
+/// Parts of an intent that a document has the parts of, and not themselves.
+const NOT_WRITTEN: &[&str] = &["rule"];
 
 /// The shape of a document, with places.
 enum Tree {
@@ -65,9 +69,13 @@ pub(super) fn find(text: &str, pointer: &str) -> Option<Found> {
     for root in roots {
         let mut node = if root.is_empty() { Some(&tree) } else { tree.value.part(root) };
         let mut depth = 0;
-        while let Some(part) = node.zip(parts.get(depth)).and_then(|(node, part)| node.value.part(part)) {
+        while let Some((here, name)) = node.zip(parts.get(depth)) {
+            match here.value.part(name) {
+                Some(part) => node = Some(part),
+                None if NOT_WRITTEN.contains(&name.as_str()) => {}
+                None => break,
+            }
             depth += 1;
-            node = Some(part);
         }
         if let Some(node) = node.filter(|_| depth > best.as_ref().map_or(0, |(depth, _)| *depth)) {
             let is_value = depth == parts.len() && matches!(node.value, Tree::Value);

@@ -46,7 +46,11 @@ fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
         let node = resolve(schema, field);
         let meaning = field["description"].as_str().or(node["description"].as_str()).unwrap_or_default();
         let path = format!("{path}.{name}");
-        let (what, part, below) = shape(schema, node);
+        let (mut what, part, below) = shape(schema, node);
+        let blocks = blocks(schema, field);
+        if !blocks.is_empty() && part.is_none() {
+            what.push_str(", or a block");
+        }
         let needed = if needed { "yes" } else { "" };
         let usual = usual(field);
         let meaning = one_line(meaning);
@@ -57,7 +61,25 @@ fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
         for choice in node["oneOf"].as_array().into_iter().flatten() {
             rows(schema, &as_choice(choice), &path, text);
         }
+        for block in blocks.iter().filter(|_| part.is_none()) {
+            rows(schema, block, &path, text);
+        }
     }
+}
+
+/// What a field may be instead of its first choice, where that is a block.
+fn blocks<'a>(schema: &'a Schema, field: &'a Value) -> Vec<&'a Value> {
+    let mut node = field;
+    while let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
+        node = &schema.as_value()["$defs"][name];
+    }
+    let choices = node["anyOf"].as_array().into_iter().flatten();
+    choices
+        .flat_map(|choice| {
+            let own = resolve(schema, choice);
+            if own["properties"].is_object() { vec![own] } else { blocks(schema, choice) }
+        })
+        .collect()
 }
 
 /// One of several blocks: it is not needed, and what it is stands above its only field.
@@ -88,19 +110,28 @@ fn shape<'a>(schema: &'a Schema, node: &'a Value) -> (String, Option<&'a Value>,
         ["array"] => {
             let items = resolve(schema, &node["items"]);
             let (what, part, _) = shape(schema, items);
-            (if part.is_some() { "list".to_owned() } else { format!("list of {what}s") }, part, "[]")
+            (if part.is_some() { "list".to_owned() } else { format!("list of {}", many(&what)) }, part, "[]")
         }
         ["object"] if node["properties"].is_object() => ("block".to_owned(), Some(node), ""),
         ["object"] => {
             let by_pattern = || node["patternProperties"].as_object()?.values().next();
             let of = Some(&node["additionalProperties"]).filter(|of| of.is_object()).or_else(by_pattern);
             let of = of.map_or("text".to_owned(), |of| shape(schema, resolve(schema, of)).0);
-            (format!("map of {of}s"), None, "")
+            (format!("map of {}", many(&of)), None, "")
         }
         ["integer"] => ("whole number".to_owned(), None, ""),
         ["number", "string"] => ("amount".to_owned(), None, ""),
         ["boolean"] => ("`true`, `false`".to_owned(), None, ""),
         _ => ("text".to_owned(), None, ""),
+    }
+}
+
+/// Several of what a field is.
+fn many(what: &str) -> String {
+    match what.strip_prefix("map of ") {
+        Some(of) => format!("maps of {of}"),
+        None if what.starts_with('`') => what.to_owned(),
+        None => format!("{what}s"),
     }
 }
 

@@ -1,11 +1,12 @@
 //! JSON Schemas of the manifests, for editors.
 
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName};
+use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName};
 use chancery_events::spec::{CapabilitySpec, ClusterSpec};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::json;
 
 use super::form::{DeploymentForm, NodeForm, PlanForm};
+use super::policy::PolicyForm;
 use super::{API_VERSION, Form};
 
 /// The schema of each kind of manifest, by kind.
@@ -15,6 +16,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         schema::<CapabilityName, CapabilitySpec>("Capability"),
         schema::<NodeName, NodeForm>("Node"),
         schema::<PlanName, PlanForm>("Plan"),
+        schema::<PolicyName, PolicyForm>("Policy"),
         schema::<DeploymentName, DeploymentForm>("Deployment"),
     ]
 }

@@ -1,7 +1,11 @@
 //! What people write, and what becomes of it.
 
 use chancery_events::amount::{Amounts, GB, GIB};
-use chancery_events::spec::{Approval, Comparator, OperationKind, Protocol};
+use chancery_events::intent::Turn;
+use chancery_events::spec::{
+    Approval, Comparator, Day, OnTimeout, OperationKind, Protocol, Restart, Rule, Strategy, Succession,
+    Window,
+};
 
 use super::*;
 
@@ -134,6 +138,81 @@ fn approval_is_one_word_or_one_for_each_kind() {
 }
 
 #[test]
+fn every_kind_of_operation_has_a_word_of_its_own() {
+    for kind in OperationKind::ALL {
+        let spec = format!("namespace: n\nservice: s\npayloads: []\napproval: {{{kind}: automatic}}");
+        let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
+        let automatic: Vec<_> = OperationKind::ALL
+            .iter()
+            .filter(|kind| plan.spec.approval.of(**kind) == Approval::Automatic)
+            .collect();
+        assert_eq!(automatic, [kind]);
+    }
+}
+
+#[test]
+fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
+    let plan = |lines: &str| {
+        let spec = format!("namespace: n\nservice: s\npayloads: []\n{lines}");
+        let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
+        (plan.spec.restart, plan.spec.cooldown, plan.spec.update, plan.spec.budget, plan.spec.affinity.len())
+    };
+    assert_eq!(plan(""), (Restart::BestEffort, 10_000, Succession::Beside, 1, 0));
+    let all = "restart: never\ncooldown: 1m\nupdate: stop_first\nbudget: 2\n\
+        affinity: [{group: caches, nodes: apart, otherwise: allow}]";
+    assert_eq!(plan(all), (Restart::Never, 60_000, Succession::StopFirst, 2, 1));
+}
+
+#[test]
+fn a_strategy_is_a_word_or_one_block() {
+    let rolling = |wave, per_domain, pause| Strategy::Rolling { wave, per_domain, pause };
+    for (text, wanted) in [
+        ("", rolling(None, false, 0)),
+        ("strategy: rolling", rolling(None, false, 0)),
+        ("strategy: {rolling: {}}", rolling(None, false, 0)),
+        ("strategy: {rolling: {wave: 2, per_domain: true, pause: 10s}}", rolling(Some(2), true, 10_000)),
+        (
+            "strategy:\n  graceful:\n    timeout: 5m",
+            Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Rollback },
+        ),
+        (
+            "strategy: {graceful: {timeout: 5m, on_timeout: commit}}",
+            Strategy::Graceful { timeout: 300_000, on_timeout: OnTimeout::Commit },
+        ),
+        ("strategy: {canary: {count: 1}}", Strategy::Canary { count: 1 }),
+    ] {
+        let spec = format!("plan: p\ncount: 3\n{text}");
+        let Intent::DeploymentCreate(create) = only(&header("Deployment", &spec)) else { panic!("one") };
+        assert_eq!((create.spec.strategy, create.turn), (wanted, Turn::Queue), "{text}");
+    }
+    let spec = "plan: p\ncount: 3\nturn: supersede";
+    let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("one") };
+    assert_eq!(create.turn, Turn::Supersede);
+}
+
+#[test]
+fn a_policy_approves_at_times_or_wants_four_eyes() {
+    let policy = |text: &str| {
+        let Intent::PolicyApply(policy) = only(&header("Policy", text)) else { panic!("a policy") };
+        assert_eq!(policy.name.as_str(), "x");
+        policy.spec
+    };
+    let nightly = policy(
+        "kinds: [update, Relocate]\nplans: [web]\ndomains: [a]\napprove:\n  windows:\n  \
+         - {days: [sat, Sun], from: \"22:00\", for: 8h}\n  - {from: 3:30, for: 90m}\n  in_flight: 3",
+    );
+    assert_eq!(nightly.kinds, [OperationKind::Update, OperationKind::Relocate]);
+    assert_eq!((nightly.plans[0].as_str(), nightly.domains[0].as_str()), ("web", "a"));
+    let windows = vec![
+        Window { days: vec![Day::Sat, Day::Sun], from: 1320, minutes: 480 },
+        Window { days: vec![], from: 210, minutes: 90 },
+    ];
+    assert_eq!(nightly.rule, Rule::Approve { windows, in_flight: Some(3) });
+    assert_eq!(policy("approve: {}").rule, Rule::Approve { windows: vec![], in_flight: None });
+    assert_eq!(policy("kinds: [delete]\nfour_eyes: true").rule, Rule::FourEyes {});
+}
+
+#[test]
 fn words_are_read_in_any_case() {
     for (word, wanted) in [
         ("gte", Comparator::Gte),
@@ -161,6 +240,17 @@ fn values_are_the_text_that_stands_there() {
 fn kinds_are_applied_in_the_order_of_their_references() {
     let cluster = header("Cluster", "runtime: process");
     let node = header("Node", "domain: a\nresources: {cpu: 1, memory: 1}");
+    let kinds = ["Deployment", "Policy", "Plan"].map(|kind| match kind {
+        "Policy" => header(kind, "four_eyes: true"),
+        "Plan" => header(kind, "namespace: n\nservice: s\npayloads: []"),
+        _ => header(kind, "plan: x\ncount: 1"),
+    });
+    let mut manifests = read("f.yaml", &kinds.join("---\n")).expect("three documents");
+    sort(&mut manifests);
+    assert!(matches!(
+        [&manifests[0].intent, &manifests[1].intent, &manifests[2].intent],
+        [Intent::PlanApply(_), Intent::PolicyApply(_), Intent::DeploymentCreate(_)]
+    ));
     let text = format!("# nothing yet\n---\n{node}---\n{cluster}...\n---\n# nothing\n");
     let mut manifests = read("f.yaml", &text).expect("two documents");
     let places: Vec<_> = manifests.iter().map(|m| m.place.to_string()).collect();
@@ -230,11 +320,40 @@ fn errors_say_where_and_what_to_write() {
             ),
             "10:5: coordinates of payload a are given twice",
         ),
+        (
+            header("Deployment", "plan: p\ncount: 1\nstrategy: roling"),
+            "8:13: unknown strategy \"roling\": did you mean \"rolling\"?",
+        ),
+        (
+            header("Deployment", "plan: p\ncount: 1\nstrategy: graceful"),
+            "8:13: say how long it may take: {graceful: {timeout: 5m}}",
+        ),
+        (
+            header("Deployment", "plan: p\ncount: 1\nstrategy: {canary: {count: 1}, rolling: {}}"),
+            "8:13: write one of rolling, graceful, canary\n",
+        ),
+        (
+            header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {waves: 2}}"),
+            "8:24: unknown field \"waves\": did you mean \"wave\"?",
+        ),
+        (
+            header("Policy", "approve: {windows: [{days: [satur], from: 25:00, for: 90s}]}"),
+            "6:31: unknown day \"satur\": did you mean \"sat\"?",
+        ),
+        (
+            header("Policy", "kinds: [update]"),
+            "1:1: say what it does: \"spec.approve\" or \"spec.four_eyes\"",
+        ),
+        (header("Policy", "four_eyes: false"), "6:14: write true, or leave it out"),
+        (
+            header("Policy", "four_eyes: true\napprove: {}"),
+            "6:14: a policy either approves or wants four eyes: write two policies",
+        ),
     ];
     for (text, wanted) in cases {
         let faults = read("f.yaml", &text).expect_err(&text);
         assert!(
-            faults.to_string().starts_with(&format!("f.yaml:{wanted}")),
+            format!("{faults}\n").starts_with(&format!("f.yaml:{wanted}")),
             "{faults}\nwanted {wanted}\n{text}"
         );
     }
@@ -273,6 +392,8 @@ fn what_a_server_points_to_is_found_in_the_file() {
     let seed = under_header("Plan", SEED_PLAN);
     let node = header("Node", "cluster: local\nupdateDomain: a\nresources: {cpu: 4, memory: 8}");
     let deployment = under_header("Deployment", SEED_DEPLOYMENT);
+    let policy = header("Policy", "approve:\n  windows: [{from: 2:00, for: 8h}]\n  in_flight: 0");
+    let rolling = header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {wave: 0}}");
     let cases = [
         (&seed, "/name", "6:9", Some("nginx-deployment-plan")),
         (&seed, "/spec/matchers/1/type", "15:23", Some("CPU")),
@@ -287,6 +408,9 @@ fn what_a_server_points_to_is_found_in_the_file() {
         (&deployment, "/spec/count", "12:19", Some("1")),
         (&deployment, "/spec/coordinates/web", "9:5", None),
         (&deployment, "/elsewhere", "2:1", None),
+        (&policy, "/spec/rule/approve/in_flight", "9:16", Some("0")),
+        (&policy, "/spec/rule/approve/windows/0/minutes", "8:33", Some("8h")),
+        (&rolling, "/spec/strategy/rolling/wave", "9:30", Some("0")),
     ];
     for (text, pointer, place, value) in cases {
         let manifests = read("f.yaml", &format!("---\n{text}")).expect("a manifest");

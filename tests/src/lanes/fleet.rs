@@ -12,8 +12,10 @@ pub fn set_up(client: &Client, payload: &Value) {
         let spec = json!({"domain": format!("domain-{}", i % 2), "total": total});
         client.must("node.apply", &json!({"name": format!("node-{i}"), "cluster": "local", "spec": spec}));
     }
-    let automatic =
-        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let automatic = json!({
+        "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
+        "start": "automatic", "stop": "automatic", "delete": "automatic",
+    });
     let spec = json!({
         "namespace": "tests", "service": "web", "payloads": [payload], "approval": automatic, "sharing": "allowed",
     });

@@ -117,8 +117,10 @@ impl Shared {
         };
         match random.below(20) {
             0 => self.one_of("replicas?plan=web&limit=100", random).map_or_else(small, |replica| {
-                let stop = random.chance(500);
-                (if stop { "replica.stop" } else { "replica.start" }, json!({"name": replica["name"]}))
+                let verbs =
+                    ["replica.stop", "replica.start", "replica.start", "replica.relocate", "replica.restart"];
+                let verb = random.pick(&verbs).copied().unwrap_or("replica.start");
+                (verb, json!({"name": replica["name"]}))
             }),
             1 => self.one_of("operations?state=pending_approval&limit=100", random).map_or_else(
                 small,

@@ -6,12 +6,13 @@
 //! | `kills` | `kill -9` of the server | a deployment, a random moment, the kill, the next start |
 //! | `executors` | `kill -9` of an executor outside the server, which goes on | a deployment, a random moment, the kill, the next start |
 //! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
+//! | `relocates` | every third start of what takes the place of a replica fails | a relocate, while somebody looks |
 //! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
 //! | `takeovers` | on a real Kafka of three brokers: see there | the next of eight faults |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
-//! The first three are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
+//! The first four are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
 //!
 //! In reading order: the fleet, producers, the evidence, then the lanes.
 
@@ -25,6 +26,7 @@ mod frames;
 mod kills;
 pub mod load;
 mod pauses;
+mod relocates;
 mod takeovers;
 
 use std::any::Any;
@@ -46,6 +48,8 @@ pub enum Lane {
     Executors,
     /// The server stands still, and goes on.
     Pauses,
+    /// Starts fail while replicas are relocated.
+    Relocates,
     /// The wall clock of the server leaps.
     Clock,
     /// No space on the disk.
@@ -62,6 +66,7 @@ impl Lane {
         Lane::Kills,
         Lane::Executors,
         Lane::Pauses,
+        Lane::Relocates,
         Lane::Clock,
         Lane::DiskFull,
         Lane::Damage,
@@ -74,6 +79,7 @@ impl Lane {
             Lane::Kills => "kills",
             Lane::Executors => "executors",
             Lane::Pauses => "pauses",
+            Lane::Relocates => "relocates",
             Lane::Clock => "clock",
             Lane::DiskFull => "disk-full",
             Lane::Damage => "damage",
@@ -85,6 +91,7 @@ impl Lane {
     const fn rounds(self) -> u64 {
         match self {
             Lane::Kills | Lane::Executors => 50,
+            Lane::Relocates => 100,
             Lane::Pauses | Lane::DiskFull => 5,
             Lane::Clock | Lane::Damage => 20,
             Lane::Takeovers => 25,
@@ -94,7 +101,7 @@ impl Lane {
     /// Where the journal may be.
     pub const fn places(self) -> &'static [Place] {
         match self {
-            Lane::Kills | Lane::Executors | Lane::Pauses => Place::ALL,
+            Lane::Kills | Lane::Executors | Lane::Pauses | Lane::Relocates => Place::ALL,
             // libfaketime does not reach the waits of librdkafka, so that they last as long as the leap: no real clock does that.
             Lane::Clock => &[Place::Embedded],
             // They are about the files that are the journal; what is on Kafka is a copy.
@@ -119,6 +126,7 @@ impl Lane {
                 Lane::Kills => kills::run(place, now, seed, &mut tally),
                 Lane::Executors => executors::run(place, now, seed, &mut tally),
                 Lane::Pauses => pauses::run(place, now, seed, &mut tally),
+                Lane::Relocates => relocates::run(place, now, seed, &mut tally),
                 Lane::Clock => clock::run(now, seed, &mut tally),
                 Lane::DiskFull => disk_full::run(now, seed, &mut tally),
                 Lane::Damage => damage::run(now, seed, &mut tally),

@@ -6,6 +6,7 @@ use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position, ScopeId};
 use chancery_events::observation::{ProcessStatus, Report, Saw};
 use chancery_events::protocol::{Command, RunSpec, Standing};
+use chancery_events::spec::Restart;
 use chancery_executor::session::Input;
 use chancery_journal::memory::Fate;
 use chancery_projector::Folding;
@@ -267,6 +268,7 @@ impl Universe {
             replica: "stranger-1".parse().expect("a name"),
             plan: "stranger".parse().expect("a name"),
             node: "elsewhere".parse().expect("a name"),
+            restart: Restart::BestEffort,
             payloads: Vec::new(),
         };
         let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);

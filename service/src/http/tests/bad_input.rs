@@ -103,9 +103,16 @@ async fn a_body_must_be_there_where_it_says_something() {
         let needed = match route.does {
             Does::Intents | Does::Intent(_, Shape::ApproveOne) => true,
             Does::Intent(type_name, Shape::Members) => {
-                [".apply.", "activity", "state", "create", "approve", "reject"]
-                    .iter()
-                    .any(|word| type_name.contains(word))
+                let words = [
+                    ".apply.",
+                    "activity",
+                    "state",
+                    "deployment.create",
+                    "schedule",
+                    "operation.approve",
+                    "operation.reject",
+                ];
+                words.iter().any(|word| type_name.contains(word))
             }
             _ => false,
         };

@@ -83,6 +83,43 @@ fn table() -> Vec<Row> {
             200,
         ),
         (Method::DELETE, "/nodes/node-1".into(), String::new(), "node.delete.v1", 200),
+        (Method::DELETE, "/nodes/node-1?cascade=true".into(), String::new(), "node.delete.v1", 202),
+        (
+            Method::PUT,
+            "/nodes/node-1/disruptions/switch".into(),
+            r#"{"spec":{"evict":"yes"}}"#.into(),
+            "disruption.schedule.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/nodes/node-1/disruptions/switch/approve".into(),
+            String::new(),
+            "disruption.approve.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/nodes/node-1/disruptions/switch/complete".into(),
+            String::new(),
+            "disruption.complete.v1",
+            200,
+        ),
+        (
+            Method::DELETE,
+            "/nodes/node-1/disruptions/switch".into(),
+            String::new(),
+            "disruption.delete.v1",
+            200,
+        ),
+        (
+            Method::PUT,
+            "/policies/nightly".into(),
+            r#"{"spec":{"rule":{"approve":{"in_flight":3}}}}"#.into(),
+            "policy.apply.v1",
+            201,
+        ),
+        (Method::DELETE, "/policies/nightly".into(), String::new(), "policy.delete.v1", 200),
         (Method::PUT, "/plans/nginx".into(), plan.into(), "plan.apply.v1", 201),
         (
             Method::POST,
@@ -92,6 +129,8 @@ fn table() -> Vec<Row> {
             200,
         ),
         (Method::DELETE, "/plans/nginx".into(), String::new(), "plan.delete.v1", 200),
+        (Method::DELETE, "/plans/nginx?cascade=yes".into(), String::new(), "plan.delete.v1", 202),
+        (Method::DELETE, "/plans/nginx".into(), r#"{"cascade":"yes"}"#.into(), "plan.delete.v1", 202),
         (
             Method::POST,
             "/plans/nginx/deployments".into(),
@@ -106,6 +145,37 @@ fn table() -> Vec<Row> {
             "deployment.cancel.v1",
             202,
         ),
+        (Method::POST, "/plans/nginx/deployments/d1/pause".into(), String::new(), "deployment.pause.v1", 200),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/resume".into(),
+            String::new(),
+            "deployment.resume.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/promote".into(),
+            String::new(),
+            "deployment.promote.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/withdraw".into(),
+            String::new(),
+            "deployment.withdraw.v1",
+            202,
+        ),
+        (Method::POST, "/plans/nginx/replicas".into(), String::new(), "replica.create.v1", 202),
+        (
+            Method::POST,
+            "/replicas/nginx-0001/relocate".into(),
+            r#"{"node":"node-2"}"#.into(),
+            "replica.relocate.v1",
+            202,
+        ),
+        (Method::POST, "/replicas/nginx-0001/restart".into(), String::new(), "replica.restart.v1", 202),
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
         (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
@@ -155,6 +225,33 @@ async fn every_typed_route_asks_for_its_intent() {
         );
         assert_eq!(answer.header("chancery-position"), "9");
     }
+}
+
+#[tokio::test]
+async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
+    use chancery_events::intent::{Cascade, Intent};
+    let world = World::new();
+    world.decide(accepted(Outcome::Changed, 1));
+    for (query, wanted) in [
+        ("", Cascade::No),
+        ("?cascade", Cascade::Yes),
+        ("?cascade=true", Cascade::Yes),
+        ("?cascade=yes", Cascade::Yes),
+        ("?cascade=no", Cascade::No),
+        ("?cascade=false", Cascade::No),
+    ] {
+        world.send(request(Method::DELETE, &format!("/nodes/node-1{query}"), &[], "")).await;
+        let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+        let Intent::NodeDelete(node) = asked.intent else { panic!("{query}") };
+        assert_eq!((node.name.as_str(), node.cascade), ("node-1", wanted), "{query}");
+    }
+    let twice = world.put(Method::DELETE, "/nodes/node-1?cascade=yes", r#"{"cascade":"yes"}"#).await;
+    assert_eq!(twice.problem(), (422, "invalid".into(), "/cascade".into()));
+    assert_eq!(twice.json()["errors"][0]["detail"], "the query says it: leave it out");
+    let refused = |path: &str| world.send(request(Method::DELETE, path, &[], ""));
+    assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
+    assert_eq!(refused("/clusters/c?cascade=yes").await.problem().1, "bad_parameter", "nothing goes with it");
+    assert!(world.asked.lock().expect("no panic").is_empty(), "none of them was asked for");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::id::{Attach, IncarnationId, Instance, Lineage, Position, ScopeId, Ses
 use crate::name::{ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName};
 use crate::observation::Report;
 use crate::record::Hash;
-use crate::spec::{Port, Probe, Run, Runtime};
+use crate::spec::{Port, Probe, Restart, Run, Runtime};
 
 /// The head of the journal as someone has seen it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -287,8 +287,22 @@ pub struct RunSpec {
     pub plan: PlanName,
     /// On which node.
     pub node: NodeName,
+    /// When the plan has it started again. An executor goes by it after a reboot of its machine, and never else.
+    #[serde(default = "best_effort")]
+    pub restart: Restart,
     /// Its parts.
     pub payloads: Vec<RunPayload>,
+}
+
+fn best_effort() -> Restart {
+    Restart::BestEffort
+}
+
+impl RunSpec {
+    /// Whether what runs by `other` runs by this one too: they differ at most in the rule of starting again.
+    pub fn runs_as(&self, other: &RunSpec) -> bool {
+        *self == RunSpec { restart: self.restart, ..other.clone() }
+    }
 }
 
 /// A part of an incarnation, with coordinates filled in; `${port.…}` and the like are the executor's to fill.

@@ -2,21 +2,20 @@
 //!
 //! It waits for states, never for a time, and counts what exists without asking the orchestrator.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position};
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
+use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
 use chancery_events::protocol::{Command, RunSpec, Standing};
 
-use crate::orchestrator::Orchestrator;
+mod reader;
 
-/// Nothing that is waited for takes as long as this.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Enough for readers to be slow in.
-const LIMIT: usize = 3;
+use reader::Reader;
+
+use crate::orchestrator::Orchestrator;
+use crate::plan::Changes;
 
 /// How what is started behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +60,11 @@ pub async fn check<S: Subject>(subject: &S) {
     an_ensure_is_idempotent(subject, next()).await;
     a_stop_ends_it_and_what_is_late_changes_nothing(subject, next()).await;
     a_higher_revision_closes_lower_ones(subject, next()).await;
+    an_order_that_had_its_outcome_changes_nothing_that_runs(subject, next()).await;
+    match S::Orchestrator::CHANGES {
+        Changes::InPlace => another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await,
+        Changes::Never => another_spec_is_refused_and_leaves_what_runs_as_it_was(subject, next()).await,
+    }
     a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
     what_had_its_outcome_is_not_started_again(subject, next()).await;
     an_exit_is_reported_with_its_code(subject, next(), next()).await;
@@ -113,6 +117,75 @@ async fn a_higher_revision_closes_lower_ones<S: Subject>(subject: &S, id: Incarn
     assert_eq!(reader.told(id).await, ready, "a lower command is answered with what is there");
     assert_eq!(subject.running(id), 1, "a lower command ends nothing");
     reader.end(id, 6, &spec).await;
+}
+
+async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let first = reader.until(id, 1, "it is ready", is_ready).await;
+    let met = Command { standing: Standing::Met, ..command(id, 2, Effect::Ensure, &other) };
+    reader.orchestrator.carry_out(met).await;
+    let told = reader.until(id, 2, "it is adopted as it is", is_ready).await;
+    assert_eq!((told.saw, subject.running(id)), (first.saw, 1), "whatever the order names");
+    reader.end(id, 3, &spec).await;
+}
+
+async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
+    let bad = subject.spec(Behaves::CannotStart, 3);
+    let never = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.until(id, 1, "it is ready", is_ready).await;
+    reader.order(id, 2, Effect::Ensure, &other).await;
+    let changed = reader.until(id, 2, "it is what it was changed to", is_ready).await;
+    assert_eq!(subject.running(id), 2, "and nothing of what it was is left");
+    for (revision, spec) in [(2, &other), (1, &spec)] {
+        reader.order(id, revision, Effect::Ensure, spec).await;
+        assert_eq!(reader.told(id).await, changed, "the same order, and one from before, are answered");
+    }
+    reader.order(id, 3, Effect::Ensure, &bad).await;
+    let failed = reader.until(id, 3, "it cannot be changed to that", never).await;
+    assert_eq!(subject.running(id), 2, "what ran before runs on");
+    let mut reader = reader.restart(subject).await;
+    assert_eq!(reader.list().await.get(&id), Some(&failed), "nothing else is said of that order");
+    reader.order(id, 3, Effect::Ensure, &bad).await;
+    assert_eq!(reader.told(id).await, failed, "the same order again is answered with its failure");
+    reader.order(id, 4, Effect::Ensure, &other).await;
+    let adopted = reader.until(id, 4, "what runs is adopted when it is asked for again", is_ready).await;
+    assert_eq!(adopted.saw, changed.saw, "as it is");
+    reader.order(id, 5, Effect::Ensure, &bad).await;
+    reader.until(id, 5, "it cannot be changed to that", never).await;
+    reader.orchestrator.forget(id).await;
+    let listed = reader.list().await;
+    assert_eq!(
+        listed.get(&id).map(|r| &r.saw),
+        Some(&changed.saw),
+        "what runs is told as it is, not forgotten"
+    );
+    reader.order(id, 6, Effect::Ensure, &spec).await;
+    reader.until(id, 6, "it can be changed again", is_ready).await;
+    assert_eq!(subject.running(id), 1, "also back");
+    reader.end(id, 7, &spec).await;
+}
+
+async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: Subject>(subject: &S, id: IncarnationId) {
+    let mut reader = Reader::open(subject).await;
+    let (spec, other) = (subject.spec(Behaves::Stays, 1), subject.spec(Behaves::Stays, 2));
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    let first = reader.until(id, 1, "it is ready", is_ready).await;
+    let refused = |saw: &Saw| matches!(saw, Saw::Failed { hope: Hope::Never, .. });
+    for again in [false, true] {
+        reader.order(id, 2, Effect::Ensure, &other).await;
+        reader.until(id, 2, "it is refused, and may not be hoped for", refused).await;
+        assert_eq!(subject.running(id), 1, "what runs is as it was; again: {again}");
+        reader.known.clear();
+    }
+    reader.order(id, 3, Effect::Ensure, &spec).await;
+    let adopted = reader.until(id, 3, "what runs is adopted when it is asked for again", is_ready).await;
+    assert_eq!(adopted.saw, first.saw, "as it is");
+    reader.end(id, 4, &spec).await;
 }
 
 async fn a_stop_of_something_unknown_leaves_a_tombstone<S: Subject>(subject: &S, id: IncarnationId) {
@@ -276,76 +349,4 @@ fn is_clean(saw: &Saw) -> bool {
 fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
     let (standing, grace) = (Standing::Open, Duration::from_secs(20));
     Command { incarnation, revision, attempt: 1, effect, standing, grace, spec: spec.clone() }
-}
-
-/// One life of an orchestrator, and what its reader knows.
-struct Reader<O> {
-    orchestrator: O,
-    known: BTreeMap<IncarnationId, Report>,
-}
-
-impl<O: Orchestrator> Reader<O> {
-    async fn open<S: Subject<Orchestrator = O>>(subject: &S) -> Reader<O> {
-        let mut reader = Reader { orchestrator: subject.open().await, known: BTreeMap::new() };
-        reader.list().await;
-        reader
-    }
-
-    async fn restart<S: Subject<Orchestrator = O>>(self, subject: &S) -> Reader<O> {
-        drop(self.orchestrator);
-        Reader::open(subject).await
-    }
-
-    async fn order(&self, incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) {
-        self.orchestrator.carry_out(command(incarnation, revision, effect, spec)).await;
-    }
-
-    async fn list(&mut self) -> BTreeMap<IncarnationId, Report> {
-        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.incarnation, r)).collect();
-        self.known.clone()
-    }
-
-    /// Waits for what is told next of one.
-    async fn told(&mut self, id: IncarnationId) -> Report {
-        self.known.remove(&id);
-        self.wait(id, "it is told of", |_| true).await
-    }
-
-    async fn until(
-        &mut self,
-        id: IncarnationId,
-        revision: u32,
-        what: &str,
-        is: impl Fn(&Saw) -> bool,
-    ) -> Report {
-        self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
-    }
-
-    async fn wait(&mut self, id: IncarnationId, what: &str, is: impl Fn(&Report) -> bool) -> Report {
-        let found = tokio::time::timeout(PATIENCE, async {
-            loop {
-                if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
-                    return report.clone();
-                }
-                let news = self.orchestrator.changes(LIMIT).await;
-                self.known.extend(news.into_iter().map(|report| (report.incarnation, report)));
-            }
-        });
-        match found.await {
-            Ok(report) => report,
-            Err(late) => panic!("{what}: not seen of {id} ({late}), but {:?}", self.known.get(&id)),
-        }
-    }
-
-    /// Ends one and forgets it.
-    async fn end(&mut self, id: IncarnationId, revision: u32, spec: &RunSpec) {
-        self.order(id, revision, Effect::Kill, spec).await;
-        self.until(id, revision, "it ended", is_clean).await;
-        self.forget(id).await;
-    }
-
-    async fn forget(&mut self, id: IncarnationId) {
-        self.orchestrator.forget(id).await;
-        assert!(!self.list().await.contains_key(&id), "what is over is forgotten when that is asked");
-    }
 }

@@ -1,41 +1,185 @@
-//! Files that are whole or absent after a crash, and locks.
+//! Records that outlive a crash and one damaged copy, and locks.
+//!
+//! A record stands in two copies, `NAME.json` and `NAME.copy`. Each is a line, `chancery-record COUNT CHECKSUM`, and
+//! below it the value as JSON. The count rises with each writing; the checksum (CRC-32C) is that of the count, a line
+//! feed and the JSON. Both copies are on disk when a writing returns, so that one that cannot be read any more loses
+//! nothing: the newest whole one counts, and whoever writes the record puts it in the place of the other.
+//!
+//! A file that is JSON alone, as earlier builds wrote it, is whole and older than any other.
+//!
+//! A writing syncs each copy and, once for both, the folder: three syncs where a single copy takes two. The start of an
+//! incarnation writes three records and two folders, and so takes 11 syncs instead of 8. Measured on ext4 on a virtual
+//! disk, of 40 starts at once: 6.3 ms in them instead of 4.7.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// Writes `value` as JSON in the place of whatever stands there; it is on disk when this returns.
+/// What the first line of a copy begins with.
+const MARK: &str = "chancery-record ";
+
+/// What stands in the place of one copy.
+enum Copy {
+    Missing,
+    /// Something, and not what was written there.
+    Damaged,
+    Whole(Whole),
+}
+
+/// A copy as it was written.
+struct Whole {
+    count: u64,
+    bytes: Vec<u8>,
+    /// Where in them the value begins.
+    json: usize,
+}
+
+/// Writes `value` in the place of whatever stands there; it is on disk, twice, when this returns.
 ///
-/// One writer a path: the file beside it has a fixed name, so that crashes leave at most one.
+/// One writer a path: the files beside it have fixed names, so that crashes leave at most those.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    file.sync_data()?;
-    std::fs::rename(&beside, path)?;
+    let copies = copies(path);
+    let count = newest(&look(&copies)?).map_or(0, |newest| newest.count);
+    let bytes = sealed(count + 1, &serde_json::to_vec(value)?);
+    // Both are written before the first is synced: many file systems take both to the disk in one go then.
+    for file in copies.each_ref().map(|copy| begin(copy, &bytes)) {
+        file?.sync_data()?;
+    }
+    for copy in &copies {
+        std::fs::rename(beside(copy), copy)?;
+    }
     sync_folder(path)
 }
 
+/// Who reads a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reader {
+    /// Whoever writes it, and nobody else does meanwhile: a copy that is not as it should be is written again.
+    Writer,
+    /// Somebody else, who leaves it as it is.
+    Another,
+}
+
 /// Reads what [`write()`] wrote; `None` if nothing stands there.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<Option<T>> {
+    let copies = copies(path);
+    let found = look(&copies)?;
+    let value = match newest(&found) {
+        Some(newest) => serde_json::from_slice(&newest.bytes[newest.json..])?,
+        None if matches!(found, [Copy::Missing, Copy::Missing]) => return Ok(None),
+        None => {
+            let shown = path.display();
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no copy of {shown} is whole")));
+        }
+    };
+    match by {
+        Reader::Writer => mend(&copies, &found),
+        Reader::Another => {
+            for (copy, _) in copies.iter().zip(&found).filter(|(_, found)| matches!(found, Copy::Damaged)) {
+                tracing::warn!(copy = %copy.display(), "a copy of a record is damaged");
+            }
+        }
+    }
+    Ok(Some(value))
+}
+
+/// Removes a record for good; nothing there is fine.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    let mut removed = false;
+    for copy in copies(path) {
+        match std::fs::remove_file(copy) {
+            Ok(()) => removed = true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if removed { sync_folder(path) } else { Ok(()) }
+}
+
+/// Where the copies of a record stand.
+pub(crate) fn copies(path: &Path) -> [PathBuf; 2] {
+    [path.to_owned(), path.with_extension("copy")]
+}
+
+fn beside(copy: &Path) -> PathBuf {
+    let mut name = copy.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+fn begin(copy: &Path, bytes: &[u8]) -> io::Result<File> {
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(beside(copy))?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+/// Puts the newest copy in the place of one that is not as it should be.
+fn mend(copies: &[PathBuf; 2], found: &[Copy; 2]) {
+    let Some(newest) = newest(found) else { return };
+    for (copy, found) in copies.iter().zip(found) {
+        let was = match found {
+            // Nobody has written a second one yet.
+            Copy::Missing if newest.count == 0 => continue,
+            Copy::Missing => "missing",
+            Copy::Damaged => "damaged",
+            Copy::Whole(whole) if whole.count == newest.count => continue,
+            Copy::Whole(_) => "an older one",
+        };
+        let mended = begin(copy, &newest.bytes)
+            .and_then(|file| file.sync_data())
+            .and_then(|()| std::fs::rename(beside(copy), copy))
+            .and_then(|()| sync_folder(copy));
+        if let Err(error) = mended {
+            tracing::warn!(%error, copy = %copy.display(), was, "write a copy of a record again");
+        } else {
+            tracing::warn!(copy = %copy.display(), was, "a copy of a record was written again");
+        }
+    }
+}
+
+fn sealed(count: u64, json: &[u8]) -> Vec<u8> {
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(format!("{count}\n").as_bytes()), json);
+    [format!("{MARK}{count} {checksum:08x}\n").as_bytes(), json].concat()
+}
+
+fn look([first, second]: &[PathBuf; 2]) -> io::Result<[Copy; 2]> {
+    Ok([look_at(first)?, look_at(second)?])
+}
+
+fn look_at(copy: &Path) -> io::Result<Copy> {
+    match std::fs::read(copy) {
+        Ok(bytes) => Ok(opened(bytes).map_or(Copy::Damaged, Copy::Whole)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Copy::Missing),
+        // What the disk does not give back is as good as altered.
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(Copy::Damaged),
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(Copy::Damaged),
         Err(error) => Err(error),
     }
 }
 
-/// Removes a file for good; nothing there is fine.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Ok(()) => sync_folder(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
+/// The bytes of a copy, if they are as they were written.
+fn opened(bytes: Vec<u8>) -> Option<Whole> {
+    if bytes.first() == Some(&b'{') {
+        return serde_json::from_slice::<IgnoredAny>(&bytes).ok().map(|_| Whole { count: 0, bytes, json: 0 });
     }
+    let json = bytes.iter().position(|byte| *byte == b'\n')? + 1;
+    let (count, _) = std::str::from_utf8(&bytes[..json]).ok()?.strip_prefix(MARK)?.split_once(' ')?;
+    let count = count.parse().ok()?;
+    (sealed(count, &bytes[json..]) == bytes).then_some(Whole { count, bytes, json })
+}
+
+fn newest(copies: &[Copy; 2]) -> Option<&Whole> {
+    let whole = copies.iter().filter_map(|copy| match copy {
+        Copy::Whole(whole) => Some(whole),
+        Copy::Missing | Copy::Damaged => None,
+    });
+    whole.max_by_key(|whole| whole.count)
 }
 
 /// Makes a folder and its parents, for us alone.
@@ -81,3 +225,6 @@ fn lock_opened(file: File, path: &Path) -> io::Result<Lock> {
         Ok(Lock::Theirs)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,11 +10,16 @@ use chancery_events::id::IncarnationId;
 use chancery_events::observation::Report;
 use chancery_events::protocol::Command;
 
+use crate::plan::Changes;
+
 /// A runtime that carries out commands.
 ///
 /// Callers do not overlap calls for one incarnation; calls for different ones may overlap at will. Each call
 /// returns soon: it begins the work and does not wait for processes to start or to end.
 pub trait Orchestrator: Send + Sync + 'static {
+    /// Whether an ensure at a higher revision with another spec changes what runs, or fails.
+    const CHANGES: Changes;
+
     /// Carries out a command. Its outcome, also that of a command carried out before, is a change.
     fn carry_out(&self, command: Command) -> impl Future<Output = ()> + Send;
 

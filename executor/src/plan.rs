@@ -6,14 +6,23 @@
 //! | there is | up (ensure) | down (stop, kill) | removed (judged) |
 //! |---|---|---|---|
 //! | nothing, or an order that was not begun | start | bury | bury |
-//! | starting, up | adopt: only the revision rises; another spec fails, never | end | end, then gone |
-//! | starting, up, and being ended | fails, retry | end, perhaps sooner | end, then gone |
+//! | starting, up | adopt: only the revision rises, and the rule of starting again is taken over; with another spec: change, or fail, never, where the runtime cannot | end | end, then gone |
+//! | being changed | adopt: it goes on; with yet another spec, or the old one: change | end | end, then gone |
+//! | up, and could not be changed | adopt; with another spec: change; the same order again: answer | end | end, then gone |
+//! | starting, up, being changed, and being ended | fails, retry | end, perhaps sooner | end, then gone |
 //! | ended | adopt: it is reported at the new revision; the same order again: answer | adopt | bury |
 //! | failed to start | start; the same order again: answer | bury | bury |
 //! | gone | start; the same order again: answer | bury: the tombstone rises | bury |
 //!
-//! *Start* is *bury* if the order had its outcome before. *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
-//! a crash between the two leaves one "that was not begun".
+//! An order that had its outcome before starts and changes nothing: *start* is *bury* for it, and *change* is *adopt*.
+//! *Bury* records the tombstone; `Gone` may be reported only after that. An order is recorded before it is begun, so
+//! a crash between the two leaves one "that was not begun", or is "being changed".
+//!
+//! *Change* gives what runs another spec, in place. It ends as a start does, ready or failed, in one report at the
+//! revision of its order; but when it fails, what ran before runs on as it was. That order is then answered with its
+//! failure until a higher one comes, or it comes again as one that had its outcome: what runs is not what it asked for,
+//! so nothing else may be reported at its revision but an end. What has not come up yet when another spec comes is
+//! started with that one. Which runtimes can change what runs is [`Changes`].
 
 use std::time::Duration;
 
@@ -37,6 +46,15 @@ pub struct Order {
     pub standing: Standing,
     /// From asking until killing, also when a sibling's end ends it.
     pub grace: Duration,
+}
+
+/// Whether a runtime can give what runs another spec.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changes {
+    /// It can.
+    InPlace,
+    /// What runs stays as it was started: another spec takes another incarnation.
+    Never,
 }
 
 /// How an incarnation is wanted.
@@ -106,6 +124,23 @@ pub enum State {
         /// Whether it has been ready before.
         before: Before,
     },
+    /// It is up, and is being given the spec that is recorded.
+    Changing {
+        /// Those that were there before.
+        processes: Vec<Process>,
+    },
+    /// It is up as it was: it could not be given the spec that its last order brought. The one that is recorded is
+    /// that of what runs.
+    Unchanged {
+        /// Each process.
+        processes: Vec<Process>,
+        /// Whether it has been ready before.
+        before: Before,
+        /// Why.
+        message: String,
+        /// Whether it is worth trying again.
+        hope: Hope,
+    },
     /// It ran, and nothing of it exists any more but how it ended.
     Ended {
         /// How.
@@ -128,8 +163,22 @@ impl State {
     /// Whether it was carried out to its end: nothing of it exists.
     pub fn is_over(&self) -> bool {
         match self {
-            State::Accepted | State::Starting { .. } | State::Up { .. } => false,
+            State::Accepted
+            | State::Starting { .. }
+            | State::Up { .. }
+            | State::Changing { .. }
+            | State::Unchanged { .. } => false,
             State::Ended { .. } | State::Failed { .. } | State::Gone => true,
+        }
+    }
+
+    /// Whether any of it may exist.
+    fn is_alive(&self) -> bool {
+        match self {
+            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
+                true
+            }
+            State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => false,
         }
     }
 }
@@ -150,6 +199,8 @@ pub enum Step {
     Start,
     /// Record the order: it is met by what is there.
     Adopt,
+    /// Record the order and its spec, then make what runs that.
+    Change,
     /// Record the order, then ask everything to end, and kill it after the grace.
     End(Duration),
     /// Make sure that nothing can start any more, record the tombstone, drop the rest.
@@ -160,8 +211,8 @@ pub enum Step {
     Refuse(&'static str, Hope),
 }
 
-/// What `order` means for what is there; `spec` is what it brings along.
-pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) -> Step {
+/// What `order` means for what is there; `spec` is what it brings along, and `changes` what the runtime can do.
+pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, changes: Changes) -> Step {
     // Met: it was up once. What is not there any more is never started a second time in the same incarnation.
     let begin = if order.may_start() { Step::Start } else { Step::Bury };
     let Some(present) = present else {
@@ -171,25 +222,53 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>) ->
         return Step::Answer;
     }
     let again = order.rank() == present.order.rank();
-    let alive = matches!(present.state, State::Starting { .. } | State::Up { .. });
+    let is_open = order.standing == Standing::Open;
+    let alive = present.state.is_alive();
+    let as_it_runs = runs_as(present.spec.as_ref(), spec);
     match (&present.state, order.aim) {
         (_, Aim::Up) if alive && present.order.aim != Aim::Up => {
             Step::Refuse("it is being ended", Hope::Retry)
         }
-        (_, Aim::Up) if alive && spec != present.spec.as_ref() => {
-            Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
-        }
+        (State::Unchanged { .. }, Aim::Up) if again && is_open => Step::Answer,
+        (_, Aim::Up) if alive && is_open && !as_it_runs => match changes {
+            Changes::InPlace => Step::Change,
+            Changes::Never => {
+                Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never)
+            }
+        },
+        // Also the same order, once nobody waits for its outcome any more.
+        (State::Unchanged { .. }, Aim::Up) => Step::Adopt,
         (State::Accepted, Aim::Up) => begin,
+        (_, Aim::Up) if again && alive && as_it_runs && spec != present.spec.as_ref() => Step::Adopt,
         (_, Aim::Up) if again => Step::Answer,
         (State::Failed { .. } | State::Gone, Aim::Up) => begin,
-        (State::Starting { .. } | State::Up { .. } | State::Ended { .. }, Aim::Up) => Step::Adopt,
+        (
+            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Ended { .. },
+            Aim::Up,
+        ) => Step::Adopt,
         // Repeated, because a crash may have come between recording the order and asking.
-        (State::Starting { .. } | State::Up { .. }, Aim::Down | Aim::Removed) => Step::End(order.grace),
+        (
+            State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. },
+            Aim::Down | Aim::Removed,
+        ) => Step::End(order.grace),
         (State::Ended { .. }, Aim::Down) => Step::Adopt,
         (State::Gone, Aim::Down | Aim::Removed) if again => Step::Answer,
         (State::Accepted | State::Failed { .. } | State::Gone, Aim::Down | Aim::Removed) => Step::Bury,
         (State::Ended { .. }, Aim::Removed) => Step::Bury,
     }
+}
+
+fn runs_as(there: Option<&RunSpec>, brought: Option<&RunSpec>) -> bool {
+    match (there, brought) {
+        (Some(there), Some(brought)) => there.runs_as(brought),
+        (there, brought) => there.is_none() && brought.is_none(),
+    }
+}
+
+/// The spec of what is there, when an order was adopted that brought another one: of something that runs alike, the
+/// rule of starting again is the newest.
+pub fn adopted(there: Option<RunSpec>, brought: Option<&RunSpec>) -> Option<RunSpec> {
+    if runs_as(there.as_ref(), brought) { brought.cloned() } else { there }
 }
 
 /// Whether a report is worth a message of its own, or only a line in a list.
@@ -205,28 +284,22 @@ pub enum Told {
 pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
     let Order { revision, aim, .. } = present.order;
     let report = |revision, saw| Report { incarnation, revision, saw };
+    // It reflects less than what is ordered now.
+    let below = |saw| Told::ListOnly(report(revision.saturating_sub(1), saw));
     match &present.state {
-        State::Accepted => {
-            Told::ListOnly(report(revision.saturating_sub(1), Saw::NotReady { processes: Vec::new() }))
+        State::Accepted => below(Saw::NotReady { processes: Vec::new() }),
+        State::Starting { processes } | State::Changing { processes } => {
+            below(Saw::NotReady { processes: processes.clone() })
         }
-        State::Starting { processes } => {
-            let saw = Saw::NotReady { processes: processes.clone() };
-            Told::ListOnly(report(revision.saturating_sub(1), saw))
-        }
-        State::Up { processes, before } => {
-            let processes = processes.clone();
-            let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
-            let saw = match before {
-                _ if online => Saw::Ready { processes },
-                Before::NeverReady => Saw::Ensured { processes },
-                Before::Ready => Saw::NotReady { processes },
-            };
-            match aim {
-                Aim::Up => Told::Change(report(revision, saw)),
-                // What is still being ended reflects no revision of the order that ends it.
-                Aim::Down | Aim::Removed => Told::ListOnly(report(revision.saturating_sub(1), saw)),
-            }
-        }
+        State::Up { processes, before: been } => match aim {
+            Aim::Up => Told::Change(report(revision, saw(processes, *been))),
+            // What is still being ended reflects no revision of the order that ends it.
+            Aim::Down | Aim::Removed => below(saw(processes, *been)),
+        },
+        State::Unchanged { processes, before: been, message, hope } => match aim {
+            Aim::Up => Told::Change(report(revision, Saw::Failed { message: message.clone(), hope: *hope })),
+            Aim::Down | Aim::Removed => below(saw(processes, *been)),
+        },
         State::Ended { exit, processes } => {
             Told::Change(report(revision, Saw::Ended { exit: exit.clone(), processes: processes.clone() }))
         }
@@ -234,6 +307,17 @@ pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
             Told::Change(report(revision, Saw::Failed { message: message.clone(), hope: *hope }))
         }
         State::Gone => Told::Change(report(revision, Saw::Gone)),
+    }
+}
+
+/// What is seen of processes that were started.
+fn saw(processes: &[Process], before: Before) -> Saw {
+    let processes = processes.to_vec();
+    let online = processes.iter().all(|p| p.status == ProcessStatus::Online);
+    match before {
+        _ if online => Saw::Ready { processes },
+        Before::NeverReady => Saw::Ensured { processes },
+        Before::Ready => Saw::NotReady { processes },
     }
 }
 

@@ -14,7 +14,7 @@ use chancery_events::protocol::Life;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{self, Lock};
+use crate::durable::{self, Lock, Reader};
 use crate::session::Seen;
 
 /// The folder of one executor, locked for as long as this lives.
@@ -52,7 +52,7 @@ impl Scope {
         match durable::lock(&root.join("lock")).map_err(ScopeError::Storage)? {
             Lock::Theirs => Err(ScopeError::Taken),
             Lock::Ours(lock) => {
-                let seen = durable::read(&head).map_err(ScopeError::Storage)?;
+                let seen = durable::read(&head, Reader::Writer).map_err(ScopeError::Storage)?;
                 let (id, life) = begin_life(&root.join("scope.json")).map_err(ScopeError::Storage)?;
                 Ok((Scope { head, id, life, _lock: lock }, seen))
             }
@@ -77,7 +77,7 @@ impl Scope {
 
 /// Counts one more life; it is on disk when this returns.
 fn begin_life(path: &Path) -> io::Result<(ScopeId, Life)> {
-    let mut kept = match durable::read(path)? {
+    let mut kept = match durable::read(path, Reader::Writer)? {
         Some(kept) => kept,
         None => Kept { id: ScopeId::from_random(random()?), lives: 0 },
     };
@@ -123,7 +123,9 @@ mod tests {
     fn a_scope_that_cannot_be_read_does_not_become_another_one() {
         let dir = tempfile::tempdir().expect("a folder");
         open(dir.path());
-        std::fs::write(dir.path().join("scope.json"), "{\"id\":\"no").expect("written");
+        for copy in ["scope.json", "scope.copy"] {
+            std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");
+        }
         assert!(matches!(Scope::open(dir.path()), Err(ScopeError::Storage(_))));
     }
 }

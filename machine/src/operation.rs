@@ -17,8 +17,9 @@
 //! | newer \ there | same kind | stop waits | waits otherwise | stop runs | delete | runs otherwise |
 //! |---|---|---|---|---|---|---|
 //! | start | one | the stop is cancelled | create, start: one; else same | refused | refused | same |
-//! | update (of a deployment) | one | comes later | supersedes | comes later | never | comes later |
+//! | update (of a deployment) | one | comes later | comes later | comes later | never | comes later |
 //! | relocate, restart | one | refused | supersedes; create, start: refused | refused | refused | refused |
+//! | relocate (of a disruption) | one | comes later | supersedes an update, restart or relocate to any node | comes later | comes later | comes later |
 //! | stop | one | – | supersedes | – | refused | waits behind it; approved, it supersedes it |
 //! | delete | one | supersedes | supersedes | waits behind it | – | waits behind it; approved, it supersedes it |
 //!
@@ -104,6 +105,19 @@ fn spec_of<'a>(
     Some((plan, deployment, plan.spec_of(deployment.generation)))
 }
 
+/// Whether its deployment begins nothing more.
+pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
+    let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
+    let deployment = key.and_then(|key| fleet.deployments().get(&key));
+    operation.by.is_none()
+        && deployment.is_some_and(|of| {
+            !matches!(
+                of.state,
+                crate::state::DeploymentState::InProgress | crate::state::DeploymentState::Paused
+            )
+        })
+}
+
 /// The actor behind an operation, if there is one: a disruption's is whoever approved it.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     match &operation.by {
@@ -148,6 +162,10 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         if proposal.hash != shown.hash && !planted::is(Bug::ApprovesAnyHash) {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
             return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
+        }
+        if is_given_up(fleet, operation) {
+            let detail = format!("the deployment of operation {id} is ending");
+            return Err(Refusal::new(Code::NotPending, detail).at(pointer, "is not wanted any more"));
         }
         let place = operation.node.as_ref();
         let spec = spec_of(fleet, operation).map(|(.., spec)| spec);

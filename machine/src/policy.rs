@@ -107,9 +107,17 @@ pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&
 pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
-        let id =
-            of.waiting.first().filter(|_| is_open(&of.spec, ctx.now) && has_room(fleet, name, &of.spec))?;
-        let operation = fleet.operations().get(id)?;
+        if !is_open(&of.spec, ctx.now) || !has_room(fleet, name, &of.spec) {
+            return None;
+        }
+        let (id, operation) = of.waiting.iter().find_map(|id| {
+            let operation = fleet.operations().get(id)?;
+            let crate::state::OperationState::PendingApproval(proposal) = &operation.state else {
+                return None;
+            };
+            let fits = proposal.expires > ctx.now && !operation::is_given_up(fleet, operation);
+            fits.then_some((id, operation))
+        })?;
         let mut draft = Draft::new(ctx);
         operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
         let facts = draft.done();

@@ -226,7 +226,7 @@ fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'
 }
 
 /// The affinities that the node would break, in words.
-fn strain(
+pub(crate) fn strain(
     fleet: &Fleet,
     spec: &PlanSpec,
     node: &NodeName,

@@ -414,16 +414,9 @@ impl Replica {
         self.active.is_none() && self.passive.is_none() && self.operation.is_none()
     }
 
-    /// Whether it runs, and an update may be opened: what is asked of it besides can be superseded.
+    /// Whether it runs, and nothing is being done about it: it may be updated.
     pub fn is_free(&self) -> bool {
-        let gives_way =
-            |open: Open| !open.begun && matches!(open.kind, OperationKind::Relocate | OperationKind::Restart);
-        self.active.is_some() && self.passive_is_free() && self.open().all(gives_way)
-    }
-
-    /// Whether nothing is left of a run that lost its place: one that only waits for approval goes with its operation.
-    fn passive_is_free(&self) -> bool {
-        self.passive.is_none() || self.operation.is_some_and(|open| !open.begun)
+        self.active.is_some() && self.passive.is_none() && self.operation.is_none()
     }
 
     /// Its incarnations that are not over, the one that counts first.

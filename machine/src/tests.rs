@@ -15,3 +15,4 @@ mod reports;
 mod scopes;
 mod strategies;
 mod undo;
+mod walk;

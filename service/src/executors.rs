@@ -281,7 +281,8 @@ where
                 trampoline_args: vec!["exec-when-told".into()],
             };
             let Means { output, cgroup, files } = means.clone();
-            let processes = process::Config { root: root.to_owned(), program, output, cgroup, files };
+            let root = root.to_owned();
+            let processes = process::Config { root, program, output, cgroup, files, boot: None };
             chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
         }
         Runtime::Simulated => {

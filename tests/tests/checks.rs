@@ -296,18 +296,32 @@ fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
     });
 }
 
+/// Kills the one process that runs; the row of its replica before.
+fn kill_behind_its_back(server: &Server) -> serde_json::Value {
+    let row = server.client().wait_for("web", "running", 1).remove(0);
+    let pid = payloads(server.data())[0].pid;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it can be killed");
+    row
+}
+
 #[test]
-fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_its_place_is_free() {
+fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_again() {
     let server = Server::start();
     let client = server.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", 1);
-    client.wait_for("web", "running", 1);
-    let pid = payloads(server.data())[0].pid;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it can be killed");
+    let before = kill_behind_its_back(&server);
+    let after = until("it runs again", || {
+        let row = client.items("replicas?plan=web&phase=running").pop()?;
+        (row["incarnation"] != before["incarnation"]).then_some(row)
+    });
+    assert_eq!(after["name"], before["name"]);
+    // The second time in a row it waits, and says how long.
+    kill_behind_its_back(&server);
     let failed = client.wait_for("web", "failed", 1);
-    assert!(failed[0]["message"].as_str().is_some_and(|m| m.contains('9')), "{}", failed[0]);
+    let message = failed[0]["message"].as_str().unwrap_or_default();
+    assert!(message.contains('9') && failed[0]["again"].is_string(), "{}", failed[0]);
     client.must("replica.start", &json!({"name": failed[0]["name"]}));
     client.wait_for("web", "running", 1);
 }

@@ -31,6 +31,11 @@ fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
 }
 
 #[test]
+fn relocates_whose_starts_fail_are_never_seen_by_whoever_looks() {
+    run(Lane::Relocates, Place::Embedded, 12);
+}
+
+#[test]
 fn a_clock_that_leaps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
     run(Lane::Clock, Place::Embedded, 6);
 }

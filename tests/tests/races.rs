@@ -1,9 +1,10 @@
-//! The page of races names tests that exist, and each race once: shown, or waiting.
+//! The pages of races and of checks name tests that exist, and each race and check once: shown, or waiting.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const PAGE: &str = include_str!("../../docs/races.md");
+const RACES: &str = include_str!("../../docs/races.md");
+const CHECKS: &str = include_str!("../../docs/checks.md");
 
 /// Races that the numbering leaves out.
 const UNUSED: [u32; 7] = [53, 54, 55, 56, 57, 58, 59];
@@ -25,27 +26,63 @@ fn numbers(row: &str) -> Vec<u32> {
     parts.collect()
 }
 
+/// Rows of a table whose first cell begins so.
+fn rows<'a>(part: &'a str, letters: &'a [char]) -> impl Iterator<Item = &'a str> {
+    part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
+}
+
+/// The tests that a row names exist.
+fn names_tests(row: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    for (path, name) in quoted(row).filter_map(|name| name.split_once("::")) {
+        let source =
+            std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let here = [format!("fn {name}("), format!("fn {name}<")].iter().any(|start| source.contains(start));
+        assert!(here, "{path} has no test {name}");
+    }
+}
+
 #[test]
 fn every_race_is_shown_by_a_test_that_exists_or_waits_for_something() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-    let (shown, waiting) = PAGE.split_once("\n## Waiting\n").expect("a list of those that wait");
-    let rows = |part: &'static str| part.lines().filter(|line| line.starts_with("| R"));
+    let (shown, waiting) = RACES.split_once("\n## Waiting\n").expect("a list of those that wait");
     let mut all = BTreeSet::new();
-    for row in rows(shown) {
-        let tests: Vec<_> = quoted(row).filter_map(|name| name.split_once("::")).collect();
-        assert!(!tests.is_empty(), "no test: {row}");
-        for (path, name) in tests {
-            let source =
-                std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-            let here =
-                [format!("fn {name}("), format!("fn {name}<")].iter().any(|start| source.contains(start));
-            assert!(here, "{path} has no test {name}");
-        }
+    for row in rows(shown, &['R']).filter(|row| row.starts_with("| R")) {
+        assert!(quoted(row).any(|name| name.contains("::")), "no test: {row}");
+        names_tests(row);
         for number in numbers(row) {
             assert!(all.insert(number), "R{number} is there twice");
         }
     }
-    all.extend(rows(waiting).flat_map(numbers));
+    all.extend(rows(waiting, &['R']).flat_map(numbers));
     let wanted: BTreeSet<u32> = (1..=86).filter(|number| !UNUSED.contains(number)).collect();
     assert_eq!(all, wanted, "every race is shown or waits");
+}
+
+#[test]
+fn every_check_is_shown_by_a_test_that_exists_or_waits_for_something() {
+    let (shown, waiting) = CHECKS.split_once("\n## Waiting\n").expect("a list of those that wait");
+    let letters = ['M', 'A', 'B', 'C', 'D', 'F'];
+    let cell = |row: &str| row.split('|').nth(1).expect("a first cell").trim().to_owned();
+    let mut all = BTreeSet::new();
+    for row in rows(shown, &letters) {
+        assert!(
+            quoted(row).any(|name| name.contains("::")) || row.contains("performance.md"),
+            "no test: {row}"
+        );
+        names_tests(row);
+        for check in cell(row).split(", ") {
+            assert!(all.insert(check.to_owned()), "{check} is there twice");
+        }
+    }
+    all.extend(rows(waiting, &letters).flat_map(|row| {
+        let cell = cell(row);
+        cell.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    }));
+    let of = |letter: char, numbers: std::ops::RangeInclusive<u32>| {
+        numbers.map(move |number| format!("{letter}{number}"))
+    };
+    let wanted = of('M', 1..=37).chain(of('M', 54..=55)).chain(of('A', 4..=11)).chain(of('B', 1..=5));
+    let wanted =
+        wanted.chain(of('C', 1..=9)).chain(of('C', 11..=11)).chain(of('D', 1..=9)).chain(of('F', 1..=5));
+    assert_eq!(all, wanted.collect::<BTreeSet<_>>(), "every check is shown or waits");
 }

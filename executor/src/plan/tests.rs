@@ -1,4 +1,5 @@
 use chancery_events::id::{Lineage, Position};
+use chancery_events::spec::Restart;
 
 use super::*;
 
@@ -8,6 +9,7 @@ fn spec(replica: &str) -> RunSpec {
         replica: replica.parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
+        restart: Restart::BestEffort,
         payloads: vec![],
     }
 }
@@ -35,6 +37,14 @@ fn ended() -> State {
 
 fn failed() -> State {
     State::Failed { message: "no".into(), hope: Hope::Retry }
+}
+
+fn changing() -> State {
+    State::Changing { processes: vec![] }
+}
+
+fn unchanged() -> State {
+    State::Unchanged { processes: vec![], before: Before::Ready, message: "no".into(), hope: Hope::Retry }
 }
 
 #[test]
@@ -92,14 +102,95 @@ fn an_order_means_what_is_there_makes_of_it() {
     ];
     for (there, order, then, because) in cases {
         let there = there.map(|(last, state)| present(last, state));
-        assert_eq!(
-            step(there.as_ref(), &order, Some(&spec("web-1"))),
-            then,
-            "{because}: {order:?} on {there:?}"
-        );
+        // It brings the spec that is there: whether it could be changed does not matter.
+        for changes in [Changes::InPlace, Changes::Never] {
+            assert_eq!(
+                step(there.as_ref(), &order, Some(&spec("web-1")), changes),
+                then,
+                "{because}: {order:?} on {there:?}"
+            );
+        }
     }
-    let other = step(Some(&present(order(Up, 1, 1), runs())), &order(Up, 2, 1), Some(&spec("web-2")));
-    assert!(matches!(other, Step::Refuse(_, Hope::Never)), "what runs is not changed");
+}
+
+#[test]
+fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewhere() {
+    use Aim::{Down, Up};
+    let starting = || State::Starting { processes: vec![] };
+    let met = |order| Order { standing: Standing::Met, ..order };
+    let refused = Step::Refuse("it runs with another spec, and what runs is not changed", Hope::Never);
+    let being_ended = Step::Refuse("it is being ended", Hope::Retry);
+    let change = || (Step::Change, refused.clone());
+    let both = |step: Step| (step.clone(), step);
+    // Of what is there the spec is always "web-1".
+    let cases = [
+        // There is  last order    order        its spec  then where it can, and elsewhere  because
+        (runs(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "it is to be another one"),
+        (starting(), order(Up, 1, 1), order(Up, 2, 1), "web-2", change(), "also before it is up"),
+        (runs(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "an attempt is an order"),
+        (runs(), order(Up, 3, 1), order(Up, 2, 9), "web-2", both(Step::Answer), "a lower revision is closed"),
+        (runs(), order(Up, 1, 1), met(order(Up, 2, 1)), "web-2", both(Step::Adopt), "nobody waits for it"),
+        (
+            runs(),
+            order(Up, 2, 1),
+            met(order(Up, 2, 1)),
+            "web-2",
+            both(Step::Answer),
+            "nor for a repeated one",
+        ),
+        (runs(), order(Down, 2, 1), order(Up, 3, 1), "web-2", both(being_ended.clone()), "it is half ended"),
+        (ended(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(Step::Adopt), "an end is final"),
+        (failed(), order(Up, 1, 1), order(Up, 2, 1), "web-2", both(Step::Start), "nothing is there"),
+        (changing(), order(Up, 2, 1), order(Up, 2, 1), "web-1", both(Step::Answer), "it is at work"),
+        (changing(), order(Up, 2, 1), order(Up, 2, 2), "web-1", both(Step::Adopt), "and stays so"),
+        (changing(), order(Up, 2, 1), met(order(Up, 3, 1)), "web-2", both(Step::Adopt), "and stays so"),
+        (changing(), order(Up, 2, 1), order(Up, 3, 1), "web-2", change(), "not any more, or back"),
+        (changing(), order(Up, 2, 1), order(Up, 1, 1), "web-2", both(Step::Answer), "the order from before"),
+        (changing(), order(Down, 3, 1), order(Up, 4, 1), "web-1", both(being_ended), "it is half ended"),
+        (unchanged(), order(Up, 2, 1), order(Up, 2, 1), "web-2", both(Step::Answer), "this attempt failed"),
+        (unchanged(), order(Up, 2, 1), order(Up, 2, 2), "web-2", change(), "the next may not"),
+        (
+            unchanged(),
+            order(Up, 2, 1),
+            order(Up, 3, 1),
+            "web-1",
+            both(Step::Adopt),
+            "it never was another one",
+        ),
+        (
+            unchanged(),
+            order(Up, 2, 1),
+            met(order(Up, 2, 1)),
+            "web-2",
+            both(Step::Adopt),
+            "the failure was heard",
+        ),
+        (
+            unchanged(),
+            order(Up, 2, 1),
+            met(order(Up, 3, 1)),
+            "web-3",
+            both(Step::Adopt),
+            "the failure was heard",
+        ),
+    ];
+    for (state, last, order, brings, (can, cannot), because) in cases {
+        let there = present(last, state);
+        for (changes, then) in [(Changes::InPlace, can), (Changes::Never, cannot)] {
+            assert_eq!(
+                step(Some(&there), &order, Some(&spec(brings)), changes),
+                then,
+                "{because}: {order:?} with {brings} on {there:?}, {changes:?}"
+            );
+        }
+    }
+    for state in [changing(), unchanged()] {
+        for aim in [Down, Aim::Removed] {
+            let there = present(order(Up, 2, 1), state.clone());
+            let end = step(Some(&there), &order(aim, 3, 1), None, Changes::InPlace);
+            assert_eq!(end, Step::End(Duration::from_secs(9)), "{aim:?} on {there:?}");
+        }
+    }
 }
 
 #[test]
@@ -115,6 +206,9 @@ fn a_report_names_the_revision_that_it_reflects() {
         (Aim::Up, runs(), (5, "change"), "the outcome"),
         (Aim::Down, runs(), (4, "list"), "what is to end and has not is no outcome"),
         (Aim::Down, ended(), (5, "change"), "the outcome"),
+        (Aim::Up, changing(), (4, "list"), "no outcome yet"),
+        (Aim::Up, unchanged(), (5, "change"), "the outcome"),
+        (Aim::Down, unchanged(), (4, "list"), "what is to end and has not is no outcome"),
         (Aim::Up, failed(), (5, "change"), "the outcome"),
         (Aim::Down, State::Gone, (5, "change"), "the outcome"),
     ];
@@ -133,14 +227,37 @@ fn ready_means_all_online() {
     assert!(matches!(saw(up(ProcessStatus::Online, Before::NeverReady)), Saw::Ready { .. }));
     assert!(matches!(saw(up(ProcessStatus::Initializing, Before::NeverReady)), Saw::Ensured { .. }));
     assert!(matches!(saw(up(ProcessStatus::Initializing, Before::Ready)), Saw::NotReady { .. }));
+    assert!(matches!(saw(unchanged()), Saw::Failed { hope: Hope::Retry, .. }), "what runs was not asked for");
 }
 
 #[test]
 fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
     let met = Order { standing: Standing::Met, ..order(Aim::Up, 1, 1) };
-    assert_eq!(step(None, &met, Some(&spec("web-1"))), Step::Bury);
+    let on = |there: Option<&Present>| step(there, &met, Some(&spec("web-1")), Changes::InPlace);
+    assert_eq!(on(None), Step::Bury);
     let lost = present(order(Aim::Up, 1, 1), State::Accepted);
-    assert_eq!(step(Some(&lost), &met, Some(&spec("web-1"))), Step::Bury);
-    let up = present(met, runs());
-    assert_eq!(step(Some(&up), &met, Some(&spec("web-1"))), Step::Answer);
+    assert_eq!(on(Some(&lost)), Step::Bury);
+    assert_eq!(on(Some(&present(met, runs()))), Step::Answer);
+}
+
+#[test]
+fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() {
+    let rule = |restart| RunSpec { restart, ..spec("web-1") };
+    let there = present(order(Aim::Up, 2, 1), runs());
+    let met = Order { standing: Standing::Met, ..order(Aim::Up, 2, 1) };
+    for (order, because) in [
+        (order(Aim::Up, 3, 1), "with a higher revision"),
+        (met, "and with the same one: what was recorded by an earlier build has no rule"),
+    ] {
+        for changes in [Changes::InPlace, Changes::Never] {
+            let then = step(Some(&there), &order, Some(&rule(Restart::Always)), changes);
+            assert_eq!(then, Step::Adopt, "{because}");
+        }
+    }
+    let late = step(Some(&there), &order(Aim::Up, 1, 1), Some(&rule(Restart::Always)), Changes::Never);
+    assert_eq!(late, Step::Answer, "not with a lower one");
+    let adopt = |brought: &RunSpec| adopted(there.spec.clone(), Some(brought)).map(|spec| spec.restart);
+    assert_eq!(adopt(&rule(Restart::Always)), Some(Restart::Always));
+    let other = RunSpec { restart: Restart::Always, ..spec("web-2") };
+    assert_eq!(adopt(&other), Some(Restart::BestEffort), "what runs is not what that rule is for");
 }

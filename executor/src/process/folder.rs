@@ -1,10 +1,12 @@
 //! The folder of one incarnation, and the durable records in it.
 //!
+//! Each of the records `….json` has a second copy, `….copy` (`durable`).
+//!
 //! | file | written by | holds |
 //! |---|---|---|
 //! | `spec.json` | the executor | the highest order, and the spec; makes the folder ours |
 //! | `tombstone.json` | the executor, holding `keeper.lock` | the revision at or below which nothing will be carried out |
-//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended; never started twice from one record |
+//! | `processes.json` | the holder of `keeper.lock` | what was started and how it ended, or that it is to be started again after a reboot; never started twice from one record |
 //! | `keeper.lock`, `keeper.sock`, `keeper.log` | the keeper | |
 //! | `ready` | the executor | there once it has been ready; a hint, not synced |
 //! | `<payload>-<index>.out.1`, `.err.1`, … | the keeper | what the process wrote |
@@ -26,7 +28,8 @@ use serde::{Deserialize, Serialize};
 use super::KeeperProgram;
 use super::capture::OutputLimits;
 use super::group;
-use crate::durable::{self, Lock};
+use super::identity::Boot;
+use crate::durable::{self, Lock, Reader};
 use crate::plan::{Before, Order, Present, State};
 
 /// What is wanted: `spec.json`.
@@ -43,6 +46,8 @@ pub(super) struct Wanted {
     pub(super) cgroup: Option<PathBuf>,
     #[serde(default)]
     pub(super) files: Option<u64>,
+    #[serde(default)]
+    pub(super) boot: Option<Boot>,
 }
 
 impl Wanted {
@@ -82,6 +87,9 @@ pub(super) struct Tombstone {
 pub(super) struct Record {
     /// The boot in which the pids mean something.
     pub(super) boot: String,
+    /// And the machine, if it can be told.
+    #[serde(default)]
+    pub(super) machine: Option<String>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
@@ -94,6 +102,9 @@ pub(super) enum Phase {
     Recorded,
     /// All programs were executed.
     Started,
+    /// It ran in an earlier boot, and is to be started again in this one; nothing of it exists, and the processes are
+    /// those of then.
+    Again,
     /// Nothing of it exists any more.
     Ended { exit: Exit },
     /// It could not be started; nothing of it exists.
@@ -130,6 +141,8 @@ pub(super) enum Cause {
     Itself,
     /// It was asked to, or killed, by us.
     Asked,
+    /// By itself or by somebody else, after its keeper had been asked to end too: as when the machine goes down.
+    GoingDown,
 }
 
 impl Started {
@@ -147,7 +160,7 @@ impl Record {
     /// The exit that its ends add up to: the first failure that nobody asked for.
     pub(super) fn exit(&self) -> Exit {
         for process in &self.processes {
-            if let Some(End { status, cause: Cause::Itself }) = &process.end {
+            if let Some(End { status, cause: Cause::Itself | Cause::GoingDown }) = &process.end {
                 let how = match status {
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
@@ -161,6 +174,13 @@ impl Record {
             }
         }
         Exit::Clean
+    }
+
+    /// What died without being seen ended, for all that is known, by itself.
+    pub(super) fn end_unseen(&mut self) {
+        for process in &mut self.processes {
+            process.end.get_or_insert(End { status: ProcessStatus::Unknown, cause: Cause::Itself });
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -210,24 +230,24 @@ impl Folder {
         self.path.parent().map_or(Ok(()), durable::sync_folder)
     }
 
-    pub(super) fn wanted(&self) -> io::Result<Option<Wanted>> {
-        durable::read(&self.file("spec.json"))
+    pub(super) fn wanted(&self, by: Reader) -> io::Result<Option<Wanted>> {
+        durable::read(&self.file("spec.json"), by)
     }
 
     pub(super) fn want(&self, wanted: &Wanted) -> io::Result<()> {
         durable::write(&self.file("spec.json"), wanted)
     }
 
-    pub(super) fn tombstone(&self) -> io::Result<Option<Tombstone>> {
-        durable::read(&self.file("tombstone.json"))
+    pub(super) fn tombstone(&self, by: Reader) -> io::Result<Option<Tombstone>> {
+        durable::read(&self.file("tombstone.json"), by)
     }
 
     pub(super) fn bury(&self, revision: u32) -> io::Result<()> {
         durable::write(&self.file("tombstone.json"), &Tombstone { revision })
     }
 
-    pub(super) fn record(&self) -> io::Result<Option<Record>> {
-        durable::read(&self.file("processes.json"))
+    pub(super) fn record(&self, by: Reader) -> io::Result<Option<Record>> {
+        durable::read(&self.file("processes.json"), by)
     }
 
     pub(super) fn write_record(&self, record: &Record) -> io::Result<()> {
@@ -236,6 +256,14 @@ impl Folder {
 
     pub(super) fn drop_record(&self) -> io::Result<()> {
         durable::remove(&self.file("processes.json"))
+    }
+
+    /// The files without which what runs could not be adopted.
+    pub(super) fn records_of_what_runs(&self) -> [PathBuf; 4] {
+        let [spec, processes] =
+            ["spec.json", "processes.json"].map(|record| durable::copies(&self.file(record)));
+        let ([a, b], [c, d]) = (spec, processes);
+        [a, b, c, d]
     }
 
     /// Tries to become the holder of `keeper.lock`.
@@ -275,6 +303,7 @@ pub(super) fn present(
             match &record.phase {
                 Phase::Recorded => State::Starting { processes },
                 Phase::Started => State::Up { processes, before },
+                Phase::Again => State::Starting { processes: Vec::new() },
                 Phase::Ended { exit } => State::Ended { exit: exit.clone(), processes },
                 Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
             }

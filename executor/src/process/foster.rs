@@ -7,24 +7,29 @@
 //!
 //! What orphans write is passed on from here.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::task::Poll;
 use std::time::Duration;
 
-use chancery_events::observation::ProcessStatus;
+use chancery_events::observation::{Exit, ProcessStatus};
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 use super::capture::{self, Capture, Copied, OutputLimits};
+use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
-use super::identity::{Handle, Stat, boot};
+use super::identity::{Boot, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
 use super::wire::LONGEST_GRACE;
+use crate::durable::Lock;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
@@ -33,8 +38,8 @@ const SWEEP: Duration = Duration::from_millis(100);
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Foster {
-    /// For as long as this lives, no keeper starts anything here.
-    _lock: File,
+    /// For as long as this lives, no keeper starts anything here. None if there is no folder any more.
+    lock: Option<File>,
     folder: Folder,
     living: Vec<(usize, AsyncFd<Handle>)>,
     captures: Vec<AsyncFd<Capture>>,
@@ -47,12 +52,14 @@ pub(super) struct Foster {
 impl Foster {
     /// Takes over what the record names and still lives; notes the rest as ended.
     pub(super) fn adopt(
-        lock: File,
+        lock: Option<File>,
         folder: Folder,
         output: OutputLimits,
         record: &mut Record,
+        boot: &Boot,
     ) -> io::Result<Foster> {
-        let same_boot = record.boot == boot()?;
+        // What is to be started again names processes of an earlier boot.
+        let same_boot = record.boot == boot.id && record.phase != Phase::Again;
         let (mut living, mut captures) = (Vec::new(), Vec::new());
         for (number, process) in
             record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
@@ -73,7 +80,7 @@ impl Foster {
             }
         }
         let next = (record.phase == Phase::Recorded).then(|| Instant::now() + TRAMPOLINES_GONE);
-        Ok(Foster { _lock: lock, folder, living, captures, chunk: Vec::new(), kill_at: None, next })
+        Ok(Foster { lock, folder, living, captures, chunk: Vec::new(), kill_at: None, next })
     }
 
     /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
@@ -145,6 +152,20 @@ impl Foster {
         self.next = Some(self.look_again(Instant::now()));
     }
 
+    /// Makes the lock anew, if somebody has taken its file away: it keeps nobody out then.
+    pub(super) fn check_lock(&mut self) -> io::Result<()> {
+        let Some(lock) = &self.lock else { return Ok(()) };
+        if Place::of(&self.folder.file("keeper.lock"))? == Some(Place::of_file(lock)?) {
+            return Ok(());
+        }
+        match self.folder.lock()? {
+            Lock::Ours(lock) => self.lock = Some(lock),
+            // A keeper looks whether it may start, and finds that it may not.
+            Lock::Theirs => return Err(io::Error::other("somebody else has the lock for now")),
+        }
+        Ok(())
+    }
+
     /// Whether nothing of it lives any more.
     pub(super) fn is_over(&self) -> bool {
         self.living.is_empty() && others(&self.folder).is_empty()
@@ -177,12 +198,17 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(owner, Interest::READABLE)
 }
 
-/// Writes how it all ended. The caller holds the lock, by way of the foster.
-pub(super) fn finish(folder: &Folder, wanted: Option<&Wanted>, record: &mut Record) -> io::Result<()> {
+/// Writes how it all ended. The caller holds the lock.
+pub(super) fn finish(
+    folder: &Folder,
+    wanted: Option<&Wanted>,
+    record: &mut Record,
+    exit: Exit,
+) -> io::Result<()> {
     for error in remove_groups(wanted, Some(record)) {
         tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
     }
-    record.phase = Phase::Ended { exit: record.exit() };
+    record.phase = Phase::Ended { exit };
     folder.write_record(record)
 }
 
@@ -192,12 +218,22 @@ fn unseen(cause: Cause) -> End {
 
 /// Everything living that names the folder in its environment.
 fn others(folder: &Folder) -> Vec<Handle> {
-    let variable = [FOLDER_VARIABLE.as_bytes(), b"=", folder.path().as_os_str().as_bytes()].concat();
-    let names_it = |stat: &Stat| {
-        let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == variable)
-    };
     let all = Stat::all().unwrap_or_default();
-    let named = all.iter().filter(|stat| !stat.is_dead() && names_it(stat));
+    let named = all.iter().filter(|stat| folder_named_by(stat).is_some_and(|named| named == folder.path()));
     named.filter_map(|stat| Handle::open(stat.pid, stat.start_time).ok().flatten()).collect()
+}
+
+/// The folders under `root` that living processes name as theirs, whether or not they are there.
+pub(super) fn folders_named(root: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let named = Stat::all()?.iter().filter_map(folder_named_by).collect::<BTreeSet<_>>();
+    Ok(named.into_iter().filter(|folder| folder.starts_with(root)).collect())
+}
+
+fn folder_named_by(stat: &Stat) -> Option<PathBuf> {
+    let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).ok()?;
+    let value = |entry: &[u8]| {
+        let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        Some(PathBuf::from(OsStr::from_bytes(value)))
+    };
+    environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead())
 }

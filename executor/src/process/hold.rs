@@ -5,14 +5,17 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
 
 use super::KeeperProgram;
+use super::drift::Loss;
 use super::folder::{Folder, Phase, Record};
 use super::foster::Foster;
 use super::wire::{self, Request};
@@ -24,6 +27,8 @@ const CONNECT_MOST: Duration = Duration::from_millis(100);
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks, if the first failed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How long a keeper whose folder was lost may take to end everything; then that is done without it.
+const LOST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Who holds the lock.
 #[derive(Debug)]
@@ -36,6 +41,8 @@ pub(super) enum Hold {
     Ours(#[expect(dead_code, reason = "held, not used")] File),
     /// We, and orphans run.
     Foster(Foster),
+    /// We, and what ran before a reboot of the machine is to be started again when it is its turn.
+    Again(File, Arc<Semaphore>),
     /// A keeper, or soon a keeper.
     Kept(KeeperLink),
 }
@@ -49,6 +56,8 @@ pub(super) enum Event {
     Look,
     /// An orphan died, by its number in the record; or it is time for another sweep.
     Orphan(Option<usize>),
+    /// It is its turn to be started again.
+    Turn(OwnedSemaphorePermit),
 }
 
 impl Hold {
@@ -61,6 +70,11 @@ impl Hold {
                 Event::Look
             }
             Hold::Foster(foster) => Event::Orphan(foster.next().await),
+            Hold::Again(_, starts) => match starts.clone().acquire_owned().await {
+                Ok(permit) => Event::Turn(permit),
+                // Nobody closes it.
+                Err(_) => std::future::pending().await,
+            },
             Hold::Kept(link) => link.next().await,
         }
     }
@@ -94,11 +108,26 @@ pub(super) struct KeeperLink {
     pause: Duration,
     /// To be said when connected: the shortest grace.
     stop: Option<Duration>,
+    /// To be said when connected.
+    look: bool,
+    lost: Option<Loss>,
+    /// Until when a keeper whose folder was lost is waited for.
+    until: Option<Instant>,
 }
 
 impl KeeperLink {
     pub(super) fn new(folder: Folder, child: Option<Child>, start: Option<Start>) -> KeeperLink {
-        KeeperLink { folder, child, start, connection: None, pause: CONNECT_FIRST, stop: None }
+        KeeperLink {
+            folder,
+            child,
+            start,
+            connection: None,
+            pause: CONNECT_FIRST,
+            stop: None,
+            look: false,
+            lost: None,
+            until: None,
+        }
     }
 
     /// Asks the keeper to end everything; now, or when it can be reached.
@@ -106,8 +135,31 @@ impl KeeperLink {
         self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
     }
 
+    /// Asks the keeper to see whether everything in the folder is as it should be.
+    pub(super) fn look(&mut self) {
+        self.look = true;
+    }
+
+    /// Asks the keeper to end everything at once, because its folder is lost; it is not waited for without end.
+    pub(super) fn lose(&mut self, loss: Loss) {
+        self.lost = Some(loss);
+        self.until = Some(Instant::now() + LOST_PATIENCE);
+        // Also understood by a keeper of an earlier build.
+        self.stop(Duration::ZERO);
+    }
+
+    /// Ends the keeper itself, if this executor started it.
+    pub(super) fn kill(&mut self) {
+        if let Some(Err(error)) = self.child.as_mut().map(Child::kill) {
+            tracing::warn!(%error, "end a keeper");
+        }
+    }
+
     async fn next(&mut self) -> Event {
         loop {
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                return Event::Look;
+            }
             let Some((lines, writer)) = &mut self.connection else {
                 if self.is_lost() {
                     return Event::Look;
@@ -117,13 +169,24 @@ impl KeeperLink {
                 self.connection = connect(&self.folder).await.ok();
                 continue;
             };
-            if let Some(grace) = self.stop {
+            let requests = [
+                self.lost.map(|loss| Request::Lost { loss }),
+                self.stop.map(|grace| Request::Stop { grace }),
+                self.look.then_some(Request::Look),
+            ];
+            for request in requests.iter().flatten() {
                 // Short enough for the socket's buffer: it is written whole or not at all. A keeper that does not
                 // read it is dead, and found so below.
-                let _ = writer.write_all(&wire::line(&Request::Stop { grace })).await;
-                self.stop = None;
+                let _ = writer.write_all(&wire::line(request)).await;
             }
-            let line = lines.next_line().await;
+            (self.lost, self.stop, self.look) = (None, None, false);
+            let line = match self.until {
+                None => lines.next_line().await,
+                Some(until) => match tokio::time::timeout_at(until, lines.next_line()).await {
+                    Ok(line) => line,
+                    Err(_) => return Event::Look,
+                },
+            };
             let Ok(Some(line)) = line else {
                 self.connection = None;
                 self.pause = CONNECT_FIRST;

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use serde::{Deserialize, Serialize};
+
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// What `/proc/PID/stat` says of a process.
@@ -50,9 +52,23 @@ impl Stat {
     }
 }
 
-/// The boot in which pids and start times mean something.
-pub(super) fn boot() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+/// Which boot of which machine it is: where pids and start times mean something.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Boot {
+    /// Drawn by the kernel each time.
+    pub id: String,
+    /// The same after each reboot, and another one on every other machine; none if that cannot be told.
+    pub machine: Option<String>,
+}
+
+impl Boot {
+    /// As the kernel and `machine-id(5)` say.
+    pub fn of_this_machine() -> io::Result<Boot> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let is_id = |word: &&str| word.len() == 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        Ok(Boot { id, machine: Some(machine.trim()).filter(is_id).map(str::to_owned) })
+    }
 }
 
 /// A living process that is the one that was meant.

@@ -6,11 +6,15 @@
 //! | started | – | – | → ending | → ending | – |
 //! | ending | – | remembers the failure | its end is noted | the shorter grace counts | `failed` or `ended`, and exits |
 //!
+//! Asked to end by a signal, it goes on: the machine is going down, most likely, and its processes are asked too. Their
+//! ends are noted as such, and it is left to an executor to conclude from them (`reboot`).
+//!
 //! Synchronous and single-threaded. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
 //! children, and when `wait` says that it has none, there is none.
 //!
-//! What processes write comes through here as well (`capture`).
+//! What processes write comes through here as well (`capture`). What is done to its folder is seen and put right
+//! (`files`), or ends everything (`drift`).
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,21 +24,27 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use chancery_events::observation::ProcessStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
+use rustix::process::{Signal, getpid};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+mod ending;
+mod files;
+
+use ending::{Ending, Left};
+use files::Mine;
 
 use super::capture::{Capture, Copied};
 use super::client::Client;
-use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
-use super::group;
-use super::identity::{self, Handle, Stat, descendants};
+use super::drift::{Loss, Place, Sight};
+use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
+use super::identity::Boot;
 use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
-use crate::durable::Lock;
+use crate::durable::{Lock, Reader};
+use crate::plan::Aim;
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -61,32 +71,40 @@ fn keep(dir: &Path) -> io::Result<()> {
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::set_child_subreaper(Some(getpid()))?;
-    let ignored = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP, SIGINT] {
+    let (asked, ignored) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    signal_hook::flag::register(SIGTERM, Arc::clone(&asked))?;
+    for signal in [SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
     // The working folder changes below.
     let folder = Folder::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.wanted()? else { return Ok(()) };
-    let buried = folder.tombstone()?.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
-    if !wanted.order.may_start() || buried || folder.record()?.is_some() {
-        return Ok(());
-    }
+    let Some(wanted) = folder.wanted(Reader::Another)? else { return Ok(()) };
+    let boot = wanted.boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
+    let (tombstone, record) = (folder.tombstone(Reader::Another)?, folder.record(Reader::Another)?);
+    let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGCHLD, child_ended)?;
-    // Relative, because the path of a socket may have about 100 bytes and no more.
     std::env::set_current_dir(dir)?;
-    let _ = std::fs::remove_file("keeper.sock");
-    let listener = UnixListener::bind("keeper.sock")?;
-    listener.set_nonblocking(true)?;
-    let record = Record { boot: identity::boot()?, phase: Phase::Recorded, processes: Vec::new() };
+    // While it is our working folder, no other one can be taken for it.
+    let place = Place::of(Path::new("."))?.ok_or(io::ErrorKind::NotFound)?;
+    let sight = Sight::of(&folder, Some(place), 0);
+    let listener = files::listen()?;
+    let Boot { id: boot, machine } = boot;
+    let record = Record { boot, machine, phase: Phase::Recorded, processes: Vec::new() };
     let mut keeper = Keeper {
-        _lock: lock,
+        lock,
         folder,
+        sight,
+        place,
+        looked: Instant::now(),
+        lost: None,
         wanted,
+        start,
         record,
+        asked,
+        is_to_end: false,
         executing: Vec::new(),
         captures: Vec::new(),
         chunk: Vec::new(),
@@ -98,6 +116,34 @@ fn keep(dir: &Path) -> io::Result<()> {
     };
     keeper.start()?;
     keeper.run()
+}
+
+/// Which start it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StartOf {
+    /// That for which the incarnation was made: if it fails, it has not run.
+    Order,
+    /// One after a reboot: if it fails, what ran before has ended with that.
+    Reboot,
+}
+
+/// Whether anything is to be started, and as what.
+fn may_start(
+    wanted: &Wanted,
+    tombstone: Option<Tombstone>,
+    record: Option<&Record>,
+    boot: &Boot,
+) -> Option<StartOf> {
+    if tombstone.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision) {
+        return None;
+    }
+    match record {
+        None => wanted.order.may_start().then_some(StartOf::Order),
+        Some(record) => {
+            let is_intended = record.phase == Phase::Again && record.boot == boot.id;
+            (is_intended && wanted.order.aim == Aim::Up).then_some(StartOf::Reboot)
+        }
+    }
 }
 
 fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
@@ -116,11 +162,23 @@ fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
 
 struct Keeper {
     /// First, so that it is free before a client sees its connection end.
-    _lock: std::fs::File,
+    lock: std::fs::File,
     folder: Folder,
+    sight: Sight,
+    /// Which folder it was.
+    place: Place,
+    /// When it was last looked at.
+    looked: Instant,
+    /// What has become of it, if that is why everything ends.
+    lost: Option<Loss>,
     /// Its grace is that for siblings of a process that ends by itself.
     wanted: Wanted,
+    start: StartOf,
     record: Record,
+    /// Somebody has sent it SIGTERM: whoever takes the machine down, most likely, who ends its processes as well.
+    asked: Arc<AtomicBool>,
+    /// An executor has said that everything is to end.
+    is_to_end: bool,
     /// For each process, the socket at which it is seen whether its program is executed; none once that is known.
     executing: Vec<Option<UnixStream>>,
     /// What is still written.
@@ -132,17 +190,6 @@ struct Keeper {
     ended: UnixStream,
     listener: UnixListener,
     clients: Vec<Client>,
-}
-
-struct Ending {
-    kill_at: Instant,
-}
-
-/// Whether any descendant is left.
-#[derive(PartialEq)]
-enum Left {
-    Some,
-    None,
 }
 
 impl Keeper {
@@ -197,7 +244,11 @@ impl Keeper {
                 self.sweep(Signal::KILL);
             }
             self.copy_output();
-            self.serve();
+            if self.serve() == Mine::No {
+                // As if we had died: whoever has the lock has found what runs, and looks after it.
+                eprintln!("somebody else looks after it");
+                return Ok(());
+            }
             self.wait()?;
         }
     }
@@ -234,103 +285,6 @@ impl Keeper {
         }
     }
 
-    /// Takes in every end, also those of descendants that were left to us.
-    fn reap(&mut self) -> Left {
-        let mut news = false;
-        let left = loop {
-            match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) => news |= self.note_end(pid, status),
-                Ok(None) => break Left::Some,
-                Err(rustix::io::Errno::INTR) => {}
-                // ECHILD.
-                Err(_) => break Left::None,
-            }
-        };
-        if news {
-            // A program that was not executed is no end by itself.
-            self.read_executing();
-            if left == Left::Some {
-                self.end(self.wanted.order.grace);
-                self.save();
-            }
-        }
-        left
-    }
-
-    fn note_end(&mut self, pid: Pid, status: WaitStatus) -> bool {
-        let pid = pid.as_raw_nonzero().get().unsigned_abs();
-        let status = match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => ProcessStatus::Exited { code },
-            (None, Some(signal)) => ProcessStatus::Signaled { signal },
-            (None, None) => return false,
-        };
-        let cause = if self.ending.is_some() { Cause::Asked } else { Cause::Itself };
-        let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
-            return false;
-        };
-        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause });
-        true
-    }
-
-    /// Begins to end everything, or brings the time of killing nearer.
-    fn end(&mut self, grace: Duration) {
-        let kill_at = Instant::now() + grace.min(wire::LONGEST_GRACE);
-        if let Some(ending) = &mut self.ending {
-            ending.kill_at = ending.kill_at.min(kill_at);
-        } else {
-            self.ending = Some(Ending { kill_at });
-            self.sweep(Signal::TERM);
-        }
-    }
-
-    /// Signals everything that lives: the groups of processes not yet reaped, whose numbers are therefore still
-    /// theirs, and every other descendant that can be found.
-    fn sweep(&self, signal: Signal) {
-        let mut groups = Vec::new();
-        for process in self.record.processes.iter().filter(|process| process.end.is_none()) {
-            if let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) {
-                let _ = kill_process_group(pid, signal);
-                groups.push(process.pid);
-            }
-        }
-        let me = getpid().as_raw_nonzero().get().unsigned_abs();
-        let all = Stat::all().unwrap_or_default();
-        for stat in descendants(me, &all) {
-            if groups.contains(&stat.group) {
-                continue;
-            }
-            if let Ok(Some(handle)) = Handle::open(stat.pid, stat.start_time) {
-                handle.signal(signal);
-            }
-        }
-    }
-
-    /// Everything is gone: records that, says it, and is done.
-    fn finish(&mut self) {
-        // Before the end is told: who hears of it finds all that was written.
-        for capture in self.captures.drain(..) {
-            if let Err(error) = capture.finish() {
-                eprintln!("{error}");
-            }
-        }
-        // Also those of processes that came to nothing before they were recorded.
-        for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
-            eprintln!("{error}");
-        }
-        self.record.phase = match self.failure.take() {
-            Some(NotExecuted { message, hope }) => Phase::Failed { message, hope },
-            None => Phase::Ended { exit: self.record.exit() },
-        };
-        // How it ended must not be lost for a disk that is full for a while.
-        while let Err(error) = self.folder.write_record(&self.record) {
-            eprintln!("write the record: {error}");
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        self.serve();
-        self.say();
-        let _ = std::fs::remove_file("keeper.sock");
-    }
-
     /// Puts the record on disk, then says it. What cannot be written now is written with the next change; the end
     /// is not given up (see `finish`).
     fn save(&mut self) {
@@ -346,8 +300,14 @@ impl Keeper {
     }
 
     /// Takes in new clients, and what clients ask.
-    fn serve(&mut self) {
+    fn serve(&mut self) -> Mine {
+        let mut looks = self.looks_at().is_some_and(|at| Instant::now() >= at);
         while let Ok((stream, _)) = self.listener.accept() {
+            // Whoever comes may find what has decayed on the disk, which no look sees.
+            self.sight.again();
+            if self.look_around() == Mine::No {
+                return Mine::No;
+            }
             self.clients.extend(Client::greet(stream, &wire::line(&self.record)));
         }
         let mut requests = Vec::new();
@@ -355,17 +315,26 @@ impl Keeper {
         for request in requests {
             match request {
                 Request::Status => self.say(),
-                Request::Stop { grace } => self.end(grace),
+                Request::Stop { grace } => {
+                    self.is_to_end = true;
+                    self.end(grace);
+                }
+                Request::Look => looks = true,
+                Request::Lost { loss } => self.lose(loss),
             }
         }
+        if looks { self.look_around() } else { Mine::Yes }
     }
 
     /// Sleeps until something may have happened.
     fn wait(&self) -> io::Result<()> {
-        let timeout = self.ending.as_ref().map(|ending| {
-            let until = ending.kill_at.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        let sweep = self.ending.as_ref().map(|ending| {
+            let until = ending.kill_at.saturating_duration_since(now);
             if until.is_zero() { SWEEP } else { until }
         });
+        let look = self.looks_at().map(|at| at.saturating_duration_since(now));
+        let timeout = sweep.into_iter().chain(look).min();
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -376,19 +345,6 @@ impl Keeper {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-/// The status, as want of memory if the kernel has counted that.
-fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStatus {
-    let killed = ProcessStatus::Signaled { signal: Signal::KILL.as_raw() };
-    match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {
-        Some(Ok(true)) => ProcessStatus::OomKilled,
-        Some(Err(error)) => {
-            eprintln!("look whether there was want of memory: {error}");
-            status
-        }
-        Some(Ok(false)) | None => status,
     }
 }
 

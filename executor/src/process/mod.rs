@@ -3,7 +3,8 @@
 //! Each incarnation has a folder (`folder`), and while it runs a keeper (`keeper`) that is its processes' parent and
 //! outlives the executor; in the executor, a task tends it (`tender`). Whoever holds the folder's `keeper.lock` is
 //! the only one to start, end or record anything: the keeper; or the executor itself, if nothing runs, or if the
-//! keeper died and it looks after the orphans (`foster`).
+//! keeper died and it looks after the orphans (`foster`). What is done to processes and folders behind their backs is
+//! seen, and either put right or an end (`drift`).
 //!
 //! A crash at any point leaves one of these, and the same command again ends in one set of processes:
 //!
@@ -15,6 +16,17 @@
 //! | starting trampolines | keeper dead: they exit, having executed nothing | as after writing `spec.json` |
 //! | recording | keeper dead: they exit | an end that nobody saw |
 //! | telling them | keeper dead: they run | adopted by identity |
+//!
+//! After a reboot of the machine (`reboot`) everything that was recorded is dead. What is to run always is started again
+//! without being told to, in the same incarnation and folder, from a record of that intent:
+//!
+//! | crash after | what is found | what comes of it |
+//! |---|---|---|
+//! | the reboot | a record of an earlier boot, without an end | when it is its turn, it is recorded that it is to be started again |
+//! | recording that | that record of this boot, lock free | a keeper is started |
+//! | starting the keeper, starting trampolines | the same, or lock held | as above: from this record nothing was executed |
+//! | recording, telling them | a record of this boot, with processes | as above; it is not started again in this boot |
+//! | another reboot, at any of these | a record of an earlier boot, without an end | it begins anew |
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +42,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 mod capture;
 mod client;
+mod drift;
 mod fill;
 mod folder;
 mod foster;
@@ -40,12 +53,14 @@ mod keeper;
 mod output;
 mod probe;
 mod reader;
+mod reboot;
 mod start;
 mod tender;
 mod trampoline;
 mod wire;
 
 pub use capture::OutputLimits;
+pub use identity::Boot;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
 pub use reader::Reader;
@@ -54,7 +69,8 @@ pub use trampoline::trampoline_main;
 use crate::board::Board;
 use crate::durable;
 use crate::orchestrator::Orchestrator;
-use crate::plan::Order;
+use crate::plan::{Changes, Order};
+use drift::{Loss, Watcher};
 use folder::Folder;
 use tender::{Ask, Tender};
 
@@ -76,6 +92,8 @@ pub struct Config {
     /// Descriptors that a process may have open to begin with: what this one may have, unless given. It may ask for
     /// more, up to the hard limit.
     pub files: Option<u64>,
+    /// Which boot of which machine it is, also for keepers. For tests of reboots: without, what the machine itself says.
+    pub boot: Option<Boot>,
 }
 
 /// The program that runs [`keeper_main`] and [`trampoline_main`], in production this one.
@@ -117,6 +135,9 @@ struct Shared {
     output: OutputLimits,
     cgroup: Option<PathBuf>,
     files: Option<u64>,
+    given_boot: Option<Boot>,
+    boot: Boot,
+    watcher: Arc<Watcher>,
     board: Board,
     starts: Arc<Semaphore>,
 }
@@ -124,19 +145,34 @@ struct Shared {
 impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
-        let Config { root, program, output, cgroup, files } = config;
+        let Config { root, program, output, cgroup, files, boot: given_boot } = config;
         cgroup.as_deref().map_or(Ok(()), group::check)?;
         // What this process was left by whoever started it is not for keepers, which outlive it.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
         let board = Board::default();
-        let shared = Arc::new(Shared { root, program, output, cgroup, files, board, starts });
+        let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
+        let watcher = Arc::new(Watcher::default());
+        let looks = watcher.clone();
+        let shared = Arc::new(Shared {
+            root,
+            program,
+            output,
+            cgroup,
+            files,
+            given_boot,
+            boot,
+            watcher,
+            board,
+            starts,
+        });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
             .thread_name("chancery-tender")
             .enable_all()
             .build()?;
+        runtime.spawn(async move { looks.look_for_ever().await });
         let processes = Processes {
             shared: shared.clone(),
             tenders: Mutex::default(),
@@ -145,9 +181,9 @@ impl Processes {
         };
         let found = tokio::task::spawn_blocking(move || shared.find()).await.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
-        for (incarnation, folder) in found {
+        for (incarnation, folder, lost) in found {
             let (settled, settles) = oneshot::channel();
-            processes.tend(incarnation, folder, Some(settled));
+            processes.tend(incarnation, folder, lost, Some(settled));
             settling.push(settles);
         }
         drop(settling);
@@ -158,11 +194,12 @@ impl Processes {
         &self,
         id: IncarnationId,
         folder: Folder,
+        lost: Option<Loss>,
         settled: Option<oneshot::Sender<()>>,
     ) -> mpsc::Sender<Ask> {
         let (sender, asks) = mpsc::channel(1);
         if let Some(runtime) = &self.runtime {
-            runtime.spawn(Tender::new(id, folder, self.shared.clone()).tend(asks, settled));
+            runtime.spawn(Tender::new(id, folder, self.shared.clone(), lost).tend(asks, settled));
         }
         self.lock_tenders().insert(id, sender.clone());
         sender
@@ -175,7 +212,7 @@ impl Processes {
     /// The tender of an incarnation; a new one if there is none, or if the last one broke.
     fn tender(&self, id: IncarnationId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
         let known = self.lock_tenders().get(&id).filter(|sender| !sender.is_closed()).cloned();
-        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None))
+        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None, None))
     }
 
     async fn ask(
@@ -192,6 +229,9 @@ impl Processes {
 }
 
 impl Orchestrator for Processes {
+    /// What a process is, its arguments, environment and limits, is settled when it is started.
+    const CHANGES: Changes = Changes::Never;
+
     async fn carry_out(&self, command: Command) {
         let order = Order::of(&command);
         let (id, spec) = (command.incarnation, command.spec);
@@ -255,7 +295,8 @@ impl Shared {
         }
     }
 
-    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder)>> {
+    /// What earlier lives left: folders of incarnations, and what runs though its folder was lost.
+    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder, Option<Loss>)>> {
         durable::make_folder(&self.root)?;
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -271,12 +312,25 @@ impl Shared {
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let folder = Folder::at(path);
-            match (id, folder.wanted()) {
-                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => found.push((id, folder)),
+            match (id, folder.wanted(durable::Reader::Another)) {
+                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => {
+                    found.push((id, folder, None));
+                }
                 (_, wanted) => {
                     let error = wanted.err().map(tracing::field::display);
                     tracing::warn!(error, folder = %folder.path().display(), "not ours: left as it is");
                 }
+            }
+        }
+        let nodes = self.root.join("nodes");
+        for path in foster::folders_named(&nodes)? {
+            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            let is_place = path.parent().and_then(Path::parent) == Some(&nodes);
+            if let (Some(id), true) = (id, is_place)
+                && !found.iter().any(|(known, ..)| *known == id)
+            {
+                tracing::error!(folder = %path.display(), "something runs, and its folder was lost");
+                found.push((id, Folder::at(path), Some(Loss::Removed)));
             }
         }
         Ok(found)

@@ -10,13 +10,19 @@ use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Shared;
-use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present, remove_groups};
+use super::drift::{Loss, Seen, Watch};
+use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
 use super::foster::{self, Foster};
-use super::hold::{self, Event, Hold, KeeperLink, Start};
+use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
-use crate::durable::{self, Lock};
+use super::{Processes, Shared, reboot};
+use crate::durable::{Lock, Reader};
+use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+
+mod folder_lost;
+mod forgetting;
+mod starting;
 
 /// From its last word until it has let go of the lock.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
@@ -49,10 +55,20 @@ pub(super) struct Tender {
     /// A keeper of ours is on its way, and nothing was recorded yet.
     starting: bool,
     shown: Option<Told>,
+    /// While something runs.
+    watch: Option<Watch>,
+    /// What has become of the folder of something that runs, until its end stands in a new one.
+    lost: Option<Loss>,
 }
 
 impl Tender {
-    pub(super) fn new(incarnation: IncarnationId, folder: Folder, shared: Arc<Shared>) -> Tender {
+    /// One for what is in the folder; or for what runs though its folder was lost.
+    pub(super) fn new(
+        incarnation: IncarnationId,
+        folder: Folder,
+        shared: Arc<Shared>,
+        lost: Option<Loss>,
+    ) -> Tender {
         Tender {
             incarnation,
             folder,
@@ -65,6 +81,8 @@ impl Tender {
             probes: None,
             starting: false,
             shown: None,
+            watch: None,
+            lost,
         }
     }
 
@@ -100,6 +118,10 @@ impl Tender {
                     self.hear(event);
                     self.settle();
                 }
+                seen = next(self.watch.as_ref()) => {
+                    self.look_after_folder(seen);
+                    self.settle();
+                }
                 () = changed(&mut self.probes) => self.settle(),
             }
         }
@@ -117,20 +139,33 @@ impl Tender {
     }
 
     fn try_look(&mut self) -> io::Result<Hold> {
+        if !self.folder.path().try_exists()? && self.record.is_some() {
+            self.lost.get_or_insert(Loss::Removed);
+        }
+        if self.lost.is_some() {
+            return self.look_without_folder();
+        }
         if !self.folder.path().try_exists()? {
             return Ok(Hold::Nothing);
         }
-        self.wanted = self.folder.wanted()?;
+        self.read_wanted()?;
         let lock = self.folder.lock()?;
-        // Behind the lock: nobody else writes these, if it is ours.
-        self.tombstone = self.folder.tombstone()?;
-        self.record = self.folder.record()?;
+        // Behind the lock: nobody else writes the record, if it is ours.
+        self.tombstone = self.folder.tombstone(Reader::Writer)?;
+        self.read_record(&lock)?;
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
+            (Lock::Ours(lock), Some(record))
+                if reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
+                    == reboot::Next::Again =>
+            {
+                Hold::Again(lock, self.shared.starts.clone())
+            }
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-                let mut foster = Foster::adopt(lock, self.folder.clone(), output, record)?;
+                let mut foster =
+                    Foster::adopt(Some(lock), self.folder.clone(), output, record, &self.shared.boot)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
                 if aim.is_some_and(|order| order.aim != Aim::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
@@ -158,6 +193,7 @@ impl Tender {
                 self.record = Some(record);
             }
             Event::Look => self.look(),
+            Event::Turn(permit) => self.start_again(permit),
             Event::Orphan(dead) => {
                 let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return };
                 let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
@@ -171,6 +207,10 @@ impl Tender {
         let ready = |number| self.probes.as_ref().is_some_and(|probes| probes.ready(number));
         let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, ready);
+        if let Hold::Again(..) = self.hold {
+            // What is recorded was there before the reboot.
+            present.state = State::Starting { processes: Vec::new() };
+        }
         // With a keeper at work, a record may come at any moment.
         if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
             present.state = State::Starting { processes: Vec::new() };
@@ -181,13 +221,15 @@ impl Tender {
     /// Brings everything that follows from what is there up to date.
     fn settle(&mut self) {
         self.conclude();
-        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started);
+        let is_here = !matches!(self.hold, Hold::Again(..));
+        let up = self.record.as_ref().filter(|record| record.phase == Phase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
                 self.probes.get_or_insert_with(|| Probes::begin(spec, record));
             }
             _ => self.probes = None,
         }
+        self.keep_watch();
         let Some(present) = self.present() else { return };
         let told = plan::report(self.incarnation, &present);
         if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told
@@ -217,7 +259,7 @@ impl Tender {
             // Looked at again soon, and concluded then.
             self.hold = Hold::Unknown;
         }
-        if self.starting && matches!(self.hold, Hold::Ours(_)) {
+        if self.starting && matches!(self.hold, Hold::Ours(_) | Hold::Nothing) {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
@@ -231,13 +273,20 @@ impl Tender {
             && foster.is_over()
         {
             foster.finish_output();
-            foster::finish(&self.folder, self.wanted.as_ref(), record)?;
-            self.look();
+            if self.lost.is_none() {
+                let exit = record.exit();
+                foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
+                self.look();
+            }
         }
+        self.conclude_lost()?;
+        self.conclude_again()?;
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {
             None | Some(Phase::Failed { .. }) => false,
-            Some(Phase::Recorded | Phase::Started | Phase::Ended { .. }) => wanted.order.aim != Aim::Removed,
+            Some(Phase::Recorded | Phase::Started | Phase::Again | Phase::Ended { .. }) => {
+                wanted.order.aim != Aim::Removed
+            }
         };
         let revision = wanted.order.revision;
         let buried = self.tombstone.is_some_and(|tombstone| tombstone.revision >= revision);
@@ -275,11 +324,15 @@ impl Tender {
             self.refuse(order.revision, "what is there cannot be found out".to_owned(), Hope::Retry);
             return;
         }
+        if let Some(loss) = self.lost {
+            self.refuse(order.revision, format!("{loss}, and it is being ended"), Hope::Retry);
+            return;
+        }
         let present = self.present();
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
         // If the keeper that is on its way does not start it, this order fails.
         self.starting |= unrecorded && order.may_start();
-        match plan::step(present.as_ref(), &order, spec.as_ref()) {
+        match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
             Step::Answer => self.shown = None,
             Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
             step => {
@@ -290,98 +343,17 @@ impl Tender {
         }
     }
 
-    /// Records the order, then does what it asks for. Burying is left to `conclude`.
-    async fn take(&mut self, step: &Step, order: Order, spec: Option<RunSpec>) -> io::Result<()> {
-        if let Hold::Nothing = self.hold {
-            self.folder.make()?;
-            self.look();
-        }
-        if *step == Step::Start {
-            // What failed before would be taken for the outcome of this order.
-            self.folder.drop_record()?;
-            self.record = None;
-        }
-        let kept_spec = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
-        let wanted = Wanted {
-            incarnation: self.incarnation,
-            order,
-            spec: kept_spec.or(spec),
-            program: self.shared.program.clone(),
-            output: self.shared.output,
-            cgroup: self.shared.cgroup.clone(),
-            files: self.shared.files,
-        };
-        let written = self.folder.want(&wanted);
-        self.wanted = Some(wanted);
-        if written.is_err() {
-            // What is on disk counts.
-            self.hold = Hold::Unknown;
-        }
-        written?;
-        self.shown = None;
-        match (step, &mut self.hold) {
-            (Step::Start, _) => self.start().await?,
-            (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
-            (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
-            (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_)) => {}
-            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..), _) => {}
-        }
-        Ok(())
-    }
-
-    async fn start(&mut self) -> io::Result<()> {
-        let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
-        // Lets go of the lock: the keeper takes it.
-        self.hold = Hold::Nothing;
-        let child = hold::spawn_keeper(&self.folder, &self.shared.program)
-            .inspect_err(|_| self.hold = Hold::Unknown)?;
-        self.starting = true;
-        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(Start::new(permit))));
-        Ok(())
-    }
-
     /// Says that an order cannot be carried out; what is there stays as it is.
     fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
         let saw = Saw::Failed { message, hope };
         self.shared.board.show(Report { incarnation: self.incarnation, revision, saw });
     }
+}
 
-    /// Drops everything that is kept of an incarnation that is over.
-    fn forget(&mut self) -> Next {
-        let over = match &self.hold {
-            Hold::Nothing | Hold::Ours(_) => true,
-            Hold::Unknown | Hold::Foster(_) | Hold::Kept(_) => false,
-        };
-        let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
-        match dropped {
-            Ok(()) => {
-                self.shared.board.clear(self.incarnation);
-                Next::Over
-            }
-            Err(error) => {
-                tracing::error!(%error, incarnation = %self.incarnation, "forget it");
-                self.shown = None;
-                self.settle();
-                Next::GoOn
-            }
-        }
-    }
-
-    fn drop_folder(&self) -> io::Result<()> {
-        // A keeper that was killed, or a machine that went down, left those that it had made.
-        for error in remove_groups(self.wanted.as_ref(), self.record.as_ref()) {
-            tracing::warn!(%error, incarnation = %self.incarnation, "a group of a forgotten incarnation stays");
-        }
-        let forgotten = self.shared.forgotten();
-        durable::make_folder(&forgotten)?;
-        let moved = forgotten.join(self.incarnation.to_string());
-        match std::fs::rename(self.folder.path(), &moved) {
-            Ok(()) => durable::sync_folder(self.folder.path())?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        self.shared.clear_forgotten(self.incarnation, &moved);
-        Ok(())
+async fn next(watch: Option<&Watch>) -> Seen {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::drift::Loss;
+
 /// No grace is longer; times stay in the range of the clocks.
 pub(super) const LONGEST_GRACE: Duration = Duration::from_hours(24);
 
@@ -18,6 +20,10 @@ pub(super) enum Request {
     Status,
     /// End everything: ask, and kill what is left after this time. The shortest of several counts.
     Stop { grace: Duration },
+    /// See whether everything in the folder is as it should be.
+    Look,
+    /// End everything at once: its folder is not what it was.
+    Lost { loss: Loss },
 }
 
 /// The line for a message.

@@ -32,6 +32,7 @@ fn command(position: u64, revision: u32) -> Command {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
+        restart: chancery_events::spec::Restart::BestEffort,
         payloads: vec![],
     };
     let grace = Duration::ZERO;

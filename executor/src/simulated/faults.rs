@@ -11,6 +11,9 @@
 //! | `never-ready` | no process gets ready |
 //! | `partial` | the last process does not get ready |
 //! | `late` | it starts, but the first outcome says that it timed out |
+//!
+//! Being changed in place goes as starting does, by the words of the new spec, and by a seed in a way of its own for each
+//! change; what fails to be changed goes on as it was.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -25,7 +28,7 @@ const COORDINATE: &str = "simulate";
 /// What an incarnation does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Behaviour {
-    /// From the command until everything is started.
+    /// From the command until everything is started, or changed.
     pub delay: Duration,
     /// Starting fails so, at each attempt up to this number.
     pub fail: Option<(Hope, u32)>,
@@ -137,8 +140,22 @@ impl Faults {
         self
     }
 
-    /// How an incarnation behaves.
+    /// How an incarnation behaves that is started.
     pub fn of(&self, incarnation: IncarnationId, spec: &RunSpec) -> Result<Behaviour, BadBehaviour> {
+        self.find(incarnation, spec, 0)
+    }
+
+    /// How it behaves when it is changed, by the order with this revision.
+    pub fn of_change(
+        &self,
+        incarnation: IncarnationId,
+        revision: u32,
+        spec: &RunSpec,
+    ) -> Result<Behaviour, BadBehaviour> {
+        self.find(incarnation, spec, mix(u64::from(revision)))
+    }
+
+    fn find(&self, incarnation: IncarnationId, spec: &RunSpec, salt: u64) -> Result<Behaviour, BadBehaviour> {
         for payload in &spec.payloads {
             if let Some(text) = payload.coordinates.get(COORDINATE) {
                 return text.parse();
@@ -152,7 +169,7 @@ impl Faults {
         if let Some((_, behaviour)) = self.rules.iter().find(|(which, _)| fits(which)) {
             return Ok(*behaviour);
         }
-        Ok(self.seeded.and_then(|(seed, share)| drawn(seed, share, incarnation)).unwrap_or_default())
+        Ok(self.seeded.and_then(|(seed, share)| drawn(seed ^ salt, share, incarnation)).unwrap_or_default())
     }
 }
 

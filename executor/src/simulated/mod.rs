@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 mod faults;
+mod item;
 mod world;
 
 pub use faults::{BadBehaviour, Behaviour, Faults, Readiness, Which};
@@ -20,7 +21,7 @@ pub use world::World;
 
 use crate::board::Board;
 use crate::orchestrator::Orchestrator;
-use crate::plan::Told;
+use crate::plan::{Changes, Told};
 
 /// An orchestrator of nodes in memory.
 #[derive(Debug)]
@@ -69,6 +70,8 @@ impl Simulated {
 }
 
 impl Orchestrator for Simulated {
+    const CHANGES: Changes = Changes::InPlace;
+
     async fn carry_out(&self, command: Command) {
         let (told, _) = self.at_present(|world| world.carry_out(&command));
         self.show(told);

@@ -156,7 +156,7 @@ pub(crate) async fn stale_files_do_not_block() {
     let root = Root::new();
     let folder = root.folder(id(1));
     std::fs::create_dir_all(&folder).unwrap();
-    for file in ["keeper.lock", "keeper.sock", "keeper.log", "spec.new", "processes.new"] {
+    for file in ["keeper.lock", "keeper.sock", "keeper.log", "spec.json.new", "processes.copy.new"] {
         std::fs::write(folder.join(file), "rubbish").unwrap();
     }
     let processes = root.open().await;
@@ -259,7 +259,7 @@ pub(crate) async fn a_late_keeper_starts_nothing() {
     processes.carry_out(command(id(2), 2, Effect::Stop, &once)).await;
     until(&processes, id(2), "it is gone", |r| r.saw == Saw::Gone).await;
     let tombstone = std::fs::read_to_string(root.folder(id(2)).join("tombstone.json")).unwrap();
-    assert_eq!(tombstone, r#"{"revision":2}"#);
+    assert!(tombstone.ends_with(r#"{"revision":2}"#), "{tombstone}");
     drop(processes);
     write_wanted(&root, 3, "down", &once);
     write_wanted(&root, 4, "up", &once);

@@ -3,11 +3,14 @@
 //! The program is its own keeper, trampoline, payload and victim: the first argument says which.
 
 mod bench;
+mod drift;
 mod lives;
 mod loop_;
 mod memory;
 mod outputs;
 mod payloads;
+mod reboots;
+mod records;
 mod world;
 
 use std::path::Path;
@@ -21,6 +24,7 @@ fn main() -> ExitCode {
         [_, "as-keeper", dir] => chancery_executor::process::keeper_main(Path::new(dir)),
         [_, "as-trampoline"] => chancery_executor::process::trampoline_main(),
         [_, "as-victim", root, count] => lives::victim(Path::new(root), count.parse().expect("a number")),
+        [_, "as-rebooted", root, boot] => reboots::victim(Path::new(root), boot.parse().expect("a number")),
         _ => run_tests(),
     }
 }
@@ -59,6 +63,24 @@ fn run_tests() -> ExitCode {
         memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
         outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
         outputs::a_process_outlives_whoever_keeps_its_output,
+        records::one_damaged_copy_of_each_record_loses_nothing,
+        records::what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole,
+        reboots::what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does,
+        reboots::killing_the_executor_at_any_moment_after_a_reboot_starts_each_once_a_boot,
+        reboots::a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same,
+        reboots::one_that_cannot_be_started_again_has_ended_with_its_reason_and_holds_back_no_other,
+        reboots::a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason,
+        reboots::a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken,
+        reboots::what_a_machine_ends_as_it_goes_down_comes_back_with_it,
+        reboots::a_copy_of_the_folder_on_another_machine_starts_nothing,
+        drift::a_process_that_somebody_kills_is_an_end_with_its_signal,
+        drift::an_orphan_that_somebody_kills_is_an_end_that_nobody_saw,
+        drift::what_loses_its_folder_is_ended_at_once_and_told_with_the_reason,
+        drift::a_keeper_alone_ends_what_loses_its_folder,
+        drift::a_folder_that_was_moved_away_holds_the_end_when_it_is_moved_back,
+        drift::what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended,
+        drift::records_that_are_removed_or_altered_are_written_again_and_end_nothing,
+        drift::a_lock_and_a_socket_that_are_taken_away_are_made_anew,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

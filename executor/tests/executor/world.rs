@@ -10,7 +10,7 @@ use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position};
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, RunPayload, RunSpec, Standing};
-use chancery_events::spec::Run;
+use chancery_events::spec::{Restart, Run};
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
 use chancery_executor::process::{Config, KeeperProgram, OutputLimits, Processes};
@@ -42,6 +42,7 @@ pub(crate) fn config(root: &Path) -> Config {
         output: OutputLimits::default(),
         cgroup: None,
         files: None,
+        boot: None,
     }
 }
 
@@ -59,7 +60,13 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
 
 pub(crate) fn spec(payloads: Vec<RunPayload>) -> RunSpec {
     let name = |name: &str| name.parse().unwrap();
-    RunSpec { replica: "web-1".parse().unwrap(), plan: "web".parse().unwrap(), node: name("n1"), payloads }
+    RunSpec {
+        replica: "web-1".parse().unwrap(),
+        plan: "web".parse().unwrap(),
+        node: name("n1"),
+        restart: Restart::BestEffort,
+        payloads,
+    }
 }
 
 pub(crate) fn sleeper(processes: u16) -> RunSpec {

@@ -76,7 +76,9 @@ impl PlanIndex {
         if let Some(replica) = built.and_then(DeploymentIndex::any) {
             return Some(Work::TakeBack(replica.clone()));
         }
-        current.running.is_empty().then_some(Work::End)
+        // What somebody else has asked to go may yet stay.
+        let left = built.map_or(0, |built| built.replicas);
+        (current.running.is_empty() && left == 0).then_some(Work::End)
     }
 
     /// The replicas that are, or are not, of the version.

@@ -32,11 +32,16 @@ pub(super) fn by_proof(
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
+    let runs = other.filter(|other| {
+        let by = fleet.operations().get(&other.operation);
+        let begun = by.is_some_and(|by| matches!(by.state, OperationState::Running(_)));
+        other.state != IncarnationState::Reserved || begun
+    });
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
-        again: again(fleet, replica, incarnation, &end, other, ctx.now),
+        again: again(fleet, replica, incarnation, &end, runs, ctx.now),
         end,
         displaces: None,
         processes,

@@ -274,6 +274,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         operation.state = OperationState::Preparing;
         (operation.hash, operation.incarnation) = (None, None);
         (operation.node, operation.domain) = (None, None);
+        operation.approved = None;
         operation.meta.touch(at);
     })
 }

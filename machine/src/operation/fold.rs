@@ -76,16 +76,8 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
         operation.meta.bump(at);
     })?;
     fleet.change::<Replica>(&fact.replica, |replica| {
-        replica.will = match kind {
-            OperationKind::Create | OperationKind::Start => Will::Running,
-            // These are about something that is wanted already.
-            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
-            OperationKind::Stop if planted::is(Bug::StopDoesNotLast) => Will::Running,
-            OperationKind::Stop => Will::Stopped,
-            OperationKind::Delete => Will::Deleted,
-        };
-        if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
-            replica.again = None;
+        if begins || !matches!(kind, OperationKind::Stop | OperationKind::Delete) {
+            wills(replica, kind);
         }
         if begins {
             note_begun(replica, fact.operation);
@@ -95,6 +87,20 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     match fact.incarnation {
         Some(id) => incarnation::asked(fleet, id, fact.operation, fact.deadline, at),
         None => Ok(()),
+    }
+}
+
+fn wills(replica: &mut Replica, kind: OperationKind) {
+    replica.will = match kind {
+        OperationKind::Create | OperationKind::Start => Will::Running,
+        // These are about something that is wanted already.
+        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
+        OperationKind::Stop if planted::is(Bug::StopDoesNotLast) => Will::Running,
+        OperationKind::Stop => Will::Stopped,
+        OperationKind::Delete => Will::Deleted,
+    };
+    if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
+        replica.again = None;
     }
 }
 
@@ -110,9 +116,12 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<
         if let OperationState::Approved(by) = &operation.state {
             operation.state = OperationState::Running(by.clone());
         }
+        operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
     })?;
+    let kind = fleet.want::<Operation>(&fact.operation)?.kind;
     fleet.change::<Replica>(&fact.replica, |replica| {
+        wills(replica, kind);
         note_begun(replica, fact.operation);
         replica.meta.touch(at);
     })?;

@@ -90,8 +90,11 @@ fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation) -> Opti
     let alone = spec.sharing == Sharing::Allowed || hosts <= 1;
     let more = spec.amounts().less(old.amounts);
     let fits = more.fits(fleet.index().places.free(node)) && crate::scheduler::suits_class(fleet, spec, node);
-    let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained: None };
-    (alone && fits).then_some(place)
+    let limits = Limits { own: Some(&old.node), ..Limits::default() };
+    let firm = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::Firm);
+    let strained = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::All);
+    let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
+    (alone && fits && firm.is_none()).then_some(place)
 }
 
 #[expect(

@@ -371,3 +371,30 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     );
     assert_eq!(world.deployment("d2"), "in progress", "what never becomes ready holds up nothing for ever");
 }
+
+/// A payload with something that only one of them can have.
+#[test]
+fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes_up_after_it() {
+    for (way, ended_as) in [("beside", "failed"), ("stop_first", "completed")] {
+        let mut world = World::with_nodes(2);
+        world.plan_with("automatic", &json!({"update": way, "restart": "never"}));
+        world.running("d1", 1);
+        let old = world.commanded()[0];
+        let spec = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        let is_gone = |world: &World| world.fleet.incarnations().get(&old).is_none_or(|old| !old.is_live());
+        for _ in 0..10 {
+            let Some(id) = world.fleet.index().outstanding.first().map(|(_, id)| *id) else { break };
+            let stops = world.fleet.incarnations().get(&id).is_some_and(|i| i.asked != Some(Effect::Ensure));
+            if stops {
+                world.report(id, ended(Exit::Clean));
+            } else if is_gone(&world) {
+                world.report(id, ready());
+            } else {
+                world.wait(301);
+            }
+        }
+        assert_eq!((world.deployment("d2").as_str(), world.phases()), (ended_as, vec!["running"]), "{way}");
+    }
+}

@@ -451,6 +451,7 @@ impl Core {
                 replica: incarnation.replica.clone(),
                 plan: incarnation.plan.clone(),
                 node: incarnation.node.clone(),
+                restart: spec.restart,
                 payloads: payloads.collect(),
             },
         })

@@ -1,14 +1,18 @@
-//! Incarnations and their commands; invariants 3, 4 and 6: one at a time, each in its place, ended by proof alone.
+//! Incarnations and their commands; invariants 3, 5 and 6: each asked for in its turn, and each command with one
+//! outcome.
 
 use chancery_events::fact::{
-    CommandFailed, Effect, IncarnationCommanded, IncarnationEnd, IncarnationEnded, IncarnationReserved,
+    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationRunning,
     OperationEnd,
 };
 use chancery_events::id::{IncarnationId, OperationId};
-use chancery_events::observation::Saw;
-use chancery_events::spec::{NodeState, OperationKind};
+use chancery_events::observation::{Process, ProcessStatus, Saw};
+use chancery_events::spec::OperationKind;
 
-use super::state::{At, Incarnation, Life, Stage, World};
+use super::debts::Debt;
+use super::deployments::How;
+use super::operations::is_up;
+use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
 impl Incarnation {
@@ -17,17 +21,13 @@ impl Incarnation {
         self.revision += 1;
         self.command = Some((effect, 1));
     }
-}
 
-/// How an incarnation is while it lives, for people.
-const fn word(life: &Life) -> &'static str {
-    match life {
-        Life::Reserved => "reserved",
-        Life::Creating => "creating",
-        Life::Starting => "starting",
-        Life::Running => "running",
-        Life::Stopping(_) => "stopping",
-        Life::Over | Life::Expunged => "over",
+    /// It is asked to end, as it was wanted to; one that is ending already is only remembered differently.
+    fn stop(&mut self) {
+        if !matches!(self.life, Life::Stopping(_)) {
+            self.command(Effect::Stop);
+        }
+        self.life = Life::Stopping(IncarnationEnd::Destroyed);
     }
 }
 
@@ -46,102 +46,174 @@ impl World {
         Ok(found)
     }
 
-    pub(super) fn reserved(&mut self, fact: &IncarnationReserved, at: At) -> Check {
-        let id = IncarnationId::issue(at.lineage, at.position);
-        let name = &fact.replica;
-        let operation = self.operation(fact.operation)?;
+    /// An operation that was approved begins, and asks the first thing of a run.
+    pub(super) fn begin(&mut self, id: OperationId, asked: Option<IncarnationId>, how: How, at: At) -> Check {
+        let operation = self.operation(id)?.clone();
+        let replica = self.replica(&operation.replica)?.clone();
+        let beside = replica
+            .open
+            .iter()
+            .find(|other| self.operations.get(other).is_some_and(|o| o.stage == Stage::Running));
         demand!(
             6,
-            operation.stage == Stage::Preparing,
-            "operation {} takes a place, and looks for none",
-            fact.operation
-        );
-        demand!(
-            6,
-            operation.replica == *name,
-            "operation {} is on replica {}",
-            fact.operation,
+            beside.is_none(),
+            "operation {id} runs beside another one on replica {}",
             operation.replica
         );
-        match operation.kind {
-            OperationKind::Create | OperationKind::Start => {}
-            kind @ (OperationKind::Stop | OperationKind::Delete) => {
-                return Err(Violation::new(6, format!("a {kind} takes a place")));
-            }
+        self.begins_for(id, &operation, how, at)?;
+        if is_up(operation.kind) {
+            self.asks_up(id, &operation, asked)?;
+        } else {
+            self.asks_down(id, &replica, asked)?;
         }
-        operation.stage = Stage::Pending;
-        operation.proposal = Some(fact.proposal);
-        operation.incarnation = Some(id);
-        let replica = self.replica(name)?;
-        demand!(
-            3,
-            replica.live.is_none(),
-            "replica {name} has a second incarnation before the first is over"
-        );
-        replica.live = Some(id);
-        let (owner, deployment) = (replica.plan.clone(), replica.deployment.clone());
+        self.operation(id)?.stage = Stage::Running;
+        Ok(())
+    }
+
+    /// The first of what a stop or delete takes down is named by it; the other by a command of its own.
+    fn asks_down(&mut self, id: OperationId, replica: &Replica, asked: Option<IncarnationId>) -> Check {
+        let asked_for =
+            |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.life.is_asked_for());
+        let runs: Vec<_> =
+            [replica.active, replica.passive].into_iter().flatten().filter(asked_for).collect();
         demand!(
             6,
-            deployment == fact.deployment,
-            "replica {name} is of deployment {deployment}, and gets a place by another"
+            asked == runs.first().copied(),
+            "operation {id} is about {runs:?}, and is approved for {asked:?}"
         );
-        let plan = self.plan(&owner)?;
-        let generation = plan.deployment(&deployment)?.generation;
-        let spec = plan.spec(generation)?.clone();
-        demand!(
-            4,
-            spec.amounts() == fact.amounts,
-            "incarnation {id} holds {}, and its spec says {}",
-            fact.amounts,
-            spec.amounts()
-        );
-        demand!(4, spec.volumes() == fact.volumes, "incarnation {id} holds other storage than its spec says");
-        let node = self.node(&fact.node)?;
-        let homeless =
-            || Violation::new(4, format!("a place is held on node {}, which is in no cluster", fact.node));
-        let incarnation = Incarnation {
-            replica: name.clone(),
-            operation: fact.operation,
-            node: fact.node.clone(),
-            cluster: node.cluster.clone().ok_or_else(homeless)?,
-            amounts: fact.amounts,
-            volumes: fact.volumes.clone(),
-            processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
-            life: Life::Reserved,
-            revision: 0,
-            command: None,
+        if let Some(first) = asked {
+            self.incarnation_mut(first)?.stop();
+        }
+        self.debts.extend(runs.iter().map(|run| Debt::Stopping(*run)));
+        Ok(())
+    }
+
+    /// What is to come up is asked to, unless it must wait for another run, which is asked to end then.
+    fn asks_up(&mut self, id: OperationId, operation: &Operation, asked: Option<IncarnationId>) -> Check {
+        let Some(own) = operation.incarnation else {
+            return Err(Violation::new(6, format!("operation {id} begins, and holds no place")));
         };
-        self.hold(&fact.node, &incarnation)?;
-        self.incarnations.insert(id, incarnation);
+        let run = self.incarnation(own)?;
+        let followed =
+            run.follows.filter(|old| self.incarnations.get(old).is_some_and(|old| !old.life.is_over()));
+        let first = followed.filter(|_| run.life == Life::Reserved).unwrap_or(own);
+        demand!(
+            6,
+            asked == Some(first),
+            "operation {id} has to ask incarnation {first} first, and asks {asked:?}"
+        );
+        if first != own {
+            self.incarnation_mut(first)?.stop();
+            return Ok(());
+        }
+        let version = operation.version.clone();
+        let run = self.incarnation_mut(own)?;
+        run.life = match run.life {
+            Life::Reserved => Life::Creating,
+            Life::Running | Life::Updating(_) if operation.kind == OperationKind::Update => {
+                Life::Updating(version)
+            }
+            _ => return Err(Violation::new(5, format!("incarnation {own} is started a second time"))),
+        };
+        run.command(Effect::Ensure);
         Ok(())
     }
 
     pub(super) fn commanded(&mut self, fact: &IncarnationCommanded) -> Check {
         let id = fact.incarnation;
-        let incarnation = self.incarnation_mut(id)?;
+        let incarnation = self.incarnation_mut(id)?.clone();
         demand!(
             5,
             incarnation.replica == fact.replica,
             "incarnation {id} is of replica {}",
             incarnation.replica
         );
-        // What an approved operation built is taken down without asking again; nothing else is.
-        let allowed = matches!(
-            (&incarnation.life, fact.effect),
-            (Life::Creating | Life::Starting, Effect::Stop) | (Life::Stopping(_), Effect::Kill)
-        );
+        let allowed = match (&incarnation.life, fact.effect) {
+            (Life::Stopping(then), Effect::Kill) => {
+                demand!(6, *then == fact.then, "incarnation {id} forgets what it is to become");
+                true
+            }
+            (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), Effect::Stop) => {
+                self.may_be_stopped(id, &incarnation, &fact.then)?
+            }
+            (_, Effect::Ensure | Effect::Stop | Effect::Kill) => false,
+        };
         demand!(
             6,
             allowed,
             "a {} of incarnation {id}, which is {}, that nobody approved",
             fact.effect,
-            word(&incarnation.life)
+            incarnation.life.word()
         );
-        if let Life::Stopping(then) = &incarnation.life {
-            demand!(6, *then == fact.then, "incarnation {id} forgets what it is to become");
-        }
+        let incarnation = self.incarnation_mut(id)?;
         incarnation.life = Life::Stopping(fact.then.clone());
         incarnation.command(fact.effect);
+        Ok(())
+    }
+
+    /// Whether a run may be asked to end without an operation that names it: a stop or delete takes down both of a
+    /// replica's, another one has taken its place, or it does not come up.
+    fn may_be_stopped(
+        &mut self,
+        id: IncarnationId,
+        run: &Incarnation,
+        then: &IncarnationEnd,
+    ) -> Result<bool, Violation> {
+        let replica = self.replica(&run.replica)?.clone();
+        let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
+        if open.any(|open| open.stage == Stage::Running && !is_up(open.kind)) {
+            return Ok(*then == IncarnationEnd::Destroyed);
+        }
+        if run.life.is_up() {
+            let winner = replica.active.and_then(|active| self.incarnations.get(&active));
+            let lost = replica.passive == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
+            return Ok(lost && *then == IncarnationEnd::Destroyed);
+        }
+        self.debts.push(Debt::Closed(run.operation));
+        Ok(true)
+    }
+
+    pub(super) fn begun(&mut self, fact: &IncarnationBegun) -> Check {
+        let id = fact.incarnation;
+        let run = self.incarnation_mut(id)?.clone();
+        demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
+        demand!(
+            6,
+            run.deployment == fact.deployment,
+            "incarnation {id} is asked to be of {}, and is of {}",
+            fact.deployment,
+            run.deployment
+        );
+        let open = self.replica(&run.replica)?.open.clone();
+        let mut open = open.iter().filter_map(|open| Some((*open, self.operations.get(open)?)));
+        let by = open.find(|(_, open)| open.stage == Stage::Running && open.incarnation == Some(id));
+        let by = by.map(|(by, _)| by);
+        let life = match &run.life {
+            Life::Reserved => {
+                demand!(6, by.is_some(), "incarnation {id} is asked for, and no operation of it has begun");
+                let over = run
+                    .follows
+                    .is_some_and(|old| self.now.ended.iter().any(|ended| ended.incarnation == old));
+                demand!(
+                    3,
+                    over,
+                    "incarnation {id} is asked for, and what it follows was not over right before"
+                );
+                Life::Creating
+            }
+            Life::Updating(to) if *to != run.deployment => {
+                demand!(6, fact.deadline.is_none(), "incarnation {id} may be late to be again what it was");
+                self.debts.extend(by.map(Debt::Closed));
+                Life::Updating(run.deployment.clone())
+            }
+            life => {
+                let what = format!("incarnation {id} is asked for, and was {}", life.word());
+                return Err(Violation::new(6, what));
+            }
+        };
+        let run = self.incarnation_mut(id)?;
+        run.life = life;
+        run.command(Effect::Ensure);
         Ok(())
     }
 
@@ -171,12 +243,14 @@ impl World {
             fact.attempt
         );
         let is_tried_again = fact.not_before.is_some();
-        demand!(6, is_tried_again || effect == Effect::Ensure, "a {effect} of incarnation {id} is given up");
+        let goes_back = matches!(&incarnation.life, Life::Updating(to) if *to == incarnation.deployment);
+        let may_be_given_up = effect == Effect::Ensure && !goes_back;
+        demand!(6, is_tried_again || may_be_given_up, "a {effect} of incarnation {id} is given up");
         incarnation.command = is_tried_again.then_some((effect, attempt + 1));
         Ok(())
     }
 
-    pub(super) fn ensured(&mut self, id: IncarnationId, at: At) -> Check {
+    pub(super) fn ensured(&mut self, id: IncarnationId, processes: &[Process], at: At) -> Check {
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -184,38 +258,73 @@ impl World {
         });
         demand!(5, saw, "incarnation {id} is called started, and no report says so of its last command");
         let incarnation = self.incarnation_mut(id)?;
-        demand!(
-            5,
-            incarnation.life == Life::Creating,
-            "incarnation {id} is started, and was {}",
-            word(&incarnation.life)
-        );
-        incarnation.life = Life::Starting;
+        match &incarnation.life {
+            Life::Creating => incarnation.life = Life::Starting,
+            Life::Updating(_) if incarnation.command.is_some() => {}
+            life => {
+                let what = format!("incarnation {id} is started, and was {}", life.word());
+                return Err(Violation::new(5, what));
+            }
+        }
         incarnation.command = None;
+        incarnation.is_ready = all_online(processes);
         Ok(())
     }
 
-    pub(super) fn running(&mut self, id: IncarnationId, operation: Option<OperationId>, at: At) -> Check {
+    pub(super) fn running(&mut self, fact: &IncarnationRunning, at: At) -> Check {
+        let id = fact.incarnation;
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| matches!(r.saw, Saw::Ready { .. }) && r.revision >= current);
         demand!(5, saw, "incarnation {id} is called ready, and no report says so of its last command");
-        let incarnation = self.incarnation_mut(id)?;
-        let before = matches!(incarnation.life, Life::Creating | Life::Starting);
-        demand!(5, before, "incarnation {id} becomes ready, and was {}", word(&incarnation.life));
-        incarnation.life = Life::Running;
-        incarnation.command = None;
-        let by = incarnation.operation;
-        let waits = self.operation(by)?.stage == Stage::Running;
+        let run = self.incarnation_mut(id)?;
+        match &run.life {
+            Life::Creating | Life::Starting => {}
+            Life::Updating(to) => run.deployment = to.clone(),
+            life => {
+                return Err(Violation::new(
+                    5,
+                    format!("incarnation {id} becomes ready, and was {}", life.word()),
+                ));
+            }
+        }
+        (run.life, run.command, run.is_ready) = (Life::Running, None, all_online(&fact.processes));
+        run.since = run.since.or(Some(at.time));
+        let (name, deployment) = (run.replica.clone(), run.deployment.clone());
+        demand!(5, name == fact.replica, "incarnation {id} is of replica {name}");
+        let replica = self.replica(&name)?;
+        replica.deployment = deployment;
+        let replaced = replica.active.filter(|active| *active != id);
+        if replaced.is_some() {
+            (replica.active, replica.passive) = (Some(id), replaced);
+        }
+        let open = replica.open.clone();
+        demand!(
+            3,
+            fact.replaces == replaced,
+            "incarnation {id} takes the place of {replaced:?}, and {:?} is named",
+            fact.replaces
+        );
+        self.debts.extend(replaced.map(Debt::Stopping));
+        let mut open = open.iter().filter_map(|open| Some((*open, self.operations.get(open)?)));
+        let by = open.find(|(_, open)| {
+            open.stage == Stage::Running && is_up(open.kind) && open.incarnation == Some(id)
+        });
+        // One that takes another's place has succeeded when that one is over.
+        let succeeds = by.map(|(by, _)| by).filter(|_| replaced.is_none());
         demand!(
             6,
-            operation == waits.then_some(by),
-            "incarnation {id} is ready, and its operation {by} has no outcome by that"
+            fact.operation == succeeds,
+            "incarnation {id} is ready, and operation {:?} has its outcome by that, not {succeeds:?}",
+            fact.operation
         );
-        if waits { self.close(by, &OperationEnd::Succeeded) } else { Ok(()) }
+        match succeeds {
+            Some(by) => self.close(by, &OperationEnd::Succeeded, at),
+            None => Ok(()),
+        }
     }
 
-    pub(super) fn status(&mut self, id: IncarnationId, at: At) -> Check {
+    pub(super) fn status(&mut self, id: IncarnationId, processes: &[Process], at: At) -> Check {
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -224,115 +333,13 @@ impl World {
         });
         demand!(5, saw, "the processes of incarnation {id} change, and no report says so");
         let incarnation = self.incarnation_mut(id)?;
-        let up = matches!(incarnation.life, Life::Starting | Life::Running);
-        demand!(5, up, "the processes of incarnation {id} change, and it is {}", word(&incarnation.life));
+        let up = matches!(incarnation.life, Life::Starting | Life::Running | Life::Updating(_));
+        demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());
+        incarnation.is_ready = all_online(processes);
         Ok(())
     }
+}
 
-    pub(super) fn ended(&mut self, fact: &IncarnationEnded, at: At) -> Check {
-        let id = fact.incarnation;
-        let incarnation = self.incarnation_mut(id)?.clone();
-        demand!(
-            4,
-            incarnation.node == fact.node,
-            "incarnation {id} frees a place on {}, and holds one on {}",
-            fact.node,
-            incarnation.node
-        );
-        demand!(
-            5,
-            incarnation.replica == fact.replica,
-            "incarnation {id} is of replica {}",
-            incarnation.replica
-        );
-        let expunged = self.nodes.get(&fact.node).is_some_and(|node| node.state == NodeState::Expunged);
-        let over = match &incarnation.life {
-            Life::Reserved => {
-                self.unwound(fact, incarnation.operation, expunged)?;
-                Life::Over
-            }
-            life => {
-                demand!(
-                    5,
-                    fact.displaces.is_none(),
-                    "incarnation {id} displaces an operation, and was started"
-                );
-                self.proved(fact, life, incarnation.revision, expunged, at)?
-            }
-        };
-        self.release(&incarnation)?;
-        let ended = self.incarnation_mut(id)?;
-        (ended.life, ended.command) = (over, None);
-        self.replica(&fact.replica)?.live = None;
-        Ok(())
-    }
-
-    /// The end of a place that nobody was asked to use.
-    fn unwound(&mut self, fact: &IncarnationEnded, held_by: OperationId, expunged: bool) -> Check {
-        let id = fact.incarnation;
-        let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
-        demand!(5, unwound, "incarnation {id} was never started, and ends as if it had been");
-        let operation = self.operation(held_by)?;
-        match fact.displaces {
-            Some(displaced) => {
-                demand!(
-                    6,
-                    displaced == held_by,
-                    "incarnation {id} displaces an operation that does not hold it"
-                );
-                demand!(6, expunged, "operation {held_by} loses its place, and the place is still there");
-                demand!(
-                    5,
-                    operation.stage == Stage::Pending,
-                    "operation {held_by} looks for a place again, and did not wait"
-                );
-                operation.stage = Stage::Preparing;
-                (operation.proposal, operation.incarnation) = (None, None);
-            }
-            None => demand!(
-                6,
-                operation.stage == Stage::Over,
-                "incarnation {id} goes, and operation {held_by} still holds it"
-            ),
-        }
-        Ok(())
-    }
-
-    /// What one that was commanded becomes by the proof that the fact follows from.
-    fn proved(
-        &self,
-        fact: &IncarnationEnded,
-        life: &Life,
-        revision: u32,
-        expunged: bool,
-        at: At,
-    ) -> Result<Life, Violation> {
-        let id = fact.incarnation;
-        let proof = match self.report(id, at)? {
-            Some(report) => match report.saw {
-                Saw::Ended { .. } => true,
-                Saw::Gone => report.revision >= revision,
-                Saw::Ensured { .. } | Saw::Ready { .. } | Saw::NotReady { .. } | Saw::Failed { .. } => false,
-            },
-            None => false,
-        };
-        if !proof {
-            demand!(6, expunged, "incarnation {id} is called over, and nothing proves it");
-            demand!(
-                5,
-                matches!(fact.end, IncarnationEnd::Failed { .. }),
-                "incarnation {id} went with its node, and is not called failed"
-            );
-            return Ok(Life::Expunged);
-        }
-        if let Life::Stopping(then) = life {
-            demand!(
-                5,
-                fact.end == *then,
-                "incarnation {id} ends otherwise than was remembered: {:?}",
-                fact.end
-            );
-        }
-        Ok(Life::Over)
-    }
+fn all_online(processes: &[Process]) -> bool {
+    processes.iter().all(|process| process.status == ProcessStatus::Online)
 }

@@ -6,56 +6,57 @@
 //! | invariant | what is demanded of each record |
 //! |---|---|
 //! | 1 | positions are dense, the chain and the lineage hold, terms rise by one, time never falls; each intent has one verdict beside it, each key one decision; causes stand before their effects |
-//! | 3 | no second incarnation of a replica before the first is over |
-//! | 4 | what is held on a node fits at every position, is what the spec says, and is freed once, as it was taken |
+//! | 3 | no second incarnation of a replica before the first is over, but for an update, relocate or restart; what is to follow another one is not begun before that is over; what lost its place is stopped |
+//! | 4 | what is held on a node fits at every position, is what the spec says (of one that follows another there, only what it needs more), and is freed once, as it was taken; no place on a node that is disturbed, or that the plan's affinities forbid |
 //! | 5 | nothing that is over changes; tables of states are kept; a report that is stale, of a session that is over or of another cluster changes nothing; a writer that was overtaken writes nothing |
-//! | 6 | each command follows from an operation that was approved by somebody entitled on the hash that was proposed, and has one outcome; each end is proved |
-//! | 7 | no create or start is opened or approved on a replica that a user stopped, until a user wants something newer |
+//! | 6 | each operation is asked for by a person, by a deployment that goes on, or by a rule that applies; each command follows from one that was approved by somebody entitled (or a rule that applies, a policy within its windows and its number) on the hash that was proposed, begins in its turn (wave, domain, pause, health of what was brought up), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule starts again what ended as it says, and not before it says |
+//! | 7 | nothing that brings it up is opened or approved on a replica that a user stopped, until a user wants something newer |
 //! | 8 | only objects that this journal issued and that are over are removed |
 //! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
+//! | 11 | a set that stands beside the old one takes its place when all of it is ready, or on somebody's word; before that the old one is left alone, and afterwards nothing of the new one is left if that came to nothing. What runs is stopped for another run beside it only when that is ready |
 //!
-//! In reading order: what is remembered, then a room for each group of facts.
+//! In reading order: what is remembered (`state`), what a fact owes to the rest of its record (`debts`), then a room for
+//! each group of facts, and what truly runs (`alive`).
 
+mod alive;
+mod approvals;
+mod askers;
 mod chain;
+mod debts;
+mod deployments;
+mod disruptions;
+mod ends;
 mod inbox;
 mod incarnations;
 mod operations;
 mod places;
 mod plans;
+mod reserving;
 mod state;
 #[cfg(test)]
 mod tests;
 mod verdicts;
 mod violation;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, Outcome};
-use chancery_events::id::{IncarnationId, Position};
+use chancery_events::id::Position;
 use chancery_events::name::{CapabilityName, ReplicaName};
 use chancery_events::record::Record;
-use chancery_events::spec::NodeState;
 use chancery_events::subject::Subject;
 
 use crate::history::History;
 use chain::Chain;
 use inbox::Inbox;
-use state::{At, Debt, Input, Life, Said, World};
+use plans::Presence;
+use state::{At, Input, Said, World};
 use verdicts::Verdicts;
 use violation::{Check, demand};
 
+pub use alive::Alive;
 pub use violation::Violation;
-
-/// What truly runs of one incarnation, whatever the journal says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Alive {
-    /// Which.
-    pub incarnation: IncarnationId,
-    /// How many processes, at least one.
-    pub processes: usize,
-}
 
 /// Reads a journal and watches the invariants.
 #[derive(Clone, Default, Debug)]
@@ -81,7 +82,8 @@ impl Checker {
                 .map_err(|error| Violation::new(2, format!("nobody can read it: {error}")).at(position))?;
             self.event(position, record, event).map_err(|violation| violation.at(position))?;
         }
-        self.settle().map_err(|violation| violation.at(record.last()))
+        let settled = self.finish_input().and_then(|()| self.world.settle());
+        settled.map_err(|violation| violation.at(record.last()))
     }
 
     fn event(&mut self, position: Position, record: &Record, event: Event) -> Check {
@@ -103,7 +105,11 @@ impl Checker {
         if !verdict {
             self.follows(cause)?;
         }
-        self.fact(&fact, At { position, cause, time: now, lineage })
+        self.fact(&fact, At { position, cause, time: now, lineage })?;
+        if let Some(replica) = about(&fact) {
+            self.world.recount(replica, Presence::Kept);
+        }
+        Ok(())
     }
 
     /// A fact beside the verdict: whether it may follow from the input that is its cause.
@@ -137,38 +143,6 @@ impl Checker {
         }
     }
 
-    /// At the end of a record, which is all or nothing.
-    fn settle(&mut self) -> Check {
-        self.finish_input()?;
-        for debt in std::mem::take(&mut self.world.debts) {
-            match debt {
-                Debt::Opened(id, replica) => {
-                    let there = self.world.operations.get(&id).is_some_and(|by| by.replica == replica);
-                    demand!(
-                        6,
-                        there,
-                        "operation {id} supersedes another one on {replica}, and was never opened there"
-                    );
-                }
-                Debt::Created(plan, name) => {
-                    let plan_of = self.world.plans.get(&plan);
-                    // It may be superseded itself by a later intent of the same record.
-                    let there = plan_of.is_some_and(|of| of.deployments.contains_key(&name));
-                    demand!(
-                        6,
-                        there,
-                        "deployment {name} of {plan} supersedes another one, and does not exist"
-                    );
-                }
-                Debt::Freed(id) => {
-                    let free = self.world.incarnation(id)?.life.is_over();
-                    demand!(4, free, "the operation of incarnation {id} is over, and it keeps its place");
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn fact(&mut self, fact: &Fact, at: At) -> Check {
         let world = &mut self.world;
         match fact {
@@ -183,7 +157,7 @@ impl Checker {
                 Ok(())
             }
             Fact::ClusterApplied(x) => {
-                world.clusters.entry(x.name.clone()).or_default();
+                world.cluster_applied(x);
                 Ok(())
             }
             Fact::ClusterActivityChanged(x) => {
@@ -203,29 +177,42 @@ impl Checker {
             }
             Fact::NodeApplied(x) => world.node_applied(x),
             Fact::NodeMoved(x) => world.node_moved(x),
-            Fact::NodeDeleted(x) => world.node_deleted(&x.name),
+            Fact::NodeDeleted(x) => world.node_deleted(&x.name, at),
+            Fact::DisruptionScheduled(x) => world.disruption_scheduled(x, at),
+            Fact::DisruptionApproved(x) => world.disruption_approved(x, at),
+            Fact::DisruptionCompleted(x) => world.disruption_completed(x, at),
+            Fact::DisruptionDeleted(x) => world.disruption_deleted(x, at),
+            Fact::PolicyApplied(x) => world.policy_applied(x, at),
+            Fact::PolicyDeleted(x) => world.policy_deleted(x, at),
             Fact::PlanApplied(x) => world.plan_applied(x),
             Fact::PlanActivityChanged(x) => {
                 world.plan(&x.name)?.activity = x.activity;
                 Ok(())
             }
-            Fact::PlanDeleted(x) => world.plan_deleted(&x.name),
+            Fact::PlanRemoving(x) => world.plan_removing(x, at),
+            Fact::PlanDeleted(x) => world.plan_deleted(&x.name, at),
             Fact::PlanWaiting(x) => world.plan(&x.plan).map(|_| ()),
             Fact::DeploymentCreated(x) => world.deployment_created(x, at),
-            Fact::DeploymentStarted(x) => world.deployment_started(&x.plan, &x.name),
-            Fact::DeploymentEnding(x) => world.deployment_ending(x),
+            Fact::DeploymentStarted(x) => world.deployment_started(x, at),
+            Fact::DeploymentPaused(x) => world.deployment_paused(&x.plan, &x.name, at),
+            Fact::DeploymentResumed(x) => world.deployment_resumed(&x.plan, &x.name, at),
+            Fact::DeploymentCutOver(x) => world.deployment_cut_over(x, at),
+            Fact::DeploymentEnding(x) => world.deployment_ending(x, at),
             Fact::DeploymentEnded(x) => world.deployment_ended(x),
             Fact::ReplicaCreated(x) => world.replica_created(x, at),
+            Fact::ReplicaAssigned(x) => world.replica_assigned(x),
             Fact::ReplicaDeleted(x) => world.replica_deleted(&x.name),
             Fact::OperationOpened(x) => world.operation_opened(x, at),
             Fact::OperationApproved(x) => world.operation_approved(x, at),
+            Fact::OperationBegun(x) => world.operation_begun(x, at),
             Fact::OperationEnded(x) => world.operation_ended(x, at),
             Fact::IncarnationReserved(x) => world.reserved(x, at),
             Fact::IncarnationCommanded(x) => world.commanded(x),
+            Fact::IncarnationBegun(x) => world.begun(x),
             Fact::CommandFailed(x) => world.command_failed(x, at),
-            Fact::IncarnationEnsured(x) => world.ensured(x.incarnation, at),
-            Fact::IncarnationRunning(x) => world.running(x.incarnation, x.operation, at),
-            Fact::IncarnationStatus(x) => world.status(x.incarnation, at),
+            Fact::IncarnationEnsured(x) => world.ensured(x.incarnation, &x.processes, at),
+            Fact::IncarnationRunning(x) => world.running(x, at),
+            Fact::IncarnationStatus(x) => world.status(x.incarnation, &x.processes, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),
             Fact::SessionOpened(x) => world.session_opened(x, at),
             Fact::SessionClosed(x) => world.session_closed(x, at),
@@ -273,39 +260,31 @@ impl Checker {
         self.verdicts.history(history)
     }
 
-    /// Invariants 3, 4 and 6, for what truly runs: at most one incarnation of a replica executes; each was commanded
-    /// by an operation that was approved; each holds a place, and runs no more than its spec says. What runs on a
-    /// node that was expunged is not the fleet's any more.
+    /// Invariants 3, 4 and 6, for what truly runs: one incarnation of a replica executes, or two while one takes the
+    /// place of the other; each was commanded by an operation that was approved; each holds a place, and runs no more
+    /// than its spec says. What runs on a node that was expunged is not the fleet's any more.
     pub fn alive(&self, alive: &[Alive]) -> Result<(), Violation> {
-        let mut of: BTreeMap<&ReplicaName, IncarnationId> = BTreeMap::new();
-        for Alive { incarnation: id, processes } in alive {
-            let unknown = || Violation::new(6, format!("incarnation {id} runs, and was never issued"));
-            let found = self.world.incarnations.get(id).ok_or_else(unknown)?;
-            let expunged = self.world.nodes.get(&found.node).is_some_and(|n| n.state == NodeState::Expunged);
-            match found.life {
-                Life::Expunged => continue,
-                _ if expunged => continue,
-                Life::Over => {
-                    return Err(Violation::new(4, format!("incarnation {id} runs, and holds no place")));
-                }
-                Life::Reserved => {
-                    return Err(Violation::new(6, format!("incarnation {id} runs, and nobody asked for it")));
-                }
-                Life::Creating | Life::Starting | Life::Running | Life::Stopping(_) => {}
-            }
-            let spec = found.processes;
-            demand!(
-                3,
-                *processes <= spec,
-                "incarnation {id} runs {processes} processes, and its spec has {spec}"
-            );
-            if let Some(other) = of.insert(&found.replica, *id) {
-                return Err(Violation::new(
-                    3,
-                    format!("of replica {} both {other} and {id} run", found.replica),
-                ));
-            }
-        }
-        Ok(())
+        self.world.alive(alive)
+    }
+}
+
+/// The replica that a fact may have changed for those who count.
+fn about(fact: &Fact) -> Option<&ReplicaName> {
+    match fact {
+        Fact::ReplicaCreated(x) => Some(&x.name),
+        Fact::ReplicaAssigned(x) => Some(&x.name),
+        Fact::OperationOpened(x) => Some(&x.replica),
+        Fact::OperationApproved(x) => Some(&x.replica),
+        Fact::OperationBegun(x) => Some(&x.replica),
+        Fact::OperationEnded(x) => Some(&x.replica),
+        Fact::IncarnationReserved(x) => Some(&x.replica),
+        Fact::IncarnationCommanded(x) => Some(&x.replica),
+        Fact::IncarnationBegun(x) => Some(&x.replica),
+        Fact::IncarnationEnsured(x) => Some(&x.replica),
+        Fact::IncarnationRunning(x) => Some(&x.replica),
+        Fact::IncarnationStatus(x) => Some(&x.replica),
+        Fact::IncarnationEnded(x) => Some(&x.replica),
+        // No other is about one, or it is counted elsewhere.
+        _ => None,
     }
 }

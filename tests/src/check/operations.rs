@@ -1,21 +1,34 @@
-//! Operations; invariant 6: nothing is done but what somebody entitled approved, exactly as it was shown.
+//! Operations; invariant 6: nothing is done but what was asked for, and what somebody entitled approved, as it was
+//! shown.
 
 use chancery_events::fact::{
-    Approver, Effect, IncarnationEnd, OperationApproved, OperationEnd, OperationEnded, OperationOpened,
+    Approver, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded, OperationOpened,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
-use chancery_events::spec::{Approval, OperationKind};
+use chancery_events::name::ReplicaName;
+use chancery_events::spec::OperationKind;
 
-use super::state::{At, Debt, DeploymentStage, Input, Life, Operation, Said, Stage, Stop, World};
+use super::debts::Debt;
+use super::deployments::How;
+use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, Will, World};
 use super::violation::{Check, Violation, demand};
 
-/// Whether the kind brings its replica up.
-const fn is_up(kind: OperationKind) -> bool {
+/// Whether the kind wants its replica up.
+pub(super) const fn is_up(kind: OperationKind) -> bool {
     match kind {
-        OperationKind::Create | OperationKind::Start => true,
+        OperationKind::Create
+        | OperationKind::Start
+        | OperationKind::Update
+        | OperationKind::Relocate
+        | OperationKind::Restart => true,
         OperationKind::Stop | OperationKind::Delete => false,
     }
+}
+
+/// Whether the kind puts another run into the place of the one that there is.
+pub(super) const fn replaces(kind: OperationKind) -> bool {
+    matches!(kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)
 }
 
 impl World {
@@ -28,53 +41,80 @@ impl World {
     pub(super) fn operation_opened(&mut self, fact: &OperationOpened, at: At) -> Check {
         let (name, kind) = (&fact.replica, fact.kind);
         let id = OperationId::issue(at.lineage, at.position);
-        let input = self.input_of(at);
-        let replica = self.replica(name)?;
-        let stop = replica.stop.filter(|_| is_up(kind));
-        if let Some(stop) = stop {
+        let replica = self.replica(name)?.clone();
+        if let Some(stop) = replica.stop.filter(|_| is_up(kind)) {
             return Err(undone(name, kind, stop));
         }
-        demand!(6, replica.open.len() < 2, "a third operation is open on replica {name}");
-        let fresh = kind != OperationKind::Create || (replica.open.is_empty() && !replica.was_approved);
-        demand!(6, fresh, "replica {name} is created a second time");
+        self.may_be_opened(name, &replica, kind)?;
+        self.asked_for(fact, &replica, at)?;
+        let version = fact.version.clone().unwrap_or_else(|| replica.deployment.clone());
+        let changes = kind == OperationKind::Update && self.changes_in_place(&replica, &version)?;
         demand!(
             6,
-            is_up(kind) == fact.proposal.is_none(),
-            "a {kind} proposes before it has found its place, or not at all"
+            fact.proposal.is_some() == (changes || !is_up(kind)),
+            "a {kind} of {name} proposes before it has found its place, or not at all"
         );
-        replica.open.push(id);
-        let plan = replica.plan.clone();
-        if let Some(deployment) = &fact.deployment {
-            let owner = self.plan(&plan)?;
-            let turn = owner.current.as_ref() == Some(deployment);
-            demand!(6, turn, "a {kind} of {name} is of deployment {deployment}, which is not in progress");
-            let found = owner.deployment(deployment)?;
-            let goes_on = found.stage == DeploymentStage::InProgress;
-            demand!(6, goes_on, "a {kind} of {name} is of deployment {deployment}, which is ending");
-            found.open += 1;
-        } else {
-            let asked = match input.as_deref().and_then(Input::intent) {
-                Some(Intent::ReplicaStart(ask)) => ask.name == *name && kind == OperationKind::Start,
-                Some(Intent::ReplicaStop(ask)) => ask.name == *name && kind == OperationKind::Stop,
-                Some(Intent::ReplicaDelete(ask)) => ask.name == *name && kind == OperationKind::Delete,
-                _ => false,
-            };
-            demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
-        }
-        if let (OperationKind::Stop, Some(stop)) = (kind, &mut self.replica(name)?.stop) {
-            stop.operation = Some(id);
-        }
+        // What needs no place is about the run that there is.
+        let about = replica.active.filter(|_| fact.proposal.is_some());
+        let node = about.and_then(|id| self.nodes.get(&self.incarnations.get(&id)?.node));
+        let domain = node.map(|node| node.spec.domain.clone());
         let operation = Operation {
             replica: name.clone(),
-            plan,
+            plan: replica.plan.clone(),
             kind,
             deployment: fact.deployment.clone(),
+            by: fact.by.clone(),
+            version,
+            wants: fact.node.clone(),
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
             proposal: fact.proposal,
-            incarnation: None,
+            incarnation: about.filter(|_| changes),
+            domain,
+            approver: None,
             is_parked: false,
         };
+        if let Some(Asker::Disruption { .. }) = &operation.by {
+            self.evictions.insert(id);
+        }
+        if let Some(deployment) = &operation.deployment {
+            self.plan(&operation.plan)?.deployment(deployment)?.open += 1;
+        }
         self.operations.insert(id, operation);
+        let replica = self.replica(name)?;
+        replica.open.push(id);
+        match (kind, &mut replica.stop) {
+            (OperationKind::Stop, Some(stop)) => stop.operation = Some(id),
+            _ if is_up(kind) => {
+                // A start by the plan's rule is one more in its row; any other begins anew.
+                let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
+                let again = replica.again.take().filter(|_| by_rule);
+                replica.row = again.map(|again| chancery_events::fact::Again { at: at.time, row: again.row });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether an operation of the kind may be opened beside what is there.
+    fn may_be_opened(&self, name: &ReplicaName, replica: &Replica, kind: OperationKind) -> Check {
+        let stage = |id| self.operations.get(id).map(|of: &Operation| of.stage);
+        let waits = replica.open.iter().any(|id| stage(id) != Some(Stage::Running));
+        demand!(6, !waits, "a {kind} of {name} is opened, and what waits on it is not superseded");
+        demand!(6, !self.is_going(replica), "a {kind} of {name} is opened, which is on its way out");
+        let alone = replica.open.is_empty() || !is_up(kind);
+        demand!(6, alone, "a {kind} of {name} is opened, and another operation on it has begun");
+        let active = replica.active.and_then(|id| self.incarnations.get(&id));
+        let fits = match kind {
+            OperationKind::Create => replica.will == Will::Proposed && active.is_none(),
+            OperationKind::Start => active.is_none(),
+            OperationKind::Update => active.is_some(),
+            OperationKind::Relocate | OperationKind::Restart => {
+                active.is_some_and(|active| active.life.is_up())
+            }
+            OperationKind::Stop | OperationKind::Delete => replica.will != Will::Proposed,
+        };
+        let now = active.map_or("not there", |active| active.life.word());
+        demand!(6, fits, "a {kind} of {name} is opened, whose run is {now}");
         Ok(())
     }
 
@@ -105,96 +145,79 @@ impl World {
         if let Some(stop) = replica.stop.filter(|_| is_up(kind)) {
             return Err(undone(name, kind, stop));
         }
-        replica.was_approved = true;
-        let (open, live) = (replica.open.clone(), replica.live);
-        let beside =
-            open.iter().find(|other| self.operations.get(other).is_some_and(|o| o.stage == Stage::Running));
-        demand!(6, beside.is_none(), "operation {id} runs beside another one on replica {name}");
-        if is_up(kind) {
-            demand!(
-                6,
-                fact.incarnation == operation.incarnation,
-                "operation {id} is approved for another incarnation than it holds"
-            );
-            let Some(held) = fact.incarnation else {
-                return Err(Violation::new(6, format!("operation {id} is approved, and holds no place")));
-            };
-            let incarnation = self.incarnation_mut(held)?;
-            demand!(5, incarnation.life == Life::Reserved, "incarnation {held} is started a second time");
-            incarnation.life = Life::Creating;
-            incarnation.command(Effect::Ensure);
-        } else {
-            let live =
-                live.filter(|live| self.incarnations.get(live).is_some_and(|i| i.life != Life::Reserved));
-            demand!(
-                6,
-                fact.incarnation == live,
-                "operation {id} is approved for another incarnation than runs"
-            );
-            if let Some(live) = live {
-                let incarnation = self.incarnation_mut(live)?;
-                if !matches!(incarnation.life, Life::Stopping(_)) {
-                    incarnation.command(Effect::Stop);
-                }
-                incarnation.life = Life::Stopping(IncarnationEnd::Destroyed);
+        if is_up(kind) || fact.begins == Begins::Now {
+            replica.wants(kind);
+        }
+        if let Approver::Rule(rule) = &fact.by
+            && let Some(policy) = rule.strip_prefix("policy/").and_then(|name| name.parse().ok())
+        {
+            self.in_flight.entry(policy).or_default().insert(id);
+        }
+        self.operation(id)?.approver = Some(fact.by.clone());
+        match fact.begins {
+            Begins::Now => self.begin(id, fact.incarnation, How::Approved, at),
+            Begins::Later => {
+                let turns = operation.deployment.as_ref().is_some_and(|deployment| {
+                    let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
+                    of.is_some_and(|of| {
+                        matches!(of.stage, DeploymentStage::InProgress | DeploymentStage::Paused)
+                    })
+                });
+                demand!(6, turns, "operation {id} is to begin later, and no deployment gives it a turn");
+                let asks = fact.incarnation.is_some() || fact.deadline.is_some();
+                demand!(6, !asks, "operation {id} is to begin later, and commands something");
+                self.operation(id)?.stage = Stage::Approved;
+                Ok(())
             }
         }
-        self.operation(id)?.stage = Stage::Running;
-        Ok(())
     }
 
-    /// Whether whoever approved may.
-    fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
-        let (id, kind) = (fact.operation, operation.kind);
-        match &fact.by {
-            Approver::Rule(rule) => {
-                let name = &operation.plan;
-                let plan = self.plan(name)?;
-                let policy = plan.spec(plan.generation)?.approval.of(kind);
-                demand!(
-                    6,
-                    policy == Approval::Automatic,
-                    "rule {rule} approves operation {id}, and plan {name} wants a person to"
-                );
-                let own = format!("plan/{name}/approval/{kind}");
-                demand!(6, *rule == own, "operation {id} is approved by rule {rule}, not by {own}");
-            }
-            Approver::Actor(actor) => {
-                let input = self.input_of(at);
-                let asked = input.as_deref().is_some_and(|input| {
-                    input.said == Said::Accepted
-                        && input.request().is_some_and(|request| {
-                            request.actor == *actor
-                                && matches!(&request.intent, Intent::OperationApprove(ask)
-                                    if ask.operations.iter().any(|shown| shown.operation == id && shown.hash == fact.hash))
-                        })
-                });
-                demand!(6, asked, "operation {id} is called approved by {actor}, who did not approve this");
+    pub(super) fn operation_begun(&mut self, fact: &OperationBegun, at: At) -> Check {
+        let id = fact.operation;
+        let operation = self.operation(id)?.clone();
+        demand!(5, operation.stage != Stage::Over, "operation {id} is over, and begins");
+        demand!(6, operation.stage == Stage::Approved, "operation {id} begins, and was not to begin later");
+        demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
+        let stop = self.replica(&operation.replica)?.stop.filter(|_| is_up(operation.kind));
+        match stop {
+            Some(stop) => Err(undone(&operation.replica, operation.kind, stop)),
+            None => {
+                self.replica(&operation.replica)?.wants(operation.kind);
+                self.begin(id, fact.incarnation, How::Turn, at)
             }
         }
-        Ok(())
     }
 
     pub(super) fn operation_ended(&mut self, fact: &OperationEnded, at: At) -> Check {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
-        let (stage, kind) = (operation.stage, operation.kind);
+        let stage = operation.stage;
         demand!(5, stage != Stage::Over, "operation {id} ends a second time");
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
         match &fact.end {
             OperationEnd::Succeeded => {
-                let live = self.replica(&operation.replica)?.live;
-                let done = stage == Stage::Running && !is_up(kind) && live.is_none();
-                demand!(6, done, "operation {id}, a {kind}, is called a success, and is not done");
+                let done = stage == Stage::Running && self.is_done(&operation)?;
+                demand!(
+                    6,
+                    done,
+                    "operation {id}, a {}, is called a success, and is not done",
+                    operation.kind
+                );
             }
             OperationEnd::Failed { .. } => {
                 let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
-                let settled = left
-                    .is_none_or(|i| i.life.is_over() || matches!(i.life, Life::Reserved | Life::Stopping(_)));
+                let settled = left.is_none_or(|run| match &run.life {
+                    Life::Reserved | Life::Stopping(_) | Life::Over | Life::Expunged => true,
+                    // It is asked to be again what it was.
+                    Life::Updating(to) => *to == run.deployment,
+                    Life::Creating | Life::Starting => false,
+                    Life::Running => stage != Stage::Running,
+                });
                 demand!(6, settled, "operation {id} fails, and what it started goes on");
             }
             OperationEnd::Rejected { by, .. } => {
-                demand!(6, stage != Stage::Running, "operation {id} is rejected, and runs");
+                let waits = matches!(stage, Stage::Preparing | Stage::Pending);
+                demand!(6, waits, "operation {id} is rejected, and does not wait for approval");
                 let input = self.input_of(at);
                 let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
                     request.actor == *by
@@ -208,23 +231,85 @@ impl World {
             }
             OperationEnd::Cancelled { .. } => {
                 demand!(6, stage != Stage::Running, "operation {id} is cancelled, and runs");
+                let unwanted = self.is_unwanted(&operation, at)?;
+                demand!(6, unwanted, "operation {id}, a {}, is cancelled for nothing", operation.kind);
             }
             OperationEnd::Superseded { by } => {
                 self.debts.push(Debt::Opened(*by, operation.replica.clone()));
+                if stage == Stage::Running {
+                    self.debts.push(Debt::TakesOver(*by));
+                }
             }
         }
-        self.close(id, &fact.end)
+        let blamed = matches!(
+            fact.end,
+            OperationEnd::Failed { .. } | OperationEnd::Rejected { .. } | OperationEnd::Expired
+        );
+        if let Some(deployment) = operation.deployment.filter(|_| blamed) {
+            self.now.failed.insert((operation.plan.clone(), deployment.clone()));
+            self.debts.push(Debt::Fails(operation.plan, deployment));
+        }
+        self.close(id, &fact.end, at)
+    }
+
+    /// Whether what an operation was to do is done, where a fact of its own says so.
+    fn is_done(&mut self, operation: &Operation) -> Result<bool, Violation> {
+        let replica = self.replica(&operation.replica)?;
+        let (active, passive) = (replica.active, replica.passive);
+        if !is_up(operation.kind) {
+            return Ok(active.is_none() && passive.is_none());
+        }
+        // The new run counts, and the old one, which had lost its place, is over.
+        let own =
+            active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
+        let beside = own.is_some_and(|own| own.life == Life::Running && own.follows.is_none());
+        Ok(replaces(operation.kind) && passive.is_none() && beside)
+    }
+
+    /// Whether something says that an operation that has not begun is not wanted any more.
+    fn is_unwanted(&mut self, operation: &Operation, at: At) -> Result<bool, Violation> {
+        let ending = operation.deployment.as_ref().is_some_and(|deployment| {
+            let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
+            of.is_some_and(|of| matches!(of.stage, DeploymentStage::Ending(_)))
+        });
+        let input = self.input_of(at);
+        let asked = match input.as_deref().and_then(Input::intent) {
+            Some(Intent::ReplicaStart(ask)) => {
+                operation.kind == OperationKind::Stop && ask.name == operation.replica
+            }
+            Some(Intent::ReplicaRestart(ask)) => {
+                operation.kind == OperationKind::Stop && ask.name == operation.replica
+            }
+            Some(Intent::DisruptionComplete(ask)) => {
+                let by = Asker::Disruption { node: ask.node.clone(), name: ask.name.clone() };
+                operation.by.as_ref() == Some(&by)
+            }
+            _ => false,
+        };
+        let replica = self.replica(&operation.replica)?.clone();
+        let never = replica.will == Will::Proposed;
+        let is_gone = replica.active.is_none()
+            || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself);
+        let about_nothing = replaces(operation.kind) && is_gone;
+        Ok(ending || asked || never || about_nothing)
     }
 
     /// Lets an operation be over.
-    pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd) -> Check {
+    pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) -> Check {
         let operation = self.operation(id)?;
         operation.stage = Stage::Over;
-        let (name, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
-        let (deployment, held) = (operation.deployment.clone(), operation.incarnation);
-        if let Some(deployment) = deployment {
-            self.plan(&plan)?.deployment(&deployment)?.open -= 1;
+        let operation = operation.clone();
+        let (name, kind) = (operation.replica, operation.kind);
+        let succeeded = *end == OperationEnd::Succeeded;
+        if let Some(deployment) = operation.deployment {
+            let deployment = self.plan(&operation.plan)?.deployment(&deployment)?;
+            deployment.open -= 1;
+            deployment.begun.remove(&id);
+            deployment.rested = if succeeded { Some(at.time) } else { deployment.rested };
         }
+        self.evictions.remove(&id);
+        self.landed(id);
+        let held = operation.incarnation;
         if let Some(held) =
             held.filter(|held| self.incarnations.get(held).is_some_and(|i| i.life == Life::Reserved))
         {
@@ -232,7 +317,6 @@ impl World {
         }
         let replica = self.replica(&name)?;
         replica.open.retain(|open| *open != id);
-        let succeeded = *end == OperationEnd::Succeeded;
         if succeeded && kind == OperationKind::Delete {
             replica.is_going = true;
         }
@@ -242,8 +326,30 @@ impl World {
         }
         Ok(())
     }
+
+    /// An operation that a policy approved is over, or its approval is void.
+    pub(super) fn landed(&mut self, id: OperationId) {
+        self.in_flight.values_mut().for_each(|of| {
+            of.remove(&id);
+        });
+    }
 }
 
-fn undone(name: &chancery_events::name::ReplicaName, kind: OperationKind, stop: Stop) -> Violation {
+impl Replica {
+    /// An operation on it was approved. What takes it down only counts once it has begun.
+    fn wants(&mut self, kind: OperationKind) {
+        self.will = match kind {
+            OperationKind::Create | OperationKind::Start => Will::Running,
+            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.will,
+            OperationKind::Stop => Will::Stopped,
+            OperationKind::Delete => Will::Deleted,
+        };
+        if self.will != Will::Running {
+            self.again = None;
+        }
+    }
+}
+
+fn undone(name: &ReplicaName, kind: OperationKind, stop: Stop) -> Violation {
     Violation::new(7, format!("a {kind} undoes the stop of replica {name} that a user wanted at {}", stop.at))
 }

@@ -1,16 +1,20 @@
 //! Catalogue, nodes and sessions; invariant 4 for what a node has, 5 for nodes and sessions, 8 for what is judged.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::{Judgement, NodeApplied, NodeMoved, ObjectJudged, SessionClosed, SessionOpened};
+use chancery_events::fact::{
+    ClusterApplied, Judgement, NodeApplied, NodeMoved, ObjectJudged, SessionClosed, SessionOpened,
+};
 use chancery_events::id::{IncarnationId, SessionId};
+use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
 use chancery_events::observation::{Observation, Report, SessionEnd};
 use chancery_events::spec::NodeState;
 
 use super::chain::Chain;
-use super::state::{At, Incarnation, Input, Node, Session, World};
+use super::state::{At, Cluster, Incarnation, Input, Node, Session, World};
 use super::violation::{Check, Violation, demand};
 
 impl World {
@@ -29,9 +33,10 @@ impl World {
                 spec: fact.spec.clone(),
                 state: NodeState::Unallocated,
                 cluster: None,
+                disruptions: BTreeMap::new(),
                 held: Amounts::ZERO,
-                volumes: std::collections::BTreeMap::new(),
-                incarnations: 0,
+                volumes: BTreeMap::new(),
+                places: BTreeSet::new(),
             };
             self.nodes.insert(fact.name.clone(), node);
             return Ok(());
@@ -75,55 +80,77 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn node_deleted(&mut self, name: &NodeName) -> Check {
-        let node = self.node(name)?;
-        demand!(
-            4,
-            node.incarnations == 0,
-            "node {name} is deleted, and {} places on it are held",
-            node.incarnations
+    pub(super) fn node_deleted(&mut self, name: &NodeName, at: At) -> Check {
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::NodeDelete(ask)) if ask.name == *name
         );
+        let emptied = self.now.emptied.contains(name);
+        demand!(6, asked || emptied, "node {name} is deleted, and nobody asked");
+        let held = self.node(name)?.places.len();
+        demand!(4, held == 0, "node {name} is deleted, and {held} places on it are held");
         self.nodes.remove(name);
         Ok(())
     }
 
     /// Takes a place on a node.
-    pub(super) fn hold(&mut self, name: &NodeName, incarnation: &Incarnation) -> Check {
+    pub(super) fn hold(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
+        let name = &incarnation.node;
         let node =
             self.nodes.get_mut(name).ok_or_else(|| Violation::new(4, format!("there is no node {name}")))?;
         let allocated =
             node.state == NodeState::Allocated && node.cluster.as_ref() == Some(&incarnation.cluster);
         demand!(4, allocated, "a place is held on node {name}, which is {}", node.state);
-        let sum = node.held.checked_add(incarnation.amounts);
-        node.held =
-            sum.ok_or_else(|| Violation::new(4, format!("node {name} holds more than can be counted")))?;
+        demand!(4, !node.is_disturbed(), "a place is held on node {name}, of which a disruption is approved");
+        node.take(name, incarnation.holds)?;
         for (class, bytes) in &incarnation.volumes {
             let held = node.volumes.entry(class.clone()).or_default();
             *held = held.saturating_add(*bytes);
         }
-        node.incarnations += 1;
-        node.has_room(name)
+        node.places.insert(id);
+        for group in &incarnation.groups {
+            self.groups.entry(group.clone()).or_default().insert(id);
+        }
+        self.node(name)?.has_room(name)
+    }
+
+    /// Takes what a run needs more, now that the one that it followed there is over.
+    pub(super) fn hold_all(&mut self, id: IncarnationId) -> Check {
+        let incarnation = self.incarnation_mut(id)?;
+        let more = incarnation.amounts.less(incarnation.holds);
+        incarnation.holds = incarnation.amounts;
+        let name = incarnation.node.clone();
+        let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
+        let node = self.nodes.get_mut(&name).ok_or_else(gone)?;
+        node.take(&name, more)?;
+        node.has_room(&name)
     }
 
     /// Gives back exactly what an incarnation held.
-    pub(super) fn release(&mut self, incarnation: &Incarnation) -> Check {
+    pub(super) fn release(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
         let name = &incarnation.node;
         let gone = || Violation::new(4, format!("node {name} went while a place on it was held"));
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
         let more = || Violation::new(4, format!("more is freed on node {name} than was held"));
-        node.held = node.held.checked_sub(incarnation.amounts).ok_or_else(more)?;
+        node.held = node.held.checked_sub(incarnation.holds).ok_or_else(more)?;
         for (class, bytes) in &incarnation.volumes {
             let held = node.volumes.get_mut(class).ok_or_else(more)?;
             *held = held.checked_sub(*bytes).ok_or_else(more)?;
         }
-        node.incarnations = node.incarnations.checked_sub(1).ok_or_else(more)?;
+        demand!(4, node.places.remove(&id), "a place on node {name} is freed that was not held");
+        for group in &incarnation.groups {
+            if let Some(of) = self.groups.get_mut(group) {
+                of.remove(&id);
+            }
+        }
         Ok(())
     }
 
     pub(super) fn session_opened(&mut self, fact: &SessionOpened, at: At) -> Check {
         let name = &fact.cluster;
-        let open = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
-        demand!(5, open.is_none(), "a session of cluster {name} opens beside another one");
+        let cluster = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
+        demand!(5, cluster.session.is_none(), "a session of cluster {name} opens beside another one");
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
             matches!(saw, Observation::SessionHello(hello) if hello.cluster == *name && hello.executor == fact.executor)
@@ -131,7 +158,9 @@ impl World {
         });
         demand!(6, asked, "a session of cluster {name} opens, and its executor did not ask");
         let id = SessionId::issue(at.lineage, at.position);
-        self.clusters.insert(name.clone(), Some(id));
+        if let Some(cluster) = self.clusters.get_mut(name) {
+            cluster.session = Some(id);
+        }
         let session = Session { cluster: name.clone(), executor: fact.executor.clone(), is_open: true };
         self.sessions.insert(id, session);
         Ok(())
@@ -153,13 +182,21 @@ impl World {
         demand!(5, session.is_open, "session {id} closes a second time");
         demand!(5, session.cluster == fact.cluster, "session {id} is of cluster {}", session.cluster);
         session.is_open = false;
-        self.clusters.insert(fact.cluster.clone(), None);
+        if let Some(cluster) = self.clusters.get_mut(&fact.cluster) {
+            cluster.session = None;
+        }
         Ok(())
     }
 
+    pub(super) fn cluster_applied(&mut self, fact: &ClusterApplied) {
+        let runtime = fact.spec.runtime;
+        let cluster = self.clusters.entry(fact.name.clone());
+        cluster.and_modify(|known| known.runtime = runtime).or_insert(Cluster { runtime, session: None });
+    }
+
     pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> Check {
-        let open = self.clusters.remove(name).ok_or_else(|| no_cluster(name))?;
-        demand!(5, open.is_none(), "cluster {name} is deleted, and its session goes on");
+        let cluster = self.clusters.remove(name).ok_or_else(|| no_cluster(name))?;
+        demand!(5, cluster.session.is_none(), "cluster {name} is deleted, and its session goes on");
         let used = self.nodes.values().any(|node| node.cluster.as_ref() == Some(name));
         demand!(4, !used, "cluster {name} is deleted, and has nodes");
         Ok(())
@@ -216,6 +253,13 @@ impl World {
 }
 
 impl Node {
+    /// Holds so much more.
+    fn take(&mut self, name: &NodeName, more: Amounts) -> Check {
+        let many = || Violation::new(4, format!("node {name} holds more than can be counted"));
+        self.held = self.held.checked_add(more).ok_or_else(many)?;
+        Ok(())
+    }
+
     /// Whether what is held is at most what it has for placements.
     fn has_room(&self, name: &NodeName) -> Check {
         let room = self.spec.total.checked_sub(self.spec.reserved).unwrap_or_default();

@@ -1,20 +1,15 @@
-//! Plans, deployments and replicas; invariant 5 for deployments, 7 for a user's stop.
+//! Plans and replicas: how they come and go, and invariant 7 for a user's stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::fact::{
-    DeploymentCreated, DeploymentEnd, DeploymentEnded, DeploymentEnding, PlanApplied, ReplicaCreated,
-};
-use chancery_events::intent::Intent;
+use chancery_events::fact::{PlanApplied, PlanRemoving, ReplicaAssigned, ReplicaCreated};
+use chancery_events::intent::{Cascade, Intent};
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
-use chancery_events::spec::Activity;
+use chancery_events::spec::{Activity, OperationKind, PlanSpec};
 
-use super::state::{At, Debt, Deployment, DeploymentStage, Input, Plan, Replica, Stop, World};
+use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, Will, World};
 use super::violation::{Check, Violation, demand};
-
-/// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
-const KEPT: u64 = 20;
 
 impl World {
     pub(super) fn plan(&mut self, name: &PlanName) -> Result<&mut Plan, Violation> {
@@ -29,13 +24,17 @@ impl World {
         let (name, generation) = (&fact.name, fact.generation);
         let plan = self.plans.entry(name.clone()).or_insert_with(|| Plan {
             activity: Activity::Active,
+            is_removing: false,
             generation: 0,
             specs: BTreeMap::new(),
+            versions: Vec::new(),
             deployments: BTreeMap::new(),
             current: None,
             next: None,
+            carried_out: None,
             ended: 0,
             replicas: 0,
+            counts: BTreeMap::new(),
         });
         let next = plan.generation + 1;
         demand!(5, generation == next, "generation {generation} of plan {name} stands where {next} is due");
@@ -44,8 +43,29 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn plan_deleted(&mut self, name: &PlanName) -> Check {
+    pub(super) fn plan_removing(&mut self, fact: &PlanRemoving, at: At) -> Check {
+        let name = &fact.name;
+        let input = self.input_of(at);
+        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+            request.actor == fact.by
+                && matches!(&request.intent, Intent::PlanDelete(ask)
+                    if ask.name == *name && ask.cascade == Cascade::Yes)
+        });
+        demand!(6, asked, "plan {name} is to go with all that it has, and {} did not ask", fact.by);
         let plan = self.plan(name)?;
+        demand!(5, !plan.is_removing, "plan {name} is to go a second time");
+        plan.is_removing = true;
+        Ok(())
+    }
+
+    pub(super) fn plan_deleted(&mut self, name: &PlanName, at: At) -> Check {
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::PlanDelete(ask)) if ask.name == *name
+        );
+        let plan = self.plan(name)?;
+        demand!(6, asked || plan.is_removing, "plan {name} is deleted, and nobody asked");
         demand!(4, plan.replicas == 0, "plan {name} is deleted, and has {} replicas", plan.replicas);
         let busy = plan.current.is_some() || plan.next.is_some();
         demand!(6, !busy, "plan {name} is deleted, and a deployment of it is not over");
@@ -53,95 +73,27 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_created(&mut self, fact: &DeploymentCreated, at: At) -> Check {
-        let (owner, name) = (&fact.plan, &fact.name);
+    pub(super) fn replica_created(&mut self, fact: &ReplicaCreated, at: At) -> Check {
+        let (name, by) = (&fact.name, &fact.deployment);
         let input = self.input_of(at);
         let asked = matches!(
             input.as_deref().and_then(Input::intent),
-            Some(Intent::DeploymentCreate(ask)) if ask.plan == *owner && ask.name == *name && ask.spec == fact.spec
+            Some(Intent::ReplicaCreate(ask)) if ask.plan == fact.plan
         );
-        demand!(6, asked, "deployment {name} of {owner} is not what somebody asked for");
-        let plan = self.plan(owner)?;
-        demand!(
-            6,
-            plan.activity == Activity::Active,
-            "plan {owner} is inactive, and takes deployment {name}"
-        );
-        demand!(
-            5,
-            plan.generation == fact.generation,
-            "deployment {name} is not of the latest generation of {owner}"
-        );
-        demand!(6, plan.next.is_none(), "two deployments of {owner} wait for their turn");
-        let again = plan.deployments.get(name).is_none_or(
-            |old| matches!(old.stage, DeploymentStage::Over(before) if plan.ended - before > KEPT),
-        );
-        demand!(5, again, "deployment {name} of {owner} begins again");
-        let (generation, stage) = (fact.generation, DeploymentStage::Pending);
-        plan.deployments.insert(name.clone(), Deployment { generation, stage, open: 0 });
-        plan.next = Some(name.clone());
-        Ok(())
-    }
-
-    pub(super) fn deployment_started(&mut self, owner: &PlanName, name: &DeploymentName) -> Check {
-        let plan = self.plan(owner)?;
-        demand!(5, plan.current.is_none(), "deployment {name} of {owner} begins beside another one");
-        demand!(5, plan.next.as_ref() == Some(name), "deployment {name} of {owner} begins, and did not wait");
-        plan.current = plan.next.take();
-        plan.deployment(name)?.stage = DeploymentStage::InProgress;
-        Ok(())
-    }
-
-    pub(super) fn deployment_ending(&mut self, fact: &DeploymentEnding) -> Check {
-        let deployment = self.plan(&fact.plan)?.deployment(&fact.name)?;
-        let goes_on = deployment.stage == DeploymentStage::InProgress;
-        demand!(5, goes_on, "deployment {} of {} is ending, and was not in progress", fact.name, fact.plan);
-        deployment.stage = DeploymentStage::Ending(fact.why.clone());
-        Ok(())
-    }
-
-    pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> Check {
-        let (owner, name) = (&fact.plan, &fact.name);
-        let plan = self.plan(owner)?;
-        let before = plan.ended;
-        let deployment = plan.deployment(name)?;
-        let right = match &deployment.stage {
-            DeploymentStage::Over(_) => {
-                return Err(Violation::new(5, format!("deployment {name} of {owner} ends a second time")));
-            }
-            DeploymentStage::Pending => !matches!(fact.end, DeploymentEnd::Completed),
-            DeploymentStage::InProgress => fact.end == DeploymentEnd::Completed,
-            DeploymentStage::Ending(why) => fact.end == *why,
-        };
-        demand!(
-            5,
-            right,
-            "deployment {name} of {owner} ends otherwise than its state allows: {:?}",
-            fact.end
-        );
-        let open = deployment.open;
-        demand!(6, open == 0, "deployment {name} of {owner} ends, and {open} operations of it are not over");
-        deployment.stage = DeploymentStage::Over(before);
-        plan.ended += 1;
-        for slot in [&mut plan.current, &mut plan.next] {
-            if slot.as_ref() == Some(name) {
-                *slot = None;
-            }
-        }
-        if let DeploymentEnd::Superseded { by } = &fact.end {
-            self.debts.push(Debt::Created(owner.clone(), by.clone()));
-        }
-        Ok(())
-    }
-
-    pub(super) fn replica_created(&mut self, fact: &ReplicaCreated, at: At) -> Check {
-        let name = &fact.name;
         let plan = self.plan(&fact.plan)?;
-        let turn = plan.current.as_ref() == Some(&fact.deployment);
-        demand!(6, turn, "replica {name} is of deployment {}, which is not in progress", fact.deployment);
-        let deployment = plan.deployment(&fact.deployment)?;
-        let goes_on = deployment.stage == DeploymentStage::InProgress;
-        demand!(6, goes_on, "replica {name} is of deployment {}, which is ending", fact.deployment);
+        if asked {
+            demand!(6, plan.activity == Activity::Active, "plan {} is inactive, and gets {name}", fact.plan);
+            let busy = plan.current.is_some() || plan.next.is_some() || plan.is_removing;
+            demand!(6, !busy, "replica {name} is created, and a deployment says how many there are");
+            let last = plan.carried_out.as_ref() == Some(by);
+            demand!(6, last, "replica {name} is of deployment {by}, which is not the last carried out");
+        } else {
+            plan.lacks_one(name, by)?;
+        }
+        let deployment = plan.deployment(by)?;
+        if !asked {
+            deployment.created.insert(name.clone());
+        }
         let generation = deployment.generation;
         let service = &plan.spec(generation)?.service;
         let due = ReplicaName::issue(service, at.position);
@@ -149,27 +101,104 @@ impl World {
         plan.replicas += 1;
         let replica = Replica {
             plan: fact.plan.clone(),
-            deployment: fact.deployment.clone(),
+            deployment: by.clone(),
+            by: (!asked).then(|| by.clone()),
+            will: Will::Proposed,
             open: Vec::new(),
-            live: None,
-            was_approved: false,
+            active: None,
+            passive: None,
             is_going: false,
             stop: None,
+            again: None,
+            row: None,
+            counted: None,
         };
         self.replicas.insert(name.clone(), replica);
         Ok(())
     }
 
+    pub(super) fn replica_assigned(&mut self, fact: &ReplicaAssigned) -> Check {
+        let (name, to) = (&fact.name, &fact.deployment);
+        let replica = self.replica(name)?;
+        demand!(5, replica.plan == fact.plan, "replica {name} is of plan {}", replica.plan);
+        let runs = replica.active.or(replica.passive);
+        demand!(6, runs.is_none(), "replica {name} becomes one of {to}, and runs as another");
+        demand!(6, replica.open.is_empty(), "replica {name} becomes one of {to} beside an operation on it");
+        let from = replica.deployment.clone();
+        let plan = self.plan(&fact.plan)?;
+        plan.goes_on(to, "a replica becomes one of it")?;
+        let other = plan.deployment(&from)?.version != plan.deployment(to)?.version;
+        demand!(6, other, "replica {name} of {from} becomes one of {to}, which is the same");
+        plan.may_touch_old(to, "a replica becomes one of it")?;
+        let replica = self.replica(name)?;
+        replica.deployment = to.clone();
+        // Its rule would have started what it was.
+        (replica.again, replica.row) = (None, None);
+        Ok(())
+    }
+
     pub(super) fn replica_deleted(&mut self, name: &ReplicaName) -> Check {
         let replica = self.replica(name)?;
-        demand!(4, replica.live.is_none(), "replica {name} is deleted, and holds a place");
+        let lives = replica.active.or(replica.passive);
+        demand!(4, lives.is_none(), "replica {name} is deleted, and holds a place");
         demand!(6, replica.open.is_empty(), "replica {name} is deleted, and an operation on it is not over");
-        let may_go = replica.is_going || !replica.was_approved;
+        let may_go = replica.is_going || replica.will == Will::Proposed;
         demand!(6, may_go, "replica {name} is deleted, and no delete of it was carried out");
-        let plan = replica.plan.clone();
-        self.plan(&plan)?.replicas -= 1;
+        let (plan, by) = (replica.plan.clone(), replica.by.clone());
+        self.recount(name, Presence::Gone);
+        let plan = self.plan(&plan)?;
+        plan.replicas -= 1;
+        if let Some(deployment) = by.and_then(|by| plan.deployments.get_mut(&by)) {
+            deployment.created.remove(name);
+        }
         self.replicas.remove(name);
         Ok(())
+    }
+
+    /// Whether a delete of the replica was approved, or is asked for.
+    pub(super) fn is_going(&self, replica: &Replica) -> bool {
+        let deletes = |id| self.operations.get(id).is_some_and(|of| of.kind == OperationKind::Delete);
+        replica.will == Will::Deleted || replica.open.iter().any(deletes)
+    }
+
+    /// Counts a replica anew in its plan, after a fact about it.
+    pub(super) fn recount(&mut self, name: &ReplicaName, presence: Presence) {
+        let Some(replica) = self.replicas.get(name) else { return };
+        let stays = presence == Presence::Kept && !self.is_going(replica);
+        let new = stays.then(|| (replica.deployment.clone(), self.count(replica)));
+        if new == replica.counted {
+            return;
+        }
+        let Some(plan) = self.plans.get_mut(&replica.plan) else { return };
+        if let Some((of, count)) = &replica.counted {
+            let left = plan.counts.get(of).map(|all| all.less(*count)).filter(|left| left.present > 0);
+            match left {
+                Some(left) => plan.counts.insert(of.clone(), left),
+                None => plan.counts.remove(of),
+            };
+        }
+        if let Some((of, count)) = &new {
+            let all = plan.counts.entry(of.clone()).or_default();
+            *all = all.and(*count);
+        }
+        if let Some(replica) = self.replicas.get_mut(name) {
+            replica.counted = new;
+        }
+    }
+
+    /// As what a replica counts that is not on its way out.
+    fn count(&self, replica: &Replica) -> Count {
+        let active = replica.active.and_then(|id| self.incarnations.get(&id));
+        let ready = active.is_some_and(|active| active.life == Life::Running && active.is_ready);
+        let up = active.is_some_and(|active| active.life.is_up());
+        let quiet = replica.open.is_empty();
+        let down = replica.active.is_none() && replica.passive.is_none();
+        Count {
+            present: 1,
+            ready: u64::from(ready),
+            ailing: u64::from(up && !ready && quiet),
+            idle: u64::from(replica.will == Will::Running && down && quiet),
+        }
     }
 
     /// An intent was accepted: what a user wants of a replica holds until a user wants something newer.
@@ -177,11 +206,39 @@ impl World {
         let (name, stops) = match input.intent() {
             Some(Intent::ReplicaStop(ask)) => (&ask.name, true),
             Some(Intent::ReplicaStart(ask)) => (&ask.name, false),
+            Some(Intent::ReplicaRestart(ask)) => (&ask.name, false),
             _ => return,
         };
         let Some(replica) = self.replicas.get_mut(name) else { return };
         let operation = replica.stop.and_then(|stop| stop.operation);
         replica.stop = stops.then_some(Stop { at: input.position, operation });
+    }
+}
+
+/// Whether a replica is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    Kept,
+    Gone,
+}
+
+impl Count {
+    fn and(self, other: Count) -> Count {
+        Count {
+            present: self.present + other.present,
+            ready: self.ready + other.ready,
+            ailing: self.ailing + other.ailing,
+            idle: self.idle + other.idle,
+        }
+    }
+
+    fn less(self, other: Count) -> Count {
+        Count {
+            present: self.present - other.present,
+            ready: self.ready - other.ready,
+            ailing: self.ailing - other.ailing,
+            idle: self.idle - other.idle,
+        }
     }
 }
 
@@ -191,8 +248,34 @@ impl Plan {
         self.deployments.get_mut(name).ok_or_else(unknown)
     }
 
-    pub(super) fn spec(&self, generation: u32) -> Result<&Arc<chancery_events::spec::PlanSpec>, Violation> {
+    pub(super) fn spec(&self, generation: u32) -> Result<&Arc<PlanSpec>, Violation> {
         let unknown = || Violation::new(5, format!("there is no generation {generation}"));
         self.specs.get(&generation).ok_or_else(unknown)
+    }
+
+    /// The latest.
+    pub(super) fn latest(&self) -> Result<&Arc<PlanSpec>, Violation> {
+        self.spec(self.generation)
+    }
+
+    /// Its replicas that are not on their way out: those of the version, and all others.
+    pub(super) fn sets(&self, version: usize) -> (Count, Count) {
+        let (mut right, mut other) = (Count::default(), Count::default());
+        for (name, count) in &self.counts {
+            let same = self.deployments.get(name).is_some_and(|of| of.version == version);
+            let set = if same { &mut right } else { &mut other };
+            *set = set.and(*count);
+        }
+        (right, other)
+    }
+
+    /// Whether the deployment is being carried out, and neither paused nor ending.
+    pub(super) fn goes_on(&mut self, name: &DeploymentName, what: &str) -> Check {
+        let turn = self.current.as_ref() == Some(name);
+        demand!(6, turn, "{what}, and deployment {name} is not in progress");
+        let stage = &self.deployment(name)?.stage;
+        let goes_on = *stage == DeploymentStage::InProgress;
+        demand!(6, goes_on, "{what}, and deployment {name} is paused or ending");
+        Ok(())
     }
 }

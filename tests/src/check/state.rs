@@ -5,15 +5,21 @@ use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::event::Event;
-use chancery_events::fact::{DeploymentEnd, Effect, IncarnationEnd, Proposal};
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
+use chancery_events::fact::{Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{
-    ClusterName, DeploymentName, ExecutorName, NodeName, PlanName, ReplicaName, StorageClass,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
+    NodeName, PlanName, PolicyName, ReplicaName, StorageClass,
 };
 use chancery_events::observation::Observation;
-use chancery_events::spec::{Activity, NodeSpec, NodeState, OperationKind, PlanSpec};
+use chancery_events::spec::{
+    Activity, Coordinates, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec, NodeState,
+    OperationKind, Payload, PlanSpec, PolicySpec, Runtime,
+};
 use chancery_events::time::Time;
+
+use super::debts::Debt;
 
 /// Where a fact stands.
 #[derive(Clone, Copy, Debug)]
@@ -66,13 +72,30 @@ impl Input {
 }
 
 #[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    pub(super) runtime: Runtime,
+    /// Its open session.
+    pub(super) session: Option<SessionId>,
+}
+
+#[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) spec: NodeSpec,
     pub(super) state: NodeState,
     pub(super) cluster: Option<ClusterName>,
+    pub(super) disruptions: BTreeMap<DisruptionName, Disruption>,
     pub(super) held: Amounts,
     pub(super) volumes: BTreeMap<StorageClass, u64>,
-    pub(super) incarnations: u64,
+    /// Those that hold a place on it.
+    pub(super) places: BTreeSet<IncarnationId>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Disruption {
+    pub(super) spec: DisruptionSpec,
+    pub(super) state: DisruptionState,
+    /// Who approved it.
+    pub(super) by: Option<Actor>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,47 +108,103 @@ pub(super) struct Session {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) activity: Activity,
+    /// Whether it is to go, with all that it has.
+    pub(super) is_removing: bool,
     pub(super) generation: u32,
     pub(super) specs: BTreeMap<u32, Arc<PlanSpec>>,
+    /// What its deployments want to run: each once, however many want the same.
+    pub(super) versions: Vec<(Vec<Payload>, Coordinates)>,
     pub(super) deployments: BTreeMap<DeploymentName, Deployment>,
     /// Being carried out.
     pub(super) current: Option<DeploymentName>,
     /// Waits for its turn.
     pub(super) next: Option<DeploymentName>,
+    /// The last that was carried out, of those that wanted anything to run.
+    pub(super) carried_out: Option<DeploymentName>,
     /// How many deployments are over.
     pub(super) ended: u64,
     pub(super) replicas: u64,
+    /// Of its replicas, those that are not on their way out, by the deployment that they run by.
+    pub(super) counts: BTreeMap<DeploymentName, Count>,
+}
+
+/// How many replicas of a deployment there are, of those that are not on their way out.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Count {
+    pub(super) present: u64,
+    /// That run and are well.
+    pub(super) ready: u64,
+    /// That run and are not well, and nothing is being done about it.
+    pub(super) ailing: u64,
+    /// That should run and do not, and nothing is being done about it.
+    pub(super) idle: u64,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Deployment {
     pub(super) generation: u32,
+    pub(super) spec: DeploymentSpec,
+    /// What it wants to run, as a number in its plan.
+    pub(super) version: usize,
     pub(super) stage: DeploymentStage,
+    /// Whether its new set is the one that counts.
+    pub(super) has_cut_over: bool,
+    /// When its new set must be ready.
+    pub(super) deadline: Option<Time>,
+    /// Who asked for it.
+    pub(super) by: Option<Actor>,
     /// Operations on its behalf that are not over.
     pub(super) open: u64,
+    /// Those of them that have begun.
+    pub(super) begun: BTreeSet<OperationId>,
+    /// When one of them last succeeded.
+    pub(super) rested: Option<Time>,
+    /// Replicas that it created and that are still there.
+    pub(super) created: BTreeSet<ReplicaName>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum DeploymentStage {
     Pending,
     InProgress,
+    Paused,
     Ending(DeploymentEnd),
     /// With how many of the plan's that were over before it.
     Over(u64),
+}
+
+/// What was approved of a replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Will {
+    /// Nothing yet.
+    Proposed,
+    Running,
+    Stopped,
+    Deleted,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
-    /// Its operations that are not over.
+    /// The deployment that created it, if one did.
+    pub(super) by: Option<DeploymentName>,
+    pub(super) will: Will,
+    /// Its operations that are not over, the oldest first.
     pub(super) open: Vec<OperationId>,
-    /// Its incarnation that is not over.
-    pub(super) live: Option<IncarnationId>,
-    pub(super) was_approved: bool,
+    /// Its run that is not over, and that counts.
+    pub(super) active: Option<IncarnationId>,
+    /// Its other run: that is to take the place of that one, or has lost it.
+    pub(super) passive: Option<IncarnationId>,
     /// A delete of it has succeeded.
     pub(super) is_going: bool,
     pub(super) stop: Option<Stop>,
+    /// When its plan's rule starts it again.
+    pub(super) again: Option<Again>,
+    /// The last start by that rule, in a row of them: when it was asked for, and the how manieth it is.
+    pub(super) row: Option<Again>,
+    /// As what it is counted in its plan.
+    pub(super) counted: Option<(DeploymentName, Count)>,
 }
 
 /// A user's stop that stands.
@@ -142,9 +221,19 @@ pub(super) struct Operation {
     pub(super) plan: PlanName,
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
+    /// Who asked, where no deployment did, or by which rule it did.
+    pub(super) by: Option<Asker>,
+    /// The deployment whose version the replica has when it has succeeded.
+    pub(super) version: DeploymentName,
+    /// The only node that will do.
+    pub(super) wants: Option<NodeName>,
     pub(super) stage: Stage,
     pub(super) proposal: Option<Proposal>,
+    /// The run that it brings up, or changes.
     pub(super) incarnation: Option<IncarnationId>,
+    /// The update domain that it is about.
+    pub(super) domain: Option<DomainName>,
+    pub(super) approver: Option<Approver>,
     /// Left alone: it does not expire any more.
     pub(super) is_parked: bool,
 }
@@ -153,6 +242,8 @@ pub(super) struct Operation {
 pub(super) enum Stage {
     Preparing,
     Pending,
+    /// Its turn comes later.
+    Approved,
     Running,
     Over,
 }
@@ -163,11 +254,23 @@ pub(super) struct Incarnation {
     pub(super) operation: OperationId,
     pub(super) node: NodeName,
     pub(super) cluster: ClusterName,
+    /// By which it runs.
+    pub(super) deployment: DeploymentName,
+    /// The run that must be over before it is begun.
+    pub(super) follows: Option<IncarnationId>,
+    /// What it needs.
     pub(super) amounts: Amounts,
+    /// What of that it holds: less, while the run that it follows on its node is not over.
+    pub(super) holds: Amounts,
     pub(super) volumes: BTreeMap<StorageClass, u64>,
+    pub(super) groups: Vec<GroupName>,
     /// Processes of its spec.
     pub(super) processes: usize,
     pub(super) life: Life,
+    /// Whether all its processes were online when they were last seen.
+    pub(super) is_ready: bool,
+    /// When it was first ready.
+    pub(super) since: Option<Time>,
     pub(super) revision: u32,
     /// The command without an outcome, with its attempt.
     pub(super) command: Option<(Effect, u32)>,
@@ -180,6 +283,8 @@ pub(super) enum Life {
     Creating,
     Starting,
     Running,
+    /// Asked to be what this deployment says.
+    Updating(DeploymentName),
     /// With what it becomes when its end is proved.
     Stopping(IncarnationEnd),
     Over,
@@ -191,31 +296,75 @@ impl Life {
     pub(super) const fn is_over(&self) -> bool {
         matches!(self, Life::Over | Life::Expunged)
     }
+
+    /// Whether somebody was asked for it, and it is not over.
+    pub(super) const fn is_asked_for(&self) -> bool {
+        match self {
+            Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => true,
+            Life::Reserved | Life::Over | Life::Expunged => false,
+        }
+    }
+
+    /// Whether it was ready, and was not asked to end.
+    pub(super) const fn is_up(&self) -> bool {
+        matches!(self, Life::Running | Life::Updating(_))
+    }
+
+    /// How it is, for people.
+    pub(super) const fn word(&self) -> &'static str {
+        match self {
+            Life::Reserved => "reserved",
+            Life::Creating => "creating",
+            Life::Starting => "starting",
+            Life::Running => "running",
+            Life::Updating(_) => "updating",
+            Life::Stopping(_) => "stopping",
+            Life::Over | Life::Expunged => "over",
+        }
+    }
 }
 
-/// Something that must be so by the end of the record.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Debt {
-    /// The operation that supersedes another one exists, on the same replica.
-    Opened(OperationId, ReplicaName),
-    /// The deployment that supersedes another one exists.
-    Created(PlanName, DeploymentName),
-    /// The place that an operation held is free.
-    Freed(IncarnationId),
+/// What has happened in the record so far that others of its facts may follow from.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Now {
+    /// Runs that are over by it.
+    pub(super) ended: Vec<Ended>,
+    /// Deployments of which an operation came to nothing by it.
+    pub(super) failed: BTreeSet<(PlanName, DeploymentName)>,
+    /// Nodes that were emptied to be forgotten, and are.
+    pub(super) emptied: BTreeSet<NodeName>,
+}
+
+/// A run that is over.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) incarnation: IncarnationId,
+    pub(super) replica: ReplicaName,
+    pub(super) plan: PlanName,
+    pub(super) deployment: DeploymentName,
+    /// It was up, and nobody had asked it to end.
+    pub(super) by_itself: bool,
 }
 
 /// Every entity.
 #[derive(Clone, Default, Debug)]
 pub(super) struct World {
-    /// Each cluster, with its open session.
-    pub(super) clusters: BTreeMap<ClusterName, Option<chancery_events::id::SessionId>>,
-    pub(super) capabilities: BTreeSet<chancery_events::name::CapabilityName>,
+    pub(super) clusters: BTreeMap<ClusterName, Cluster>,
+    pub(super) capabilities: BTreeSet<CapabilityName>,
     pub(super) nodes: BTreeMap<NodeName, Node>,
-    pub(super) sessions: BTreeMap<chancery_events::id::SessionId, Session>,
+    pub(super) sessions: BTreeMap<SessionId, Session>,
+    pub(super) policies: BTreeMap<PolicyName, PolicySpec>,
     pub(super) plans: BTreeMap<PlanName, Plan>,
     pub(super) replicas: BTreeMap<ReplicaName, Replica>,
     pub(super) operations: BTreeMap<OperationId, Operation>,
     pub(super) incarnations: BTreeMap<IncarnationId, Incarnation>,
+    /// Those that hold a place, by group.
+    pub(super) groups: BTreeMap<GroupName, BTreeSet<IncarnationId>>,
+    /// Operations that disruptions asked for and that are not over.
+    pub(super) evictions: BTreeSet<OperationId>,
+    /// Operations that a policy approved and that are not over.
+    pub(super) in_flight: BTreeMap<PolicyName, BTreeSet<OperationId>>,
     pub(super) debts: Vec<Debt>,
+    pub(super) now: Now,
     pub(super) input: Option<Arc<Input>>,
 }

@@ -2,12 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::fact::{Approver, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit};
+use chancery_events::amount::Amounts;
+use chancery_events::fact::{
+    Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit,
+};
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, PolicyName,
+    ReplicaName,
+};
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, NodeSpec, NodeState, OperationKind, PlanSpec,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
+    NodeState, OperationKind, PlanSpec, PolicySpec,
 };
 use chancery_events::time::Time;
 
@@ -52,6 +59,15 @@ pub(super) struct Node {
     pub(super) spec: NodeSpec,
     pub(super) state: NodeState,
     pub(super) cluster: Option<ClusterName>,
+    pub(super) disruptions: BTreeMap<DisruptionName, Disruption>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Disruption {
+    pub(super) spec: DisruptionSpec,
+    pub(super) state: DisruptionState,
+    pub(super) by: Option<Actor>,
+    pub(super) since: Time,
 }
 
 #[derive(Clone, Debug)]
@@ -70,7 +86,11 @@ pub(super) struct Deployment {
     pub(super) born: chancery_events::id::Position,
     pub(super) generation: u32,
     pub(super) spec: DeploymentSpec,
+    pub(super) by: Option<Actor>,
     pub(super) has_started: bool,
+    pub(super) is_paused: bool,
+    /// Whether its new set is the one that counts.
+    pub(super) has_cut_over: bool,
     pub(super) end: Option<DeploymentEnd>,
 }
 
@@ -78,15 +98,23 @@ pub(super) struct Deployment {
 pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
-    /// The kind of the operation that was approved last.
+    /// What the operation that was approved last wants of it, of those that want it up, down or gone.
     pub(super) approved: Option<OperationKind>,
-    /// How its last incarnation ended.
+    /// The run that counts.
+    pub(super) active: Option<IncarnationId>,
+    /// The run that is to take its place, or has lost it.
+    pub(super) passive: Option<IncarnationId>,
+    /// How the last run that counted ended.
     pub(super) last: Option<IncarnationEnd>,
+    /// When its plan's rule starts it again.
+    pub(super) again: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Incarnation {
     pub(super) fact: chancery_events::fact::IncarnationReserved,
+    /// By which deployment it runs.
+    pub(super) deployment: DeploymentName,
     pub(super) plan: PlanName,
     pub(super) cluster: Option<ClusterName>,
     pub(super) life: Life,
@@ -102,6 +130,8 @@ pub(super) enum Life {
     Creating,
     Starting,
     Running,
+    /// Asked to be what another deployment says.
+    Updating(DeploymentName),
     Stopping,
     Over(IncarnationEnd),
 }
@@ -112,10 +142,14 @@ pub(super) struct Operation {
     pub(super) plan: PlanName,
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
+    pub(super) by: Option<Asker>,
+    /// The deployment by whose version the replica runs when it has succeeded.
+    pub(super) version: DeploymentName,
     pub(super) proposal: Option<Proposal>,
     pub(super) place: Option<IncarnationId>,
     pub(super) node: Option<NodeName>,
     pub(super) approved: Option<Approver>,
+    pub(super) has_begun: bool,
     pub(super) end: Option<OperationEnd>,
 }
 
@@ -137,6 +171,7 @@ pub(super) struct Entities {
     pub(super) incarnations: BTreeMap<IncarnationId, Kept<Incarnation>>,
     pub(super) operations: BTreeMap<OperationId, Kept<Operation>>,
     pub(super) sessions: BTreeMap<SessionId, Kept<Session>>,
+    pub(super) policies: BTreeMap<PolicyName, Kept<PolicySpec>>,
 }
 
 impl Operation {
@@ -149,18 +184,47 @@ impl Operation {
             Some(OperationEnd::Expired) => "expired",
             Some(OperationEnd::Cancelled { .. }) => "cancelled",
             Some(OperationEnd::Superseded { .. }) => "superseded",
-            None if self.approved.is_some() => "running",
+            None if self.has_begun => "running",
+            None if self.approved.is_some() => "approved",
             None if self.proposal.is_some() => "pending_approval",
             None => "preparing",
         }
     }
 }
 
+/// Whether an operation of the kind wants its replica up.
+pub(super) const fn brings_up(kind: OperationKind) -> bool {
+    match kind {
+        OperationKind::Create
+        | OperationKind::Update
+        | OperationKind::Relocate
+        | OperationKind::Restart
+        | OperationKind::Start => true,
+        OperationKind::Stop | OperationKind::Delete => false,
+    }
+}
+
+impl Incarnation {
+    pub(super) const fn is_over(&self) -> bool {
+        matches!(self.life, Life::Over(_))
+    }
+}
+
 impl Entities {
-    /// The replica's incarnation that is not over.
-    pub(super) fn live(&self, replica: &ReplicaName) -> Option<(IncarnationId, &Kept<Incarnation>)> {
-        let mut all = self.incarnations.iter().map(|(id, kept)| (*id, kept));
-        all.find(|(_, kept)| kept.is.fact.replica == *replica && !matches!(kept.is.life, Life::Over(_)))
+    /// The replica's run that counts.
+    pub(super) fn active(&self, replica: &Replica) -> Option<(IncarnationId, &Kept<Incarnation>)> {
+        replica.active.and_then(|id| Some((id, self.incarnations.get(&id)?)))
+    }
+
+    /// What a run holds of its node: of what it needs, as long as a run that it follows there is not over, only what
+    /// that one does not need as well.
+    pub(super) fn holds(&self, incarnation: &Incarnation) -> Amounts {
+        let needs = incarnation.fact.amounts;
+        let followed = incarnation.fact.follows.and_then(|id| self.incarnations.get(&id));
+        match followed.filter(|old| !old.is.is_over() && old.is.fact.node == incarnation.fact.node) {
+            Some(old) => needs.less(old.is.fact.amounts),
+            None => needs,
+        }
     }
 
     /// The replica's operations that are not over, the oldest first.

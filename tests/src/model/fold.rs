@@ -1,16 +1,17 @@
 //! How facts change the entities that they name.
 
 use chancery_events::fact::{
-    DeploymentCreated, Effect, Fact, IncarnationReserved, OperationApproved, OperationEnd, OperationOpened,
+    Begins, DeploymentCreated, Effect, Fact, IncarnationEnded, IncarnationReserved, IncarnationRunning,
+    OperationApproved, OperationBegun, OperationEnd, OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
-use chancery_events::name::{ClusterName, DeploymentName, PlanName, ReplicaName};
-use chancery_events::spec::{Activity, NodeState, OperationKind};
+use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
+use chancery_events::spec::{Activity, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
 use super::entities::{
-    At, Capability, Cluster, Deployment, Entities, Incarnation, Kept, Life, Node, Operation, Plan, Replica,
-    Session, Stamps,
+    At, Capability, Cluster, Deployment, Disruption, Entities, Incarnation, Kept, Life, Node, Operation,
+    Plan, Replica, Session, Stamps, brings_up,
 };
 
 /// Of what is over, an owner keeps so many.
@@ -70,6 +71,7 @@ impl Entities {
             Subject::Incarnation(id) => &mut self.incarnations.get_mut(id)?.stamps,
             Subject::Operation(id) => &mut self.operations.get_mut(id)?.stamps,
             Subject::Session(id) => &mut self.sessions.get_mut(id)?.stamps,
+            Subject::Policy(name) => &mut self.policies.get_mut(name)?.stamps,
         })
     }
 
@@ -92,23 +94,36 @@ impl Entities {
             | Fact::NodeApplied(_)
             | Fact::NodeMoved(_)
             | Fact::NodeDeleted(_)
+            | Fact::DisruptionScheduled(_)
+            | Fact::DisruptionApproved(_)
+            | Fact::DisruptionCompleted(_)
+            | Fact::DisruptionDeleted(_)
+            | Fact::PolicyApplied(_)
+            | Fact::PolicyDeleted(_)
             | Fact::SessionOpened(_)
             | Fact::SessionClosed(_) => self.place(fact, at),
             Fact::PlanApplied(_)
             | Fact::PlanActivityChanged(_)
+            | Fact::PlanRemoving(_)
             | Fact::PlanDeleted(_)
             | Fact::PlanWaiting(_)
             | Fact::DeploymentCreated(_)
             | Fact::DeploymentStarted(_)
+            | Fact::DeploymentPaused(_)
+            | Fact::DeploymentResumed(_)
+            | Fact::DeploymentCutOver(_)
             | Fact::DeploymentEnding(_)
             | Fact::DeploymentEnded(_)
             | Fact::ReplicaCreated(_)
+            | Fact::ReplicaAssigned(_)
             | Fact::ReplicaDeleted(_) => self.desired(fact, at),
             Fact::OperationOpened(x) => self.opened(x, at),
             Fact::OperationApproved(x) => self.approved(x),
+            Fact::OperationBegun(x) => self.begun(x),
             Fact::OperationEnded(x) => self.close(x.operation, &x.end),
             Fact::IncarnationReserved(x) => self.reserved(x, at),
             Fact::IncarnationCommanded(_)
+            | Fact::IncarnationBegun(_)
             | Fact::CommandFailed(_)
             | Fact::IncarnationEnsured(_)
             | Fact::IncarnationRunning(_)
@@ -145,7 +160,8 @@ impl Entities {
                 self.capabilities.remove(&x.name);
             }
             Fact::NodeApplied(x) => {
-                let new = Node { spec: x.spec.clone(), state: NodeState::Unallocated, cluster: None };
+                let (spec, state) = (x.spec.clone(), NodeState::Unallocated);
+                let new = Node { spec, state, cluster: None, disruptions: Default::default() };
                 apply!(self.nodes, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
             Fact::NodeMoved(x) => {
@@ -155,6 +171,32 @@ impl Entities {
             }
             Fact::NodeDeleted(x) => {
                 self.nodes.remove(&x.name);
+            }
+            Fact::DisruptionScheduled(x) => {
+                let (spec, state, since) = (x.spec.clone(), DisruptionState::Scheduled, at.time);
+                if let Some(node) = self.nodes.get_mut(&x.node) {
+                    let disruption = Disruption { spec, state, by: None, since };
+                    node.is.disruptions.insert(x.name.clone(), disruption);
+                }
+            }
+            Fact::DisruptionApproved(x) => {
+                self.disruption(&x.node, &x.name, DisruptionState::Approved, at, |is| {
+                    is.by = Some(x.by.clone());
+                });
+            }
+            Fact::DisruptionCompleted(x) => {
+                self.disruption(&x.node, &x.name, DisruptionState::Completed, at, |_| ());
+            }
+            Fact::DisruptionDeleted(x) => {
+                if let Some(node) = self.nodes.get_mut(&x.node) {
+                    node.is.disruptions.remove(&x.name);
+                }
+            }
+            Fact::PolicyApplied(x) => {
+                apply!(self.policies, &x.name, at, |is| *is = x.spec.clone(), x.spec.clone());
+            }
+            Fact::PolicyDeleted(x) => {
+                self.policies.remove(&x.name);
             }
             Fact::SessionOpened(x) => {
                 let id = SessionId::issue(at.lineage, at.position);
@@ -167,6 +209,27 @@ impl Entities {
             }
             // Not one of this group.
             _ => {}
+        }
+    }
+
+    fn disruption(
+        &mut self,
+        node: &NodeName,
+        name: &DisruptionName,
+        state: DisruptionState,
+        at: At,
+        how: impl FnOnce(&mut Disruption),
+    ) {
+        let found = self.nodes.get_mut(node).and_then(|node| node.is.disruptions.get_mut(name));
+        if let Some(disruption) = found {
+            (disruption.state, disruption.since) = (state, at.time);
+            how(disruption);
+        }
+    }
+
+    fn deployment(&mut self, plan: &PlanName, name: &DeploymentName, how: impl FnOnce(&mut Deployment)) {
+        if let Some(deployment) = self.deployments.get_mut(&(plan.clone(), name.clone())) {
+            how(&mut deployment.is);
         }
     }
 
@@ -197,30 +260,38 @@ impl Entities {
                     plan.is.waiting.clone_from(&x.reasons);
                 }
             }
-            Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec }) => {
-                let (born, generation, spec) = (at.position, *generation, spec.clone());
-                let new = Deployment { born, generation, spec, has_started: false, end: None };
+            Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by }) => {
+                let (born, generation, spec, by) = (at.position, *generation, spec.clone(), by.clone());
+                let (has_started, is_paused, has_cut_over, end) = (false, false, false, None);
+                let new =
+                    Deployment { born, generation, spec, by, has_started, is_paused, has_cut_over, end };
                 let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
                 self.deployments.insert((plan.clone(), name.clone()), kept);
             }
-            Fact::DeploymentStarted(x) => {
-                if let Some(deployment) = self.deployments.get_mut(&(x.plan.clone(), x.name.clone())) {
-                    deployment.is.has_started = true;
-                }
-            }
-            // One that is ending is still in progress.
-            Fact::DeploymentEnding(_) => {}
+            Fact::DeploymentStarted(x) => self.deployment(&x.plan, &x.name, |is| is.has_started = true),
+            Fact::DeploymentPaused(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = true),
+            Fact::DeploymentResumed(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = false),
+            Fact::DeploymentCutOver(x) => self.deployment(&x.plan, &x.name, |is| is.has_cut_over = true),
+            // One that is ending is still in progress, whether it was paused or not.
+            Fact::DeploymentEnding(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = false),
             Fact::DeploymentEnded(x) => {
-                if let Some(deployment) = self.deployments.get_mut(&(x.plan.clone(), x.name.clone())) {
-                    deployment.is.end = Some(x.end.clone());
-                }
+                self.deployment(&x.plan, &x.name, |is| is.end = Some(x.end.clone()));
             }
             Fact::ReplicaCreated(x) => {
                 let (plan, deployment) = (x.plan.clone(), x.deployment.clone());
-                let mut kept = at.stamp(Replica { plan, deployment, approved: None, last: None });
+                let (approved, active, passive, last, again) = (None, None, None, None, None);
+                let new = Replica { plan, deployment, approved, active, passive, last, again };
+                let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
                 self.replicas.insert(x.name.clone(), kept);
+            }
+            Fact::ReplicaAssigned(x) => {
+                if let Some(replica) = self.replicas.get_mut(&x.name) {
+                    replica.is.deployment = x.deployment.clone();
+                    // What was to be started again is not what it is now.
+                    replica.is.again = None;
+                }
             }
             Fact::ReplicaDeleted(x) => {
                 self.replicas.remove(&x.name);
@@ -233,16 +304,26 @@ impl Entities {
     }
 
     fn opened(&mut self, fact: &OperationOpened, at: At) {
-        let Some(replica) = self.replicas.get(&fact.replica) else { return };
+        let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
+        if brings_up(fact.kind) {
+            // Something is being done about it.
+            replica.is.again = None;
+        }
+        // An update that needs no place is about the run that there is.
+        let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
+        let place = replica.is.active.filter(|_| in_place);
         let operation = Operation {
             replica: fact.replica.clone(),
             plan: replica.is.plan.clone(),
             kind: fact.kind,
             deployment: fact.deployment.clone(),
+            by: fact.by.clone(),
+            version: fact.version.clone().unwrap_or_else(|| replica.is.deployment.clone()),
             proposal: fact.proposal,
-            place: None,
-            node: None,
+            place,
+            node: place.and_then(|id| Some(self.incarnations.get(&id)?.is.fact.node.clone())),
             approved: None,
+            has_begun: false,
             end: None,
         };
         self.operations.insert(OperationId::issue(at.lineage, at.position), at.stamp(operation));
@@ -250,26 +331,46 @@ impl Entities {
 
     fn approved(&mut self, fact: &OperationApproved) {
         let Some(operation) = self.operations.get_mut(&fact.operation) else { return };
-        let kind = operation.is.kind;
         operation.is.approved = Some(fact.by.clone());
-        operation.is.place = fact.incarnation.or(operation.is.place);
-        if let Some(replica) = self.replicas.get_mut(&fact.replica) {
+        let kind = operation.is.kind;
+        if matches!(kind, OperationKind::Create | OperationKind::Start)
+            && let Some(replica) = self.replicas.get_mut(&fact.replica)
+        {
             replica.is.approved = Some(kind);
         }
-        let Some(incarnation) = fact.incarnation.and_then(|id| self.incarnations.get_mut(&id)) else {
-            return;
-        };
-        match kind {
-            OperationKind::Create | OperationKind::Start => {
-                incarnation.is.life = Life::Creating;
-                incarnation.is.command(Effect::Ensure);
+        if fact.begins == Begins::Now {
+            self.begin(fact.operation, fact.incarnation);
+        }
+    }
+
+    fn begun(&mut self, fact: &OperationBegun) {
+        self.begin(fact.operation, fact.incarnation);
+    }
+
+    /// An operation begins, and asks something of an incarnation if there is one to ask.
+    fn begin(&mut self, id: OperationId, asked: Option<IncarnationId>) {
+        let Some(operation) = self.operations.get_mut(&id).map(|kept| &mut kept.is) else { return };
+        operation.has_begun = true;
+        operation.place = operation.place.or(asked);
+        // What takes the replica down counts once it has begun.
+        if !brings_up(operation.kind)
+            && let Some(replica) = self.replicas.get_mut(&operation.replica)
+        {
+            (replica.is.approved, replica.is.again) = (Some(operation.kind), None);
+        }
+        let comes_up = brings_up(operation.kind) && operation.place == asked;
+        let version = operation.version.clone();
+        let Some(incarnation) = asked.and_then(|id| self.incarnations.get_mut(&id)) else { return };
+        let incarnation = &mut incarnation.is;
+        if comes_up {
+            let new = incarnation.life == Life::Reserved;
+            incarnation.life = if new { Life::Creating } else { Life::Updating(version) };
+            incarnation.command(Effect::Ensure);
+        } else {
+            if incarnation.life != Life::Stopping {
+                incarnation.command(Effect::Stop);
             }
-            OperationKind::Stop | OperationKind::Delete => {
-                if incarnation.is.life != Life::Stopping {
-                    incarnation.is.command(Effect::Stop);
-                }
-                incarnation.is.life = Life::Stopping;
-            }
+            incarnation.life = Life::Stopping;
         }
     }
 
@@ -284,7 +385,11 @@ impl Entities {
 
     fn reserved(&mut self, fact: &IncarnationReserved, at: At) {
         let id = IncarnationId::issue(at.lineage, at.position);
-        let Some(replica) = self.replicas.get(&fact.replica) else { return };
+        let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
+        match replica.is.active {
+            None => replica.is.active = Some(id),
+            Some(_) => replica.is.passive = Some(id),
+        }
         let plan = replica.is.plan.clone();
         let cluster = self.nodes.get(&fact.node).and_then(|node| node.is.cluster.clone());
         if let Some(operation) = self.operations.get_mut(&fact.operation) {
@@ -293,6 +398,7 @@ impl Entities {
         }
         let incarnation = Incarnation {
             fact: fact.clone(),
+            deployment: fact.deployment.clone(),
             plan: plan.clone(),
             cluster,
             life: Life::Reserved,
@@ -317,6 +423,13 @@ impl Entities {
                     kept.is.command(x.effect);
                 }
             }
+            Fact::IncarnationBegun(x) => {
+                if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
+                    let new = kept.is.life == Life::Reserved;
+                    kept.is.life = if new { Life::Creating } else { Life::Updating(x.deployment.clone()) };
+                    kept.is.command(Effect::Ensure);
+                }
+            }
             Fact::CommandFailed(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     let effect = kept.is.command.map(|(effect, _)| effect).filter(|_| x.not_before.is_some());
@@ -325,40 +438,66 @@ impl Entities {
             }
             Fact::IncarnationEnsured(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    (kept.is.life, kept.is.command) = (Life::Starting, None);
+                    if kept.is.life == Life::Creating {
+                        kept.is.life = Life::Starting;
+                    }
+                    kept.is.command = None;
                     kept.is.processes.clone_from(&x.processes);
                 }
             }
-            Fact::IncarnationRunning(x) => {
-                if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    (kept.is.life, kept.is.command) = (Life::Running, None);
-                    kept.is.processes.clone_from(&x.processes);
-                }
-                if let Some(operation) = x.operation {
-                    self.close(operation, &OperationEnd::Succeeded);
-                }
-            }
+            Fact::IncarnationRunning(x) => self.runs(x),
             Fact::IncarnationStatus(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
                 }
             }
-            Fact::IncarnationEnded(x) => {
-                if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    (kept.is.life, kept.is.command) = (Life::Over(x.end.clone()), None);
-                    if !x.processes.is_empty() {
-                        kept.is.processes.clone_from(&x.processes);
-                    }
-                }
-                if let Some(replica) = self.replicas.get_mut(&x.replica) {
-                    replica.is.last = Some(x.end.clone());
-                }
-                if let Some(operation) = x.displaces.and_then(|id| self.operations.get_mut(&id)) {
-                    (operation.is.proposal, operation.is.place, operation.is.node) = (None, None, None);
-                }
-            }
+            Fact::IncarnationEnded(x) => self.ended(x),
             // Not one of this group.
             _ => {}
+        }
+    }
+
+    /// It is ready: it is the one that counts, and its replica is of its version.
+    fn runs(&mut self, fact: &IncarnationRunning) {
+        let Some(kept) = self.incarnations.get_mut(&fact.incarnation) else { return };
+        if let Life::Updating(to) = &kept.is.life {
+            kept.is.deployment = to.clone();
+        }
+        (kept.is.life, kept.is.command) = (Life::Running, None);
+        kept.is.processes.clone_from(&fact.processes);
+        let deployment = kept.is.deployment.clone();
+        if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
+            if replica.passive == Some(fact.incarnation) {
+                replica.passive = replica.active.replace(fact.incarnation);
+            }
+            replica.deployment = deployment;
+        }
+        if let Some(operation) = fact.operation {
+            self.close(operation, &OperationEnd::Succeeded);
+        }
+    }
+
+    fn ended(&mut self, fact: &IncarnationEnded) {
+        if let Some(kept) = self.incarnations.get_mut(&fact.incarnation) {
+            (kept.is.life, kept.is.command) = (Life::Over(fact.end.clone()), None);
+            if !fact.processes.is_empty() {
+                kept.is.processes.clone_from(&fact.processes);
+            }
+        }
+        if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
+            if replica.passive == Some(fact.incarnation) {
+                replica.passive = None;
+            } else {
+                replica.active = replica.passive.take();
+                replica.last = Some(fact.end.clone());
+                replica.again = fact.again.map(|again| again.at);
+            }
+        }
+        if let Some(operation) = fact.displaces.and_then(|id| self.operations.get_mut(&id)) {
+            let operation = &mut operation.is;
+            (operation.proposal, operation.place, operation.node) = (None, None, None);
+            // What was approved was another place.
+            operation.approved = None;
         }
     }
 

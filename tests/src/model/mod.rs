@@ -3,11 +3,13 @@
 //! Maps, no index, everything computed anew at each reading. Written from the rules and the words, beside the state
 //! machine and the projector's rows, to be compared with both.
 //!
-//! In reading order: what is kept of each entity, how facts change it, and the rows that follow.
+//! In reading order: what is kept of each entity, how facts change it, and the rows that follow: of what is there and
+//! wanted (`rows`), and of what runs (`running`).
 
 mod entities;
 mod fold;
 mod rows;
+mod running;
 #[cfg(test)]
 mod tests;
 
@@ -65,9 +67,12 @@ pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
         RowKind::Deployments => format!("{}/{}", text("plan")?, text("name")?),
         RowKind::Commands => format!("{}/{}", text("incarnation")?, row["revision"].as_u64()?),
         RowKind::Incarnations | RowKind::Operations | RowKind::Sessions => text("id")?.to_owned(),
-        RowKind::Clusters | RowKind::Capabilities | RowKind::Nodes | RowKind::Plans | RowKind::Replicas => {
-            text("name")?.to_owned()
-        }
+        RowKind::Clusters
+        | RowKind::Capabilities
+        | RowKind::Nodes
+        | RowKind::Plans
+        | RowKind::Replicas
+        | RowKind::Policies => text("name")?.to_owned(),
     })
 }
 

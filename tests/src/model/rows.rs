@@ -1,25 +1,22 @@
-//! The rows that follow from the entities, each computed from all of them.
+//! The rows that follow from the entities, each computed from all of them: those of what is there and what is wanted.
 
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::{DeploymentEnd, IncarnationEnd};
-use chancery_events::id::{IncarnationId, OperationId, SessionId};
-use chancery_events::name::{DeploymentName, NodeName, PlanName, ReplicaName};
-use chancery_events::observation::{ProcessStatus, SessionEnd};
-use chancery_events::spec::OperationKind;
+use chancery_events::fact::DeploymentEnd;
+use chancery_events::id::SessionId;
+use chancery_events::name::{DeploymentName, NodeName, PlanName};
+use chancery_events::observation::SessionEnd;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
-    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, Reachability, ReplicaRow, SessionRow,
-    SessionWord, StorageRow, WillWord,
+    CapabilityRow, ClusterRow, DeploymentRow, DeploymentWord, DisruptionRow, NodeRow, PlanRow, PolicyRow,
+    SessionRow, SessionWord, SetWord, StorageRow,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use super::entities::{
-    Deployment, Entities, Incarnation, Kept, Life, Node, Operation, Plan, Replica, Session,
-};
+use super::entities::{Deployment, Entities, Kept, Node, Plan, Session};
+use super::running::{command, incarnation, operation, phase, replica};
 
 /// Every row, by kind and key.
 pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
@@ -77,6 +74,17 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
     for (id, kept) in &all.operations {
         put(RowKind::Operations, id.to_string(), json(&operation(*id, kept)));
     }
+    for (name, kept) in &all.policies {
+        let row = PolicyRow {
+            name: name.clone(),
+            spec: kept.is.clone(),
+            version: kept.stamps.version,
+            created: kept.stamps.created,
+            changed: kept.stamps.changed,
+            position: kept.stamps.position,
+        };
+        put(RowKind::Policies, name.to_string(), json(&row));
+    }
     all.sessions
         .iter()
         .for_each(|(id, kept)| put(RowKind::Sessions, id.to_string(), json(&session(*id, kept))));
@@ -92,15 +100,24 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
     let on_it: Vec<_> = all
         .incarnations
         .values()
-        .filter(|i| i.is.fact.node == *name && !matches!(i.is.life, Life::Over(_)))
-        .map(|i| &i.is.fact)
+        .filter(|i| i.is.fact.node == *name && !i.is.is_over())
+        .map(|i| &i.is)
         .collect();
-    let held: Amounts = on_it.iter().map(|fact| fact.amounts).sum();
+    let held: Amounts = on_it.iter().map(|i| all.holds(i)).sum();
     let room = spec.total.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
     let storage = spec.storage.iter().map(|has| {
-        let held: u64 = on_it.iter().filter_map(|fact| fact.volumes.get(&has.class)).sum();
+        let held: u64 = on_it.iter().filter_map(|i| i.fact.volumes.get(&has.class)).sum();
         let remaining = has.capacity.saturating_sub(held);
         StorageRow { class: has.class.clone(), capacity: has.capacity, remaining }
+    });
+    let disruptions = kept.is.disruptions.iter().map(|(name, disruption)| DisruptionRow {
+        name: name.clone(),
+        state: disruption.state,
+        evict: disruption.spec.evict,
+        start: disruption.spec.start,
+        reason: disruption.spec.reason.clone(),
+        by: disruption.by.clone(),
+        since: disruption.since,
     });
     NodeRow {
         name: name.clone(),
@@ -115,6 +132,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         capabilities: spec.capabilities.clone(),
         storage: storage.collect(),
         incarnations: on_it.len() as u64,
+        disruptions: disruptions.collect(),
         version: kept.stamps.version,
         created: kept.stamps.created,
         changed: kept.stamps.changed,
@@ -167,152 +185,18 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
         generation: kept.is.generation,
         count: kept.is.spec.count,
         coordinates: kept.is.spec.coordinates.clone(),
+        strategy: kept.is.spec.strategy,
+        by: kept.is.by.clone(),
         state: match &kept.is.end {
             Some(DeploymentEnd::Completed) => DeploymentWord::Completed,
             Some(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
             Some(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
             Some(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
+            None if kept.is.is_paused => DeploymentWord::Paused,
             None if kept.is.has_started => DeploymentWord::InProgress,
             None => DeploymentWord::Pending,
         },
-        message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
-}
-
-const fn will(kept: &Kept<Replica>) -> WillWord {
-    match kept.is.approved {
-        None => WillWord::Proposed,
-        Some(OperationKind::Create | OperationKind::Start) => WillWord::Running,
-        Some(OperationKind::Stop) => WillWord::Stopped,
-        Some(OperationKind::Delete) => WillWord::Deleted,
-    }
-}
-
-/// What people see of a replica.
-fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseWord {
-    let comes_up = |(_, operation): &(OperationId, &Operation)| {
-        matches!(operation.kind, OperationKind::Create | OperationKind::Start)
-    };
-    let fell = !matches!(kept.is.last, Some(IncarnationEnd::Destroyed));
-    match (will(kept), all.live(name).map(|(_, live)| &live.is.life)) {
-        (WillWord::Deleted, _) => PhaseWord::Deleting,
-        (_, Some(Life::Reserved)) => PhaseWord::Pending,
-        (_, Some(Life::Creating | Life::Starting)) => PhaseWord::Starting,
-        (_, Some(Life::Running)) => PhaseWord::Running,
-        (_, Some(Life::Stopping)) => PhaseWord::Stopping,
-        (_, None | Some(Life::Over(_))) if all.open(name).iter().any(comes_up) => PhaseWord::Pending,
-        (WillWord::Running, _) if fell => PhaseWord::Failed,
-        (_, _) => PhaseWord::Stopped,
-    }
-}
-
-fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaRow {
-    let live = all.live(name);
-    let phase = phase(all, name, kept);
-    ReplicaRow {
-        name: name.clone(),
-        plan: kept.is.plan.clone(),
-        deployment: kept.is.deployment.clone(),
-        will: will(kept),
-        phase,
-        ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
-        reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
-        node: live.map(|(_, live)| live.is.fact.node.clone()),
-        incarnation: live.map(|(id, _)| id),
-        processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
-        operation: all.open(name).first().map(|(id, _)| *id),
-        message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
-}
-
-/// What an executor has to do with is out of sight while its cluster has none.
-fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
-    let concerns = !matches!(incarnation.life, Life::Reserved | Life::Over(_));
-    let mut sessions = all.sessions.values();
-    let heard =
-        sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
-    if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
-}
-
-/// Whether it has processes, as far as anybody saw, and all are online; of one that is over none is.
-fn all_online(incarnation: &Incarnation) -> bool {
-    let seen = !incarnation.processes.is_empty() && !matches!(incarnation.life, Life::Over(_));
-    seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
-}
-
-fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
-    let fact = &kept.is.fact;
-    let state = match &kept.is.life {
-        Life::Reserved => IncarnationWord::Reserved,
-        Life::Creating => IncarnationWord::Creating,
-        Life::Starting => IncarnationWord::Starting,
-        Life::Running => IncarnationWord::Running,
-        Life::Stopping => IncarnationWord::Stopping,
-        Life::Over(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
-        Life::Over(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
-        Life::Over(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
-    };
-    IncarnationRow {
-        id,
-        replica: fact.replica.clone(),
-        plan: kept.is.plan.clone(),
-        deployment: fact.deployment.clone(),
-        node: fact.node.clone(),
-        cluster: kept.is.cluster.clone().expect("places are held on nodes of clusters"),
-        state,
-        ready: all_online(&kept.is),
-        reachability: reachability(all, &kept.is),
-        amounts: fact.amounts,
-        volumes: fact.volumes.clone(),
-        processes: kept.is.processes.clone(),
-        revision: kept.is.revision,
-        message: String::new(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    }
-}
-
-fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<CommandRow> {
-    let (effect, attempt) = kept.is.command?;
-    Some(CommandRow {
-        incarnation: id,
-        revision: kept.is.revision,
-        effect,
-        attempt,
-        node: kept.is.fact.node.clone(),
-        cluster: kept.is.cluster.clone()?,
-        replica: kept.is.fact.replica.clone(),
-        version: kept.stamps.version,
-        created: kept.stamps.created,
-        changed: kept.stamps.changed,
-        position: kept.stamps.position,
-    })
-}
-
-fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow {
-    let word = kept.is.word();
-    let state = OperationWord::ALL.iter().find(|state| state.word() == word);
-    OperationRow {
-        id,
-        replica: kept.is.replica.clone(),
-        plan: kept.is.plan.clone(),
-        kind: kept.is.kind,
-        deployment: kept.is.deployment.clone(),
-        state: *state.expect("every state has its word"),
-        hash: kept.is.proposal.map(|proposal| proposal.hash),
-        node: kept.is.node.clone(),
-        incarnation: kept.is.place,
-        approved_by: kept.is.approved.clone(),
+        set: if kept.is.has_cut_over { SetWord::New } else { SetWord::Old },
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,

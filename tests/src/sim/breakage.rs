@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, Position, ScopeId};
+use chancery_events::observation::{ProcessStatus, Report, Saw};
 use chancery_events::protocol::{Command, RunSpec, Standing};
+use chancery_events::spec::Restart;
 use chancery_executor::session::Input;
 use chancery_journal::memory::Fate;
 use chancery_projector::Folding;
@@ -42,6 +44,7 @@ impl Universe {
                 return self.executor(machine, Input::Leave);
             }
             Fault::Strike => self.strike(machine),
+            Fault::Unwell => self.ail(machine),
             Fault::ForeignObject => self.foreign(machine),
             Fault::Wipe => self.wipe(machine),
             Fault::RepeatedRequest => self.repeat_request(),
@@ -234,12 +237,38 @@ impl Universe {
         true
     }
 
+    /// Something that runs says that it is not well; as often, all that did so are well again.
+    fn ail(&mut self, machine: usize) -> bool {
+        let process = self.machines[machine].process.as_ref();
+        // What is to be told besides would not be.
+        let Some(process) = process.filter(|process| !process.board.has_unread()) else { return false };
+        let mut reports = self.worlds[machine].list();
+        if self.random.chance(500) {
+            reports.into_iter().for_each(|report| process.board.show(report));
+            return true;
+        }
+        reports.retain(|report| matches!(report.saw, Saw::Ready { .. }));
+        let Some(Report { incarnation, revision, saw: Saw::Ready { processes } }) =
+            self.random.pick(&reports).cloned()
+        else {
+            return false;
+        };
+        let mut processes = processes;
+        if let Some(last) = processes.last_mut() {
+            last.status = ProcessStatus::Initializing;
+        }
+        process.board.show(Report { incarnation, revision, saw: Saw::NotReady { processes } });
+        tell!(self, "{incarnation} is not well on machine {machine}");
+        true
+    }
+
     fn foreign(&mut self, machine: usize) -> bool {
         let id = IncarnationId::issue(Lineage::from_random(self.random.bits()), Position::new(7));
         let spec = RunSpec {
             replica: "stranger-1".parse().expect("a name"),
             plan: "stranger".parse().expect("a name"),
             node: "elsewhere".parse().expect("a name"),
+            restart: Restart::BestEffort,
             payloads: Vec::new(),
         };
         let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);

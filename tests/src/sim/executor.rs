@@ -36,6 +36,8 @@ pub struct Machine {
     pub down: Duration,
     /// How fast its clock goes: so many millionths too fast or slow.
     pub drift: i64,
+    /// What its executor says that it drives.
+    pub runtime: Runtime,
 }
 
 /// What an executor waits for with its link.
@@ -89,8 +91,8 @@ impl Folder {
 
 impl Machine {
     /// A machine whose executor has not started yet.
-    pub fn new(name: String, drift: i64, folder: Folder) -> Machine {
-        Machine { name, folder, process: None, down: Duration::ZERO, drift }
+    pub fn new(name: String, drift: i64, runtime: Runtime, folder: Folder) -> Machine {
+        Machine { name, folder, process: None, down: Duration::ZERO, drift, runtime }
     }
 
     /// What its clock says.
@@ -114,7 +116,7 @@ impl Machine {
         let identity = Identity {
             executor: self.name.parse().expect("an executor's name"),
             cluster: cluster.parse().expect("a cluster's name"),
-            runtime: Runtime::Simulated,
+            runtime: self.runtime,
             scope: self.folder.scope,
             life: Life { number: self.folder.lives, instance },
         };

@@ -67,6 +67,8 @@ faults! {
     BadBehaviour = "bad behaviour",
     /// What runs dies.
     Strike = "strike",
+    /// A process of what runs is not well for a while, and goes on.
+    Unwell = "unwell",
     /// There is an object on a machine that is another fleet's.
     ForeignObject = "foreign object",
     /// A machine loses everything.

@@ -260,4 +260,5 @@ fn same(a: &Fleet, b: &Fleet) -> bool {
         && a.incarnations().sorted() == b.incarnations().sorted()
         && a.operations().sorted() == b.operations().sorted()
         && a.sessions().sorted() == b.sessions().sorted()
+        && a.policies().sorted() == b.policies().sorted()
 }

@@ -26,7 +26,7 @@ const TOPIC: &str = "sim.inbox/1/0";
 /// Whose letters they are.
 const ACTOR: &str = "pipeline";
 /// What they may ask for.
-const SCOPE: &str = "plan.*,deployment.*,replica.*,node.*,capability.*";
+const SCOPE: &str = "plan.*,deployment.*,replica.*,node.*,capability.*,disruption.*,policy.*";
 
 /// What should become of a letter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,10 +1,11 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
-//! In reading order: what a seed draws ([`script`]), what may go wrong ([`fault`]), the world and its parts
+//! In reading order: what a seed draws ([`script`], with what people ask in `asks`), what may go wrong ([`fault`]), the world and its parts
 //! ([`universe`], [`server`], [`executor`], [`producer`], its inbox in `letters`), what can happen in a step ([`step`], then [`serving`], [`executing`], [`breakage`]), who
 //! judges ([`judge`]), and the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and the rule
 //! of the journal are those that users run. [`play`] plays a seed; [`shrink`] makes a failure smaller.
 
+mod asks;
 mod breakage;
 mod executing;
 pub mod executor;
@@ -73,6 +74,9 @@ pub fn play(script: Script, story: Story) -> Played {
             Some(judge::violation(0, format!("a panic: {text}"), None))
         }
     };
+    if violation.is_some() {
+        world.tell_the_log();
+    }
     Played {
         seconds: world.now.as_secs_f64(),
         events: world.judge.position().get(),

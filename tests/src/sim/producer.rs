@@ -2,10 +2,14 @@
 //! answered.
 
 use chancery::decider::Verdict;
+use chancery_events::fact::Asker;
 use chancery_events::intent::{Intent, Request};
+use chancery_events::name::Actor;
 use chancery_events::refusal::Code;
+use chancery_events::spec::{DisruptionState, Strategy};
 use chancery_events::time::Time;
-use chancery_machine::state::{Operation, OperationState};
+use chancery_machine::fleet::Fleet;
+use chancery_machine::state::{Deployment, DeploymentState, Operation, OperationState, Replica, Set};
 use chancery_projector::Folding;
 use serde_json::{Value, json};
 
@@ -16,6 +20,9 @@ use super::server::{Ask, wall_at};
 use super::universe::{Universe, tell};
 use crate::check::Violation;
 use crate::history::{self, OpId};
+
+/// Those who ask and approve.
+const ACTORS: [&str; 2] = ["ann", "bob"];
 
 /// What a producer knows of its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,12 +75,21 @@ impl Universe {
         self.call(&id, &type_name, &data, time, expect);
     }
 
-    /// Approves all that waits, as the log has it; rejects one that cannot be approved.
+    /// Approves all that waits and that one of the two may approve, as the log has it; rejects one that cannot be
+    /// approved.
     pub fn ask_to_approve(&mut self) -> bool {
         let Some(state) = self.judge.state() else { return false };
-        let pending: Vec<_> =
-            state.fleet.operations().sorted().into_iter().filter_map(shown).take(100).collect();
         let number = self.calls.len();
+        let all = state.fleet.operations().sorted();
+        let waits = |operation: &&Operation| matches!(operation.state, OperationState::PendingApproval(_));
+        let Some(first) = all.iter().copied().find(waits) else { return false };
+        // Another than asked for the first, whatever any policy says.
+        let wanted_by = asked_by(&state.fleet, first);
+        let by = ACTORS[usize::from(wanted_by.is_some_and(|actor| actor.as_str() == ACTORS[0]))];
+        let others = |operation: &&Operation| {
+            asked_by(&state.fleet, operation).is_none_or(|asked| asked.as_str() != by)
+        };
+        let pending: Vec<_> = all.into_iter().filter(others).filter_map(shown).take(100).collect();
         // One that cannot be carried out spoils the approval of all: it is tried alone, and then rejected.
         let data = match number % 3 {
             0 => json!({"operations": asked(&pending)}),
@@ -81,8 +97,14 @@ impl Universe {
             _ => json!({"operations": [pending[0].0], "reason": "it cannot be approved"}),
         };
         let verb = if number % 3 == 2 { "operation.reject" } else { "operation.approve" };
-        self.call(&format!("end{number}"), verb, &data, None, None);
+        self.call_as(by, &format!("end{number}"), verb, &data, (None, None));
         true
+    }
+
+    /// Asks for something that lets a world come to rest.
+    pub fn ask_in_the_end(&mut self, type_name: &str, data: &Value) {
+        let id = format!("end{}", self.calls.len());
+        self.call(&id, type_name, data, None, None);
     }
 
     /// Says that a node is gone, as the operator of a machine that is lost does.
@@ -92,13 +114,25 @@ impl Universe {
     }
 
     fn call(&mut self, id: &str, type_name: &str, data: &Value, time: Option<Time>, expect: Option<u64>) {
+        let actor = ACTORS[usize::from(self.random.chance(300))];
+        self.call_as(actor, id, type_name, data, (time, expect));
+    }
+
+    fn call_as(
+        &mut self,
+        actor: &str,
+        id: &str,
+        type_name: &str,
+        data: &Value,
+        (time, expect): (Option<Time>, Option<u64>),
+    ) {
         let intent = Intent::read(&format!("{type_name}.v1"), &data.to_string());
         let intent =
             intent.expect("a known type").unwrap_or_else(|error| panic!("{type_name} {data}: {error}"));
         let request = Request {
             id: id.parse().expect("an id"),
             source: "sim".parse().expect("a source"),
-            actor: ["ann", "bob"][usize::from(self.random.chance(300))].parse().expect("an actor"),
+            actor: actor.parse().expect("an actor"),
             time,
             expect,
             claim: None,
@@ -196,22 +230,71 @@ impl Universe {
         state.fleet.operations().sorted().into_iter().filter_map(shown).collect()
     }
 
-    fn replica(&mut self, which: u64) -> Option<String> {
+    /// A replica of which the verb makes sense, or of any if there is none.
+    fn replica(&mut self, verb: &str, which: u64) -> Option<String> {
         let state = self.read()?;
         let all = state.fleet.replicas().sorted();
-        let index = usize::try_from(which).unwrap_or(0).checked_rem(all.len())?;
-        Some(all[index].name.to_string())
+        let fits = |replica: &&Replica| match verb {
+            "relocate" | "restart" => replica.active.as_ref().is_some_and(|active| active.healthy),
+            _ => true,
+        };
+        let fit: Vec<_> = all.iter().copied().filter(fits).collect();
+        let found = one(&fit, which).or_else(|| one(&all, which))?;
+        Some(found.name.to_string())
+    }
+
+    /// A deployment that is carried out, and of which the verb makes sense.
+    fn deployment(&mut self, verb: &str, which: u64) -> Option<(String, String)> {
+        let state = self.read()?;
+        let fits = |deployment: &&Deployment| {
+            let begun = [DeploymentState::InProgress, DeploymentState::Paused];
+            let canary = matches!(deployment.spec.strategy, Strategy::Canary { .. });
+            match verb {
+                "pause" => deployment.state == DeploymentState::InProgress,
+                "resume" => deployment.state == DeploymentState::Paused,
+                "promote" | "withdraw" => {
+                    canary && deployment.set == Set::Old && begun.contains(&deployment.state)
+                }
+                _ => begun.contains(&deployment.state),
+            }
+        };
+        let fit: Vec<_> = state.fleet.deployments().sorted().into_iter().filter(fits).collect();
+        one(&fit, which).map(|found| (found.plan.to_string(), found.name.to_string()))
+    }
+
+    /// A disruption of which the verb makes sense.
+    fn disruption(&mut self, verb: &str, which: u64) -> Option<(String, String)> {
+        let state = self.read()?;
+        let fits = |state: DisruptionState| match verb {
+            "approve" => state == DisruptionState::Scheduled,
+            "delete" => state == DisruptionState::Completed,
+            _ => state != DisruptionState::Completed,
+        };
+        let mut fit = Vec::new();
+        for node in state.fleet.nodes().sorted() {
+            let of = node.disruptions.iter().filter(|(_, disruption)| fits(disruption.state));
+            fit.extend(of.map(|(name, _)| (node.name.to_string(), name.to_string())));
+        }
+        one(&fit, which)
     }
 
     fn words(&mut self, input: &Input) -> Option<(String, Value, Option<u64>)> {
-        let one = |pending: &[(String, String)], which: u64| {
-            let index = usize::try_from(which).unwrap_or(0).checked_rem(pending.len())?;
-            Some(pending[index].clone())
-        };
         Some(match input {
             Input::Ask { type_name, data } => ((*type_name).into(), data.clone(), None),
-            Input::OfReplica { verb, which } => {
-                (format!("replica.{verb}"), json!({"name": self.replica(*which)?}), None)
+            Input::OfReplica { verb, which, node } => {
+                let mut data = json!({"name": self.replica(verb, *which)?});
+                if let Some(node) = node {
+                    data["node"] = json!(node);
+                }
+                (format!("replica.{verb}"), data, None)
+            }
+            Input::OfDeployment { verb, which } => {
+                let (plan, name) = self.deployment(verb, *which)?;
+                (format!("deployment.{verb}"), json!({"plan": plan, "name": name}), None)
+            }
+            Input::OfDisruption { verb, which } => {
+                let (node, name) = self.disruption(verb, *which)?;
+                (format!("disruption.{verb}"), json!({"node": node, "name": name}), None)
             }
             Input::Approve { which } => {
                 let mut pending = self.pending();
@@ -227,7 +310,7 @@ impl Universe {
             }
             Input::Bad { which } => match which {
                 0 => ("replica.stop".into(), json!({"name": "nobody-1"}), None),
-                3 => ("replica.start".into(), json!({"name": self.replica(3)?}), Some(9999)),
+                3 => ("replica.start".into(), json!({"name": self.replica("start", 3)?}), Some(9999)),
                 4 => {
                     let (operation, _) = one(&self.pending(), 1)?;
                     let shown = json!([{"operation": operation, "hash": "0".repeat(32)}]);
@@ -245,6 +328,11 @@ impl Universe {
     }
 }
 
+/// One of them, counted round.
+fn one<T: Clone>(of: &[T], which: u64) -> Option<T> {
+    of.get(usize::try_from(which).unwrap_or(0).checked_rem(of.len())?).cloned()
+}
+
 /// What is shown of an operation that waits for approval: itself and the hash of what it will do.
 fn shown(operation: &Operation) -> Option<(String, String)> {
     match &operation.state {
@@ -252,6 +340,19 @@ fn shown(operation: &Operation) -> Option<(String, String)> {
             Some((operation.id.to_string(), proposal.hash.to_string()))
         }
         _ => None,
+    }
+}
+
+/// The person behind an operation, if there is one.
+fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
+    match &operation.by {
+        Some(Asker::Actor(actor)) => Some(actor.clone()),
+        Some(Asker::Disruption { node, name }) => fleet.nodes().get(node)?.disruptions.get(name)?.by.clone(),
+        Some(Asker::Rule(_)) => None,
+        None => {
+            let key = (operation.plan.clone(), operation.deployment.clone()?);
+            fleet.deployments().get(&key)?.by.clone()
+        }
     }
 }
 

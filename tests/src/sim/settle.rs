@@ -4,10 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ScopeId};
+use chancery_events::spec::{DisruptionState, OperationKind, Strategy};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
-use chancery_machine::state::{IncarnationState, OperationState};
+use chancery_machine::state::{
+    DeploymentState, Disruption, IncarnationState, Operation, OperationState, Set, Will,
+};
 use chancery_projector::Folding;
+use serde_json::{Value, json};
 
 use super::fault::Fault;
 use super::judge::violation;
@@ -23,6 +27,8 @@ const STEPS: usize = 30_000;
 const TIME: Duration = Duration::from_hours(12);
 /// How often somebody looks whether anything waits for approval, and orchestrators look around.
 const ROUND: Duration = Duration::from_secs(20);
+/// Rounds in which canaries may show what they are, and nodes may be emptied.
+const PATIENCE: u32 = 6;
 
 impl Universe {
     /// No more faults: everybody wakes, what was lost is started again, and what waits for people is approved.
@@ -47,6 +53,7 @@ impl Universe {
             }
         }
         let end = self.now + TIME;
+        let mut rounds = 0;
         let mut round = self.now;
         for _ in 0..STEPS {
             let possible = self.possible();
@@ -58,10 +65,12 @@ impl Universe {
             }
             if self.now >= round {
                 round = self.now + ROUND;
-                if self.script.faults.contains(&Fault::MissedChange) {
+                let faults = &self.script.faults;
+                if faults.contains(&Fault::MissedChange) || faults.contains(&Fault::Unwell) {
                     self.look_around();
                 }
-                if self.approve_all() || self.bring_back() {
+                rounds += 1;
+                if self.approve_all() || self.bring_back() || self.finish(rounds) {
                     continue;
                 }
             }
@@ -112,6 +121,17 @@ impl Universe {
             return true;
         }
         false
+    }
+
+    /// Decides what waits for somebody's word: deployments that are paused, canaries, and nodes that cannot be
+    /// emptied. Whether there was any such.
+    fn finish(&mut self, rounds: u32) -> bool {
+        let Some((verb, data)) = self.judge.state().and_then(|state| undecided(&state.fleet, rounds)) else {
+            return false;
+        };
+        tell!(self, "somebody decides: {verb}");
+        self.ask_in_the_end(verb, &data);
+        true
     }
 
     /// The scope in which something of a machine's cluster may be left, and the node of the first.
@@ -220,16 +240,74 @@ impl Universe {
     }
 }
 
+/// Something that goes on only when somebody says how.
+fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
+    for deployment in fleet.deployments().sorted() {
+        let data = json!({"plan": deployment.plan, "name": deployment.name});
+        let canary = matches!(deployment.spec.strategy, Strategy::Canary { .. });
+        match deployment.state {
+            DeploymentState::Paused => return Some(("deployment.resume", data)),
+            DeploymentState::InProgress if canary && deployment.set == Set::Old && rounds > PATIENCE => {
+                let good = deployment.spec.count.is_multiple_of(2);
+                return Some((if good { "deployment.promote" } else { "deployment.withdraw" }, data));
+            }
+            _ => {}
+        }
+    }
+    for node in fleet.nodes().sorted().into_iter().filter(|_| rounds > PATIENCE) {
+        let approved = |disruption: &Disruption| disruption.state == DisruptionState::Approved;
+        if let Some((name, _)) = node.disruptions.iter().find(|(_, disruption)| approved(disruption)) {
+            return Some(("disruption.complete", json!({"node": node.name, "name": name})));
+        }
+    }
+    None
+}
+
+/// What waits for a place, and may as long as there is none.
+fn waits_for_place(fleet: &Fleet, operation: &Operation) -> bool {
+    let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
+    reasons && operation.state == OperationState::Preparing
+}
+
+/// What of what is wanted is stuck, if anything is.
+fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
+    let waiting: BTreeSet<_> = fleet
+        .operations()
+        .sorted()
+        .into_iter()
+        .filter(|operation| waits_for_place(fleet, operation))
+        .map(|operation| operation.plan.clone())
+        .collect();
+    for plan in fleet.plans().sorted() {
+        if plan.removing.is_some() {
+            return Some(format!("plan {} is to go, and does not", plan.name));
+        }
+        if let Some(current) = plan.current.as_ref().or(plan.next.as_ref())
+            && !waiting.contains(&plan.name)
+        {
+            return Some(format!("deployment {current} of plan {} goes no further", plan.name));
+        }
+    }
+    for replica in fleet.replicas().sorted() {
+        let deletes = replica.open().any(|open| open.kind == OperationKind::Delete);
+        if replica.will == Will::Deleted && !deletes {
+            return Some(format!("replica {} is to go, and nothing is done about it", replica.name));
+        }
+        if let Some(again) = replica.again {
+            return Some(format!("replica {} is to be started again from {}", replica.name, again.at));
+        }
+    }
+    None
+}
+
 /// What is stuck in a state, if anything is.
 fn stuck_in(fleet: &Fleet) -> Option<String> {
     for operation in fleet.operations().sorted() {
         let waits = match &operation.state {
-            OperationState::Preparing => {
-                // It may wait for a place for as long as there is none.
-                let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
-                if reasons { None } else { Some("is preparing, and nobody says why") }
-            }
+            OperationState::Preparing if waits_for_place(fleet, operation) => None,
+            OperationState::Preparing => Some("is preparing, and nobody says why"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
+            OperationState::Approved(_) => Some("waits for its turn"),
             OperationState::Running(_) => Some("is running"),
             OperationState::Ended(_) => None,
         };
@@ -247,5 +325,5 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
             return Some(format!("incarnation {} is {state:?} with {command:?}", incarnation.id));
         }
     }
-    None
+    stuck_in_plans(fleet)
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::id::ScopeId;
+use chancery_events::id::{Position, ScopeId};
 use chancery_events::protocol::{FromDecider, ToDecider};
 use chancery_executor::simulated::{Faults, World};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
@@ -136,10 +136,10 @@ impl Universe {
         log.hold();
         let seats =
             (0..script.servers).map(|_| Seat { server: None, down: Duration::ZERO, wall: 0 }).collect();
-        let machines = (0..script.clusters).map(|number| {
+        let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
             let folder = Folder::new(ScopeId::from_random(random.bits()));
-            Machine::new(format!("ex{number}"), drift, folder)
+            Machine::new(format!("ex{number}"), drift, *runtime, folder)
         });
         let machines = machines.collect();
         let behaviour = |number| {
@@ -147,8 +147,9 @@ impl Universe {
             let share = if script.faults.contains(&Fault::BadBehaviour) { script.misbehave } else { 0 };
             World::new(Faults::default().seeded(seed, share))
         };
-        let worlds = (0..script.clusters).map(behaviour).collect();
-        let elsewhere = (0..script.clusters).map(|number| Elsewhere {
+        let clusters = script.clusters.len() as u64;
+        let worlds = (0..clusters).map(behaviour).collect();
+        let elsewhere = (0..clusters).map(|number| Elsewhere {
             folder: Folder::new(ScopeId::from_random(random.bits())),
             world: behaviour(number),
         });
@@ -183,6 +184,17 @@ impl Universe {
         let head = self.judge.position();
         if let Some(story) = &mut self.story {
             story.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
+        }
+    }
+
+    /// Adds what stands in the log to the story, if one is told.
+    pub fn tell_the_log(&mut self) {
+        let Some(story) = &mut self.story else { return };
+        let Ok(records) = self.log.source().records(Position::FIRST) else { return };
+        for record in records.flatten() {
+            for (position, line) in record.events() {
+                story.push(format!("{} #{position} {}", record.header().time, String::from_utf8_lossy(line)));
+            }
         }
     }
 
@@ -272,7 +284,7 @@ impl Universe {
         let script = &self.script;
         tell!(
             self,
-            "seed {}: {} clusters, {} servers, faults {:?}",
+            "seed {}: clusters {:?}, {} servers, faults {:?}",
             script.seed,
             script.clusters,
             script.servers,

@@ -148,6 +148,8 @@ fn places_that_are_held_wrongly() {
         (Reserved, 4, "an operation ends and keeps its place", |s| {
             let cause = s.ask("operation.reject.v1", &json!({"operations": [s.operation], "reason": "no"}));
             s.end_operation(cause, &json!({"rejected": {"by": "ann", "reason": "no"}}));
+            let why = json!({"failed": {"cause": "rejected"}});
+            s.fact(cause, "deployment.ending.v1", &json!({"plan": "web", "name": "d1", "why": why}));
         }),
         (Reserved, 6, "a second place is reserved for one operation", |s| s.reserve(600)),
     ]);
@@ -366,13 +368,8 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
         }),
         (StartAsked, 7, "a start is approved although a stop came after it", |s| {
-            let start = s.operation;
-            let cause = s.ask("replica.stop.v1", &json!({"name": s.replica}));
-            s.open_operation(
-                cause,
-                &json!({"replica": s.replica, "kind": "stop", "proposal": proposal(i64::MAX)}),
-            );
-            s.operation = start;
+            let stop = s.intent("stop", "replica.stop.v1", &json!({"name": s.replica}));
+            s.accept(stop, "unchanged");
             s.approve(HASH);
         }),
         (StartAsked, 3, "a second incarnation beside the first", |s| {

@@ -1,0 +1,100 @@
+//! The one who orders and reads what is told.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Report, Saw};
+use chancery_events::protocol::RunSpec;
+
+use super::{Subject, command, is_clean};
+use crate::orchestrator::Orchestrator;
+
+/// Nothing that is waited for takes as long as this.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Enough for readers to be slow in.
+const LIMIT: usize = 3;
+
+/// One life of an orchestrator, and what its reader knows.
+pub(super) struct Reader<O> {
+    pub(super) orchestrator: O,
+    pub(super) known: BTreeMap<IncarnationId, Report>,
+}
+
+impl<O: Orchestrator> Reader<O> {
+    pub(super) async fn open<S: Subject<Orchestrator = O>>(subject: &S) -> Reader<O> {
+        let mut reader = Reader { orchestrator: subject.open().await, known: BTreeMap::new() };
+        reader.list().await;
+        reader
+    }
+
+    pub(super) async fn restart<S: Subject<Orchestrator = O>>(self, subject: &S) -> Reader<O> {
+        drop(self.orchestrator);
+        Reader::open(subject).await
+    }
+
+    pub(super) async fn order(
+        &self,
+        incarnation: IncarnationId,
+        revision: u32,
+        effect: Effect,
+        spec: &RunSpec,
+    ) {
+        self.orchestrator.carry_out(command(incarnation, revision, effect, spec)).await;
+    }
+
+    pub(super) async fn list(&mut self) -> BTreeMap<IncarnationId, Report> {
+        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.incarnation, r)).collect();
+        self.known.clone()
+    }
+
+    /// Waits for what is told next of one.
+    pub(super) async fn told(&mut self, id: IncarnationId) -> Report {
+        self.known.remove(&id);
+        self.wait(id, "it is told of", |_| true).await
+    }
+
+    pub(super) async fn until(
+        &mut self,
+        id: IncarnationId,
+        revision: u32,
+        what: &str,
+        is: impl Fn(&Saw) -> bool,
+    ) -> Report {
+        self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
+    }
+
+    pub(super) async fn wait(
+        &mut self,
+        id: IncarnationId,
+        what: &str,
+        is: impl Fn(&Report) -> bool,
+    ) -> Report {
+        let found = tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
+                    return report.clone();
+                }
+                let news = self.orchestrator.changes(LIMIT).await;
+                self.known.extend(news.into_iter().map(|report| (report.incarnation, report)));
+            }
+        });
+        match found.await {
+            Ok(report) => report,
+            Err(late) => panic!("{what}: not seen of {id} ({late}), but {:?}", self.known.get(&id)),
+        }
+    }
+
+    /// Ends one and forgets it.
+    pub(super) async fn end(&mut self, id: IncarnationId, revision: u32, spec: &RunSpec) {
+        self.order(id, revision, Effect::Kill, spec).await;
+        self.until(id, revision, "it ended", is_clean).await;
+        self.forget(id).await;
+    }
+
+    pub(super) async fn forget(&mut self, id: IncarnationId) {
+        self.orchestrator.forget(id).await;
+        assert!(!self.list().await.contains_key(&id), "what is over is forgotten when that is asked");
+    }
+}

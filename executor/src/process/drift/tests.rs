@@ -1,0 +1,80 @@
+use std::fs;
+
+use super::*;
+
+fn sight() -> (tempfile::TempDir, Folder, Sight) {
+    let root = tempfile::tempdir().unwrap();
+    let folder = Folder::at(root.path().join("nodes/n1/it"));
+    fs::create_dir_all(folder.path()).unwrap();
+    for file in folder.records_of_what_runs() {
+        fs::write(file, "as it was").unwrap();
+    }
+    let mut sight = Sight::of(&folder, None, 0);
+    assert_eq!(sight.look(), Seen::Changed, "the first look knows nothing");
+    assert_eq!(sight.look(), Seen::Same);
+    (root, folder, sight)
+}
+
+#[test]
+fn what_is_done_to_records_and_names_is_a_change_once() {
+    let (_root, folder, mut sight) = sight();
+    let record = &folder.records_of_what_runs()[2];
+    // Kernels before 6.13 count times of changes in steps of some milliseconds.
+    let tick = || std::thread::sleep(Duration::from_millis(20));
+    let mut seen = |what: &str| {
+        assert_eq!((sight.look(), sight.look()), (Seen::Changed, Seen::Same), "{what}");
+        tick();
+    };
+    tick();
+    fs::write(record, "AS IT WAS").unwrap();
+    seen("a record is overwritten in place, with as many bytes");
+    fs::remove_file(record).unwrap();
+    seen("a record is removed");
+    fs::write(record, "as it was").unwrap();
+    seen("a record is put back");
+    fs::rename(record, folder.file("else")).unwrap();
+    seen("a record is renamed");
+    fs::write(folder.file("keeper.lock"), "").unwrap();
+    seen("there is a new name");
+}
+
+#[test]
+fn a_folder_that_is_not_where_it_was_is_lost_whatever_stands_there() {
+    type Do = fn(&Path, &Folder);
+    let cases: [(&str, Do, Loss); 5] = [
+        ("it is removed", |_, folder| fs::remove_dir_all(folder.path()).unwrap(), Loss::Removed),
+        (
+            "it is renamed",
+            |root, folder| fs::rename(folder.path(), root.join("aside")).unwrap(),
+            Loss::Removed,
+        ),
+        (
+            "one above it is renamed",
+            |root, _| fs::rename(root.join("nodes"), root.join("aside")).unwrap(),
+            Loss::Removed,
+        ),
+        (
+            "a file is above it",
+            |root, _| {
+                fs::rename(root.join("nodes"), root.join("aside")).unwrap();
+                fs::write(root.join("nodes"), "").unwrap();
+            },
+            Loss::Removed,
+        ),
+        (
+            "another one takes its place",
+            |root, folder| {
+                fs::rename(folder.path(), root.join("aside")).unwrap();
+                fs::create_dir(folder.path()).unwrap();
+            },
+            Loss::Replaced,
+        ),
+    ];
+    for (what, act, loss) in cases {
+        let (root, folder, mut sight) = sight();
+        let place = Place::of(folder.path()).unwrap().unwrap();
+        assert_eq!(place.loss(folder.path()), None);
+        act(root.path(), &folder);
+        assert_eq!((sight.look(), place.loss(folder.path())), (Seen::Lost(loss), Some(loss)), "{what}");
+    }
+}

@@ -1,0 +1,153 @@
+//! How everything that a keeper keeps comes to its end.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use chancery_events::observation::{Exit, ProcessStatus};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
+
+use super::super::folder::{Cause, End, Phase, remove_groups};
+use super::super::identity::{Handle, Stat, descendants};
+use super::super::trampoline::NotExecuted;
+use super::super::{group, reboot, wire};
+use super::{Keeper, StartOf};
+
+/// It is under way.
+pub(super) struct Ending {
+    pub(super) kill_at: Instant,
+}
+
+/// Whether any descendant is left.
+#[derive(PartialEq)]
+pub(super) enum Left {
+    Some,
+    None,
+}
+
+impl Keeper {
+    /// Takes in every end, also those of descendants that were left to us.
+    pub(super) fn reap(&mut self) -> Left {
+        let mut news = false;
+        let left = loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => news |= self.note_end(pid, status),
+                Ok(None) => break Left::Some,
+                Err(rustix::io::Errno::INTR) => {}
+                // ECHILD.
+                Err(_) => break Left::None,
+            }
+        };
+        if news {
+            // A program that was not executed is no end by itself.
+            self.read_executing();
+            if left == Left::Some {
+                self.end(self.wanted.order.grace);
+                self.save();
+            }
+        }
+        left
+    }
+
+    fn note_end(&mut self, pid: Pid, status: WaitStatus) -> bool {
+        let pid = pid.as_raw_nonzero().get().unsigned_abs();
+        let status = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => ProcessStatus::Exited { code },
+            (None, Some(signal)) => ProcessStatus::Signaled { signal },
+            (None, None) => return false,
+        };
+        let cause = match &self.ending {
+            Some(_) => Cause::Asked,
+            None if self.asked.load(Ordering::Relaxed) => Cause::GoingDown,
+            None => Cause::Itself,
+        };
+        let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
+            return false;
+        };
+        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause });
+        true
+    }
+
+    /// Begins to end everything, or brings the time of killing nearer.
+    pub(super) fn end(&mut self, grace: Duration) {
+        let kill_at = Instant::now() + grace.min(wire::LONGEST_GRACE);
+        if let Some(ending) = &mut self.ending {
+            ending.kill_at = ending.kill_at.min(kill_at);
+        } else {
+            self.ending = Some(Ending { kill_at });
+            self.sweep(Signal::TERM);
+        }
+    }
+
+    /// Signals everything that lives: the groups of processes not yet reaped, whose numbers are therefore still
+    /// theirs, and every other descendant that can be found.
+    pub(super) fn sweep(&self, signal: Signal) {
+        let mut groups = Vec::new();
+        for process in self.record.processes.iter().filter(|process| process.end.is_none()) {
+            if let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) {
+                let _ = kill_process_group(pid, signal);
+                groups.push(process.pid);
+            }
+        }
+        let me = getpid().as_raw_nonzero().get().unsigned_abs();
+        let all = Stat::all().unwrap_or_default();
+        for stat in descendants(me, &all) {
+            if groups.contains(&stat.group) {
+                continue;
+            }
+            if let Ok(Some(handle)) = Handle::open(stat.pid, stat.start_time) {
+                handle.signal(signal);
+            }
+        }
+    }
+
+    /// Everything is gone: records that, says it, and is done.
+    pub(super) fn finish(&mut self) {
+        // Before the end is told: who hears of it finds all that was written.
+        for capture in self.captures.drain(..) {
+            if let Err(error) = capture.finish() {
+                eprintln!("{error}");
+            }
+        }
+        // Also those of processes that came to nothing before they were recorded.
+        for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
+            eprintln!("{error}");
+        }
+        if self.is_going_down() {
+            // If the machine goes down, nobody is told of this end, and it is to be started again. If not, an executor
+            // finds that nothing lives any more, and records it.
+            self.save();
+            return;
+        }
+        self.record.phase = match (self.failure.take(), self.start, self.lost) {
+            (Some(NotExecuted { message, hope }), StartOf::Order, _) => Phase::Failed { message, hope },
+            (Some(NotExecuted { message, .. }), StartOf::Reboot, _) => {
+                Phase::Ended { exit: Exit::Failed { reason: reboot::not_again(message) } }
+            }
+            (None, _, Some(loss)) => Phase::Ended { exit: Exit::Failed { reason: loss.to_string() } },
+            (None, _, None) => Phase::Ended { exit: self.record.exit() },
+        };
+        self.record_end();
+        let _ = self.serve();
+        self.say();
+        let _ = std::fs::remove_file("keeper.sock");
+    }
+
+    fn is_going_down(&self) -> bool {
+        let mut ends = self.record.processes.iter().filter_map(|process| process.end.as_ref());
+        !self.is_to_end && self.lost.is_none() && ends.any(|end| end.cause == Cause::GoingDown)
+    }
+}
+
+/// The status, as want of memory if the kernel has counted that.
+fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStatus {
+    let killed = ProcessStatus::Signaled { signal: Signal::KILL.as_raw() };
+    match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {
+        Some(Ok(true)) => ProcessStatus::OomKilled,
+        Some(Err(error)) => {
+            eprintln!("look whether there was want of memory: {error}");
+            status
+        }
+        Some(Ok(false)) | None => status,
+    }
+}

@@ -1,0 +1,184 @@
+//! How a tender looks after its folder, and ends what has lost it (`drift`).
+
+use std::io;
+use std::time::Duration;
+
+use chancery_events::observation::{Exit, Hope};
+use chancery_events::protocol::Standing;
+
+use super::super::drift::{Loss, Seen, Watch};
+use super::super::folder::{Phase, Record, remove_groups};
+use super::super::foster::Foster;
+use super::super::hold::Hold;
+use super::Tender;
+use crate::durable::{Lock, Reader};
+use crate::plan::{Aim, Before, Order};
+
+impl Tender {
+    /// Watches the folder for as long as something runs.
+    pub(super) fn keep_watch(&mut self) {
+        let runs = matches!(self.hold, Hold::Kept(_) | Hold::Foster(_));
+        let is_over = self.record.as_ref().is_some_and(Record::is_over);
+        if runs && !is_over && self.lost.is_none() {
+            self.watch.get_or_insert_with(|| self.shared.watcher.watch(self.incarnation, &self.folder));
+        } else {
+            self.watch = None;
+        }
+    }
+
+    /// Something was done to the folder, or to what stands in it.
+    pub(super) fn look_after_folder(&mut self, seen: Seen) {
+        match seen {
+            Seen::Same => {}
+            Seen::Changed => {
+                if let Err(error) = self.put_right() {
+                    tracing::warn!(%error, incarnation = %self.incarnation, "put right what was altered in its folder");
+                    self.watch.iter().for_each(Watch::again);
+                }
+            }
+            Seen::Lost(loss) => {
+                tracing::error!(%loss, incarnation = %self.incarnation, "what runs of it is ended");
+                self.lost = Some(loss);
+                match &mut self.hold {
+                    Hold::Kept(link) => link.lose(loss),
+                    Hold::Foster(foster) => foster.end(Duration::ZERO),
+                    Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) => {}
+                }
+            }
+        }
+    }
+
+    /// Lets stand in the folder what is known here.
+    fn put_right(&mut self) -> io::Result<()> {
+        self.read_wanted()?;
+        match &mut self.hold {
+            Hold::Kept(link) => link.look(),
+            Hold::Foster(foster) => {
+                if let Some(record) = &self.record
+                    && !matches!(self.folder.record(Reader::Writer), Ok(Some(_)))
+                {
+                    tracing::warn!(incarnation = %self.incarnation, "its record is written again");
+                    self.folder.write_record(record)?;
+                }
+                foster.check_lock()?;
+            }
+            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) => {}
+        }
+        Ok(())
+    }
+
+    /// Reads what is wanted. If it is not there any more, what was known of it is written again.
+    pub(super) fn read_wanted(&mut self) -> io::Result<()> {
+        match (self.folder.wanted(Reader::Writer), &self.wanted) {
+            (Ok(None) | Err(_), Some(known)) => {
+                tracing::warn!(incarnation = %self.incarnation, "what is wanted is written again");
+                self.folder.want(known)
+            }
+            (read, _) => {
+                self.wanted = read?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads what was started. What was known of it counts for as long as nothing else can be read.
+    pub(super) fn read_record(&mut self, lock: &Lock) -> io::Result<()> {
+        let by = match lock {
+            Lock::Ours(_) => Reader::Writer,
+            Lock::Theirs => Reader::Another,
+        };
+        match (self.folder.record(by), lock) {
+            (Ok(None), _) => {}
+            (Ok(read), _) => self.record = read,
+            // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
+            (Err(error), Lock::Theirs) => {
+                tracing::warn!(%error, incarnation = %self.incarnation, "read what a keeper has recorded");
+            }
+            (Err(error), Lock::Ours(_)) if self.record.is_some() => {
+                tracing::warn!(%error, incarnation = %self.incarnation, "read what was recorded");
+            }
+            (Err(error), Lock::Ours(_)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The folder is lost, and no keeper can be heard: ends what is known to run, and what names the folder.
+    pub(super) fn look_without_folder(&mut self) -> io::Result<Hold> {
+        if let Hold::Kept(link) = &mut self.hold {
+            link.kill();
+        }
+        let boot = &self.shared.boot;
+        let record = self.record.get_or_insert_with(|| Record {
+            boot: boot.id.clone(),
+            machine: boot.machine.clone(),
+            phase: Phase::Recorded,
+            processes: Vec::new(),
+        });
+        if record.is_over() {
+            return Ok(Hold::Nothing);
+        }
+        let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
+        let mut foster = Foster::adopt(None, self.folder.clone(), output, record, boot)?;
+        foster.end(Duration::ZERO);
+        Ok(Hold::Foster(foster))
+    }
+
+    /// Once nothing of it is left, makes the folder anew, with the end in it.
+    pub(super) fn conclude_lost(&mut self) -> io::Result<()> {
+        let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
+        match &self.hold {
+            Hold::Foster(foster) if foster.is_over() => {}
+            Hold::Foster(_) => return Ok(()),
+            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) | Hold::Kept(_) => {
+                if !record.is_over() {
+                    return Ok(());
+                }
+            }
+        }
+        if !record.is_over() {
+            record.phase = how_it_ended(record, loss, self.wanted.as_ref().map(|wanted| wanted.order.aim));
+        }
+        for error in remove_groups(self.wanted.as_ref(), Some(record)) {
+            tracing::warn!(%error, incarnation = %self.incarnation, "a group of something that was ended stays");
+        }
+        self.record_anew()
+    }
+
+    fn record_anew(&mut self) -> io::Result<()> {
+        // Of what was found by its processes alone, nothing is known.
+        let nothing =
+            Order { revision: 0, attempt: 0, aim: Aim::Up, standing: Standing::Met, grace: Duration::ZERO };
+        let wanted = self.wanted.take().unwrap_or_else(|| self.as_configured(nothing, None));
+        self.wanted = Some(wanted.clone());
+        self.folder.make()?;
+        let Lock::Ours(lock) = self.folder.lock()? else {
+            return Err(io::Error::other("somebody else holds the lock of its new folder"));
+        };
+        if let Some(tombstone) = self.tombstone {
+            self.folder.bury(tombstone.revision)?;
+        }
+        if let Some(record) = &self.record {
+            self.folder.write_record(record)?;
+        }
+        // Last: it makes the folder ours.
+        self.folder.want(&wanted)?;
+        if self.before == Before::Ready {
+            self.folder.note_ready();
+        }
+        (self.lost, self.starting, self.hold) = (None, false, Hold::Ours(lock));
+        Ok(())
+    }
+}
+
+/// How something has ended whose folder was lost. What was being ended has ended as it would have; what was never
+/// recorded has not run.
+fn how_it_ended(record: &mut Record, loss: Loss, aim: Option<Aim>) -> Phase {
+    if record.processes.is_empty() && aim.is_some() {
+        return Phase::Failed { message: loss.to_string(), hope: Hope::Retry };
+    }
+    record.end_unseen();
+    match aim {
+        Some(Aim::Down | Aim::Removed) => Phase::Ended { exit: record.exit() },
+        Some(Aim::Up) | None => Phase::Ended { exit: Exit::Failed { reason: loss.to_string() } },
+    }
+}

@@ -1,0 +1,129 @@
+//! How a tender records orders and starts keepers: because it is ordered, or again after a reboot.
+
+use std::io;
+
+use chancery_events::observation::Exit;
+use chancery_events::protocol::RunSpec;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::super::folder::{Phase, Record, Wanted};
+use super::super::hold::{self, Hold, KeeperLink, Start};
+use super::super::{foster, reboot};
+use super::Tender;
+use crate::plan::{self, Aim, Order, Step};
+
+impl Tender {
+    /// Records the order, then does what it asks for. Burying is left to `conclude`.
+    pub(super) async fn take(&mut self, step: &Step, order: Order, spec: Option<RunSpec>) -> io::Result<()> {
+        if let Hold::Nothing = self.hold {
+            self.folder.make()?;
+            self.look();
+        }
+        if *step == Step::Start {
+            // What failed before would be taken for the outcome of this order.
+            self.folder.drop_record()?;
+            self.record = None;
+        }
+        let kept = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
+        let spec = if kept.is_some() { plan::adopted(kept, spec.as_ref()) } else { spec };
+        let wanted = self.as_configured(order, spec);
+        let written = self.folder.want(&wanted);
+        self.wanted = Some(wanted);
+        if written.is_err() {
+            // What is on disk counts.
+            self.hold = Hold::Unknown;
+        }
+        written?;
+        self.shown = None;
+        match (step, &mut self.hold) {
+            (Step::Start, _) => {
+                let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
+                self.spawn(permit)?;
+            }
+            (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
+            (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
+            // What is to be started again is not, then: `conclude_again`.
+            (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..)) => {}
+            // A change is not asked of processes.
+            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
+        }
+        Ok(())
+    }
+
+    /// What is wanted, with what this executor is configured with.
+    pub(super) fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
+        Wanted {
+            incarnation: self.incarnation,
+            order,
+            spec,
+            program: self.shared.program.clone(),
+            output: self.shared.output,
+            cgroup: self.shared.cgroup.clone(),
+            files: self.shared.files,
+            boot: self.shared.given_boot.clone(),
+        }
+    }
+
+    /// Starts a keeper, and lets go of the lock: the keeper waits for it.
+    fn spawn(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
+        let child = hold::spawn_keeper(&self.folder, &self.shared.program)?;
+        self.starting = true;
+        self.hold = Hold::Kept(KeeperLink::new(self.folder.clone(), Some(child), Some(Start::new(permit))));
+        Ok(())
+    }
+
+    /// Starts what ran before a reboot. If that cannot be, it has ended with the reboot.
+    pub(super) fn start_again(&mut self, permit: OwnedSemaphorePermit) {
+        let Err(error) = self.try_start_again(permit) else { return };
+        if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
+            tracing::error!(%error, incarnation = %self.incarnation, "record that it is not started again");
+            // Looked at again soon, and tried anew.
+            self.hold = Hold::Unknown;
+        }
+    }
+
+    fn try_start_again(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
+        let (Some(wanted), Some(record)) = (&self.wanted, &self.record) else { return Ok(()) };
+        // The program may be another one by now, and lie elsewhere.
+        let wanted = self.as_configured(wanted.order, wanted.spec.clone());
+        if self.wanted.as_ref() != Some(&wanted) {
+            self.folder.want(&wanted)?;
+        }
+        // From the record of the earlier boot nothing is started: from this one, once.
+        let mut processes = record.processes.clone();
+        for process in &mut processes {
+            process.end = None;
+        }
+        let (boot, machine) = (self.shared.boot.id.clone(), self.shared.boot.machine.clone());
+        let record = Record { boot, machine, phase: Phase::Again, processes };
+        self.folder.write_record(&record)?;
+        tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
+        (self.wanted, self.record) = (Some(wanted), Some(record));
+        self.spawn(permit)
+    }
+
+    /// Records that what is to be started again is not, if it is to end by now or its keeper came to nothing.
+    pub(super) fn conclude_again(&mut self) -> io::Result<()> {
+        let (Hold::Again(..), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        if wanted.order.aim != Aim::Up {
+            return self.stay_ended(None);
+        }
+        if self.starting {
+            self.stay_ended(Some(reboot::not_again(hold::last_words(&self.folder))))?;
+        }
+        Ok(())
+    }
+
+    /// What the reboot has ended has ended.
+    fn stay_ended(&mut self, reason: Option<String>) -> io::Result<()> {
+        let Some(record) = &mut self.record else { return Ok(()) };
+        record.end_unseen();
+        let exit = reason.map_or_else(|| record.exit(), |reason| Exit::Failed { reason });
+        foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
+        self.starting = false;
+        if let Hold::Again(lock, _) = std::mem::replace(&mut self.hold, Hold::Nothing) {
+            self.hold = Hold::Ours(lock);
+        }
+        Ok(())
+    }
+}

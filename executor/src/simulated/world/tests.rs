@@ -1,0 +1,184 @@
+use chancery_events::fact::Effect;
+use chancery_events::id::{Lineage, Position};
+use chancery_events::protocol::{RunPayload, Standing};
+use chancery_events::spec::Restart;
+
+use super::*;
+
+fn id() -> IncarnationId {
+    IncarnationId::issue(Lineage::from_random(42), Position::FIRST)
+}
+
+fn spec(processes: u16, simulate: &str) -> RunSpec {
+    let mut payload = RunPayload {
+        name: "web".parse().unwrap(),
+        processes,
+        memory: None,
+        ports: vec![],
+        coordinates: BTreeMap::new(),
+        run: None,
+        ready: None,
+    };
+    if !simulate.is_empty() {
+        payload.coordinates.insert("simulate".parse().unwrap(), simulate.to_owned());
+    }
+    RunSpec {
+        replica: "web-1".parse().unwrap(),
+        plan: "web".parse().unwrap(),
+        node: "n1".parse().unwrap(),
+        restart: Restart::BestEffort,
+        payloads: vec![payload],
+    }
+}
+
+fn order(world: &mut World, revision: u32, attempt: u32, effect: Effect, spec: &RunSpec) -> Told {
+    let (incarnation, grace, spec) = (id(), Duration::ZERO, spec.clone());
+    let standing = Standing::Open;
+    world.carry_out(&Command { incarnation, revision, attempt, effect, standing, grace, spec })
+}
+
+fn ensure(world: &mut World, revision: u32, spec: &RunSpec) -> Told {
+    order(world, revision, 1, Effect::Ensure, spec)
+}
+
+/// Revision, what was seen in a word, and how many processes it names.
+type Word = (u32, &'static str, usize);
+
+fn word(told: &Told) -> Word {
+    let (Told::Change(report) | Told::ListOnly(report)) = told;
+    let (word, count) = match &report.saw {
+        Saw::Ensured { processes } => ("ensured", processes.len()),
+        Saw::Ready { processes } => ("ready", processes.len()),
+        Saw::NotReady { processes } => ("not ready", processes.len()),
+        Saw::Ended { processes, .. } => ("ended", processes.len()),
+        Saw::Failed { hope: Hope::Retry, .. } => ("retry", 0),
+        Saw::Failed { hope: Hope::Never, .. } => ("never", 0),
+        Saw::Gone => ("gone", 0),
+    };
+    (report.revision, word, count)
+}
+
+fn words(told: &[Told]) -> Vec<Word> {
+    told.iter().map(word).collect()
+}
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[test]
+fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
+    let mut world = World::new(Faults::default());
+    assert_eq!(word(&ensure(&mut world, 1, &spec(1, ""))), (1, "ready", 1));
+    let to = spec(3, "delay:50ms");
+    let begun = ensure(&mut world, 2, &to);
+    assert!(matches!(begun, Told::ListOnly(_)), "there is no outcome yet");
+    assert_eq!((word(&begun), world.running(id())), ((1, "not ready", 1), 1));
+    // An executor that starts again in the middle finds the same world, and its decider says the same again.
+    for revision in [2, 1] {
+        let again = ensure(&mut world, revision, &to);
+        assert_eq!((word(&again), words(&world.advance(ms(20)))), ((1, "not ready", 1), vec![]));
+    }
+    assert_eq!(words(&world.advance(ms(50))), [(2, "ready", 3)]);
+    assert_eq!((world.running(id()), world.starts(), world.changes()), (3, 1, 1));
+    assert_eq!(word(&ensure(&mut world, 2, &to)), (2, "ready", 3));
+    assert_eq!(world.changes(), 1, "twice the same order is one change");
+    let stopped = order(&mut world, 3, 1, Effect::Stop, &to);
+    assert_eq!(word(&stopped), (3, "ended", 3), "what ends is what it was changed to");
+}
+
+#[test]
+fn a_change_misbehaves_as_a_start_does() {
+    let cases: [(&str, &[Word], &str); 7] = [
+        ("fail", &[(2, "never", 0), (2, "never", 0)], "for ever"),
+        ("fail:retry:1", &[(2, "retry", 0), (2, "ready", 2)], "once"),
+        ("late", &[(2, "retry", 0), (2, "ready", 2)], "it was made, and said not to be"),
+        ("partial", &[(2, "ensured", 2), (2, "ensured", 2)], "one of two gets ready"),
+        ("never-ready", &[(2, "ensured", 2), (2, "ensured", 2)], "none does"),
+        ("exit:0", &[(2, "ready", 2), (2, "ready", 2)], "it ends when it is up"),
+        ("nonsense", &[(2, "never", 0), (2, "never", 0)], "it cannot be read"),
+    ];
+    for (simulate, then, because) in cases {
+        let mut world = World::new(Faults::default());
+        ensure(&mut world, 1, &spec(1, ""));
+        let attempts =
+            [1, 2].map(|attempt| order(&mut world, 2, attempt, Effect::Ensure, &spec(2, simulate)));
+        assert_eq!(words(&attempts), then, "{simulate}: {because}");
+        let failed = matches!(simulate, "fail" | "nonsense");
+        assert_eq!(world.running(id()), if failed { 1 } else { 2 }, "{simulate}");
+        let ends = words(&world.advance(ms(1)));
+        assert_eq!(ends.contains(&(2, "ended", 2)), simulate == "exit:0", "{simulate}: {ends:?}");
+    }
+}
+
+#[test]
+fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
+    let cases: [(&str, &[Word], &str); 4] = [
+        (
+            "delay:200ms,exit:0",
+            &[(2, "ready", 2), (2, "ended", 2)],
+            "changed in time, it ends as the new one",
+        ),
+        ("delay:2s", &[(2, "ended", 1)], "it ended before it was changed"),
+        ("delay:200ms,fail", &[(2, "never", 0), (2, "ended", 1)], "as it was, it ends when it would have"),
+        ("delay:200ms", &[(2, "ready", 2)], "what it was does not end what it is"),
+    ];
+    for (simulate, then, because) in cases {
+        let mut world = World::new(Faults::default());
+        ensure(&mut world, 1, &spec(1, "crash:3@1s"));
+        world.advance(ms(100));
+        ensure(&mut world, 2, &spec(2, simulate));
+        let mut told = words(&world.advance(ms(1000)));
+        assert!(told.contains(then.last().unwrap()), "{simulate}: in its own time");
+        told.extend(words(&world.advance(ms(5000))));
+        assert_eq!(told, then, "{simulate}: {because}");
+        assert_eq!(world.due(), None, "{simulate}: nothing is left to happen");
+    }
+}
+
+#[test]
+fn another_order_in_the_middle_of_a_change_takes_its_place() {
+    let cases: [(Effect, u16, &[Word], &str); 4] = [
+        (Effect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
+        (Effect::Ensure, 1, &[(3, "ready", 1)], "back to what it was"),
+        (Effect::Stop, 2, &[(3, "ended", 1)], "what ran is ended"),
+        (Effect::Kill, 2, &[(3, "ended", 1)], "what ran is ended"),
+    ];
+    for (effect, processes, then, because) in cases {
+        let mut world = World::new(Faults::default());
+        ensure(&mut world, 1, &spec(1, ""));
+        ensure(&mut world, 2, &spec(2, "delay:50ms"));
+        let told = order(&mut world, 3, 1, effect, &spec(processes, ""));
+        assert_eq!(words(&[told]), then, "{because}");
+        assert_eq!((words(&world.advance(ms(100))), world.due()), (vec![], None), "{because}");
+    }
+    let mut world = World::new(Faults::default());
+    ensure(&mut world, 1, &spec(1, ""));
+    ensure(&mut world, 2, &spec(2, "delay:50ms"));
+    let removed = world.remove(id(), 3);
+    assert_eq!((word(&removed), world.due()), ((3, "gone", 0), None));
+    let mut world = World::new(Faults::default());
+    ensure(&mut world, 1, &spec(1, ""));
+    ensure(&mut world, 2, &spec(2, "delay:50ms"));
+    let struck = world.strike(id()).expect("it ran");
+    assert_eq!((word(&struck), world.running(id()), world.due()), ((2, "ended", 1), 0, None));
+}
+
+#[test]
+fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
+    let mut world = World::new(Faults::default());
+    ensure(&mut world, 1, &spec(1, "delay:50ms"));
+    assert_eq!(word(&ensure(&mut world, 2, &spec(2, ""))), (2, "ready", 2));
+    assert_eq!((words(&world.advance(ms(100))), world.starts(), world.changes()), (vec![], 1, 0));
+}
+
+#[test]
+fn a_seed_draws_anew_for_each_change() {
+    let faults = Faults::default().seeded(7, 500);
+    let spec = spec(1, "");
+    let drawn: Vec<_> = (2..200).map(|revision| faults.of_change(id(), revision, &spec).unwrap()).collect();
+    let fails = |hope| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == hope)).count();
+    assert!(fails(Hope::Never) > 2 && fails(Hope::Retry) > 2, "a change may fail either way");
+    let well = drawn.iter().filter(|b| **b == Behaviour::default()).count();
+    assert!((60..140).contains(&well), "{well} of 198 go well");
+}

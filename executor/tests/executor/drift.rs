@@ -1,0 +1,243 @@
+//! Real processes, and what is done to them and their folders behind the executor's back.
+
+use std::path::{Path, PathBuf};
+
+use chancery_events::fact::Effect;
+use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
+use chancery_events::protocol::RunSpec;
+use chancery_executor::Orchestrator;
+use chancery_executor::process::Processes;
+use rustix::process::Signal;
+
+use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
+
+fn told(report: &Report) -> &[Process] {
+    let (Saw::Ready { processes } | Saw::Ended { processes, .. }) = &report.saw else { panic!("{report:?}") };
+    processes
+}
+
+fn reason(report: &Report) -> &str {
+    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &report.saw else { panic!("{report:?}") };
+    reason
+}
+
+/// Two processes that ignore the asking; each has another one that left its group and session.
+fn stubborn() -> RunSpec {
+    let script = "trap '' TERM; setsid sleep 3600 & while :; do sleep 3600; done";
+    spec(vec![payload("web", 2, &["sh", "-c", script])])
+}
+
+/// All that runs under the root, also in folders that have lost their names.
+fn all_of(root: &Root) -> Vec<i32> {
+    let mark = format!("CHANCERY_FOLDER={}", root.path().display());
+    let pids = std::fs::read_dir("/proc").unwrap();
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let is_ours = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry.starts_with(mark.as_bytes()))
+    };
+    pids.filter(is_ours).collect()
+}
+
+async fn run(root: &Root, position: u64, spec: &RunSpec) -> (Processes, Report) {
+    let processes = root.open().await;
+    processes.carry_out(command(id(position), 1, Effect::Ensure, spec)).await;
+    let ready = until(&processes, id(position), "it is ready", is_ready).await;
+    (processes, ready)
+}
+
+fn kill_keepers(root: &Root) {
+    for keeper in root.keepers() {
+        kill(keeper, Signal::KILL);
+    }
+    wait_until("the keeper is dead", || root.keepers().is_empty());
+}
+
+pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
+    let root = Root::new();
+    let (processes, ready) = run(&root, 1, &sleeper(2)).await;
+    kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    assert_eq!(reason(&ended), "web-1 was ended by signal 9");
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "and its sibling with it");
+    // One whose siblings take their time is not ready meanwhile.
+    let (processes, ready) = run(&root, 2, &stubborn()).await;
+    kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
+    let seen = until(&processes, id(2), "its death is told", |r| matches!(r.saw, Saw::NotReady { .. })).await;
+    let Saw::NotReady { processes: seen } = &seen.saw else { unreachable!() };
+    assert_eq!(seen[1].status, ProcessStatus::Signaled { signal: 9 });
+    assert!(!root.payloads_of(id(2)).is_empty(), "the other one has its grace");
+}
+
+pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
+    let root = Root::new();
+    let (processes, ready) = run(&root, 1, &sleeper(2)).await;
+    kill_keepers(&root);
+    kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+    assert_eq!(root.payloads(), Vec::<i32>::new(), "and its sibling with it");
+}
+
+type Do = fn(&Root, &Path);
+
+fn remove(_: &Root, folder: &Path) {
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+fn rename(root: &Root, folder: &Path) {
+    std::fs::rename(folder, root.path().join("aside")).unwrap();
+}
+
+fn rename_node(root: &Root, folder: &Path) {
+    std::fs::rename(folder.parent().unwrap(), root.path().join("aside")).unwrap();
+}
+
+fn replace(root: &Root, folder: &Path) {
+    rename(root, folder);
+    let copied =
+        std::process::Command::new("cp").arg("-a").arg(root.path().join("aside")).arg(folder).status();
+    assert!(copied.unwrap().success());
+}
+
+const LOSSES: [(&str, Do, &str); 4] = [
+    ("removed", remove, "its folder was removed"),
+    ("renamed", rename, "its folder was removed"),
+    ("the one above it renamed", rename_node, "its folder was removed"),
+    ("replaced by a copy", replace, "its folder was replaced by another"),
+];
+
+pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_reason() {
+    for (what, lose, because) in LOSSES {
+        for orphaned in [false, true] {
+            let root = Root::new();
+            let (processes, _) = run(&root, 1, &stubborn()).await;
+            wait_until("all run", || all_of(&root).len() >= 4);
+            if orphaned {
+                kill_keepers(&root);
+                // So that the orphans are adopted while there is a folder.
+                processes.carry_out(command(id(1), 1, Effect::Ensure, &stubborn())).await;
+                until(&processes, id(1), "they are adopted", is_ready).await;
+            }
+            lose(&root, &root.folder(id(1)));
+            let ended = until(&processes, id(1), "it has ended", is_ended).await;
+            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, orphaned: {orphaned}");
+            assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: nothing of it is left");
+            wait_until("nor its keeper", || root.keepers().is_empty());
+            // The end is proved from then on, as any.
+            drop(processes);
+            let processes = root.open().await;
+            assert_eq!(until(&processes, id(1), "its end is kept", |_| true).await, ended, "{what}");
+            processes.carry_out(command(id(1), 2, Effect::Stop, &stubborn())).await;
+            until(&processes, id(1), "a stop finds it so", |r| r.revision == 2 && is_ended(r)).await;
+            processes.forget(id(1)).await;
+            assert!(!processes.list().await.iter().any(|report| report.incarnation == id(1)));
+        }
+    }
+}
+
+pub(crate) async fn a_keeper_alone_ends_what_loses_its_folder() {
+    let mut roots = Vec::new();
+    for (what, lose, _) in LOSSES {
+        let root = Root::new();
+        drop(run(&root, 1, &stubborn()).await);
+        lose(&root, &root.folder(id(1)));
+        roots.push((what, root));
+    }
+    for (what, root) in roots {
+        wait_until("nothing of it is left", || all_of(&root).is_empty() && root.keepers().is_empty());
+        let processes = root.open().await;
+        assert!(!processes.list().await.iter().any(is_ready), "{what}: and nothing says that it runs");
+    }
+}
+
+pub(crate) async fn a_folder_that_was_moved_away_holds_the_end_when_it_is_moved_back() {
+    let root = Root::new();
+    let (processes, _) = run(&root, 1, &sleeper(1)).await;
+    drop(processes);
+    let aside = root.path().join("aside");
+    std::fs::rename(root.folder(id(1)), &aside).unwrap();
+    wait_until("nothing of it is left", || all_of(&root).is_empty() && root.keepers().is_empty());
+    std::fs::rename(&aside, root.folder(id(1))).unwrap();
+    let processes = root.open().await;
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    assert_eq!(reason(&ended), "its folder was removed");
+}
+
+pub(crate) async fn what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended() {
+    let root = Root::new();
+    let (processes, _) = run(&root, 1, &stubborn()).await;
+    drop(processes);
+    kill_keepers(&root);
+    std::fs::remove_dir_all(root.folder(id(1))).unwrap();
+    assert!(all_of(&root).len() >= 4, "they run on");
+    let processes = root.open().await;
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    assert_eq!((reason(&ended), ended.revision), ("its folder was removed", 0));
+    assert_eq!(all_of(&root), Vec::<i32>::new(), "nothing of it is left");
+    processes.carry_out(command(id(1), 3, Effect::Ensure, &stubborn())).await;
+    until(&processes, id(1), "an end is final", |r| r.revision == 3 && is_ended(r)).await;
+}
+
+pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_end_nothing() {
+    let altered: Do = |_, file| std::fs::write(file, "rubbish").unwrap();
+    let removed: Do = |_, file| std::fs::remove_file(file).unwrap();
+    let root = Root::new();
+    for (position, executor_lives, orphaned) in [(1, true, false), (2, false, false), (3, true, true)] {
+        let spec = sleeper(1);
+        let (processes, ready) = run(&root, position, &spec).await;
+        let folder = root.folder(id(position));
+        if orphaned {
+            for keeper in root.keepers() {
+                kill(keeper, Signal::KILL);
+            }
+            wait_until("the keepers are dead", || root.keepers().is_empty());
+            processes.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+            until(&processes, id(position), "they are adopted", is_ready).await;
+        }
+        let mut living = Some(processes);
+        if !executor_lives {
+            living = None;
+        }
+        for act in [altered, removed] {
+            let copies = ["spec.json", "spec.copy", "processes.json", "processes.copy"];
+            let copies: Vec<PathBuf> = copies.iter().map(|copy| folder.join(copy)).collect();
+            for copy in &copies {
+                act(&root, copy);
+            }
+            let is_whole = |copy: &PathBuf| {
+                std::fs::read(copy).is_ok_and(|bytes| bytes.starts_with(b"chancery-record "))
+            };
+            wait_until("all copies are there again", || copies.iter().all(is_whole));
+        }
+        drop(living);
+        let processes = root.open().await;
+        let adopted = until(&processes, id(position), "it is adopted", is_ready).await;
+        assert_eq!(adopted, ready, "executor: {executor_lives}, orphaned: {orphaned}");
+    }
+}
+
+pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
+    let root = Root::new();
+    let (processes, ready) = run(&root, 1, &sleeper(1)).await;
+    let mut living = Some(processes);
+    for alone in [false, true] {
+        if alone {
+            living = None;
+        }
+        let files = ["keeper.lock", "keeper.sock"].map(|file| root.folder(id(1)).join(file));
+        for file in &files {
+            std::fs::remove_file(file).unwrap();
+        }
+        wait_until("they are there again", || files.iter().all(|file| file.exists()));
+        drop(living.take());
+        let processes = root.open().await;
+        assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, ready);
+        assert_eq!((root.keepers().len(), root.payloads().len()), (1, 1), "from the keeper that it had");
+        living = Some(processes);
+    }
+    let processes = living.expect("it lives");
+    processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(1))).await;
+    let ended = until(&processes, id(1), "it is stopped", is_ended).await;
+    assert!(matches!(ended.saw, Saw::Ended { exit: Exit::Clean, .. }), "by its keeper: {ended:?}");
+}

@@ -1,0 +1,321 @@
+//! Real processes and reboots of their machine: everything dies, and the next executor is told of another boot.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
+use chancery_events::protocol::RunSpec;
+use chancery_events::spec::Restart;
+use chancery_executor::Orchestrator;
+use chancery_executor::process::{Boot, Config, Processes};
+use rustix::process::Signal;
+
+use crate::world::{
+    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until,
+};
+
+fn boot(number: u64) -> Boot {
+    Boot { id: format!("boot {number}"), machine: Some("here".into()) }
+}
+
+fn config_of(root: &Path, boot: Boot) -> Config {
+    Config { boot: Some(boot), ..config(root) }
+}
+
+async fn open(root: &Root, number: u64) -> Processes {
+    Processes::open(config_of(root.path(), boot(number))).await.unwrap()
+}
+
+/// Everything that runs under the root dies, as with its machine.
+fn power_cut(root: &Root) {
+    wait_until("everything is dead", || {
+        let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
+        for pid in &left {
+            kill(*pid, Signal::KILL);
+        }
+        left.is_empty() && root.trampolines() == 0
+    });
+}
+
+/// Notes each of its starts in its folder, and runs on.
+fn counted(restart: Restart) -> RunSpec {
+    let script = "echo started >> ../../starts; exec sleep 3600";
+    RunSpec { restart, ..spec(vec![payload("web", 1, &["sh", "-c", script])]) }
+}
+
+fn starts(root: &Root, id: IncarnationId) -> usize {
+    std::fs::read_to_string(root.folder(id).join("starts")).unwrap_or_default().lines().count()
+}
+
+fn told(report: &Report) -> &[Process] {
+    match &report.saw {
+        Saw::Ensured { processes }
+        | Saw::Ready { processes }
+        | Saw::NotReady { processes }
+        | Saw::Ended { processes, .. } => processes,
+        Saw::Failed { .. } | Saw::Gone => &[],
+    }
+}
+
+/// An executor that finds what is there after a reboot and then waits to be killed.
+pub(crate) fn victim(root: &Path, number: u64) -> ExitCode {
+    block_on(async {
+        let _processes =
+            Processes::open(config_of(root, boot(number))).await.expect("the root can be opened");
+        std::future::pending::<()>().await;
+    });
+    ExitCode::SUCCESS
+}
+
+fn start_victim(root: &Root, number: u64) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["as-rebooted", root.path().to_str().unwrap(), &number.to_string()])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()
+{
+    let root = Root::new();
+    let (always, once) = (counted(Restart::Always), counted(Restart::BestEffort));
+    let processes = open(&root, 1).await;
+    for (position, spec) in [
+        (1, &always),
+        (2, &once),
+        (3, &counted(Restart::Never)),
+        (4, &always),
+        (5, &RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &["false"])]) }),
+        (6, &RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &["/no/such/program"])]) }),
+    ] {
+        processes.carry_out(command(id(position), 3, Effect::Ensure, spec)).await;
+    }
+    let before = until(&processes, id(1), "it is ready", is_ready).await;
+    for position in [2, 3, 4] {
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    processes.carry_out(command(id(4), 4, Effect::Stop, &always)).await;
+    let stopped = until(&processes, id(4), "it is stopped", is_ended).await;
+    let ended = until(&processes, id(5), "it ended by itself", is_ended).await;
+    let failed = until(&processes, id(6), "it fails", |r| matches!(r.saw, Saw::Failed { .. })).await;
+    processes.carry_out(command(id(7), 4, Effect::Stop, &always)).await;
+    let gone = until(&processes, id(7), "it is gone", |r| r.saw == Saw::Gone).await;
+    drop(processes);
+    power_cut(&root);
+    let processes = open(&root, 2).await;
+    // Nobody is told of an end before it is clear that there is one.
+    let first = processes.list().await;
+    let first = first.iter().find(|report| report.incarnation == id(1)).expect("it is listed");
+    assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
+    assert!(
+        told(first).iter().all(|process| process.pid != told(&before)[0].pid),
+        "of the dead nothing is said"
+    );
+    let after = until(&processes, id(1), "it runs again", is_ready).await;
+    assert_eq!(after.revision, 3, "the order is the one from before");
+    assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is another one");
+    assert_eq!(starts(&root, id(1)), 2, "in the same folder");
+    for position in [2, 3] {
+        let ended = until(&processes, id(position), "it has ended with the machine", is_ended).await;
+        assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+        assert_eq!(starts(&root, id(position)), 1);
+    }
+    for (position, then) in [(4, stopped), (5, ended), (6, failed), (7, gone)] {
+        assert_eq!(until(&processes, id(position), "it is as it was", |_| true).await, then);
+    }
+    assert_eq!((starts(&root, id(4)), root.payloads().len()), (1, 1), "nothing else was started");
+    // It is an incarnation as any: its order is met, and it can be stopped.
+    processes.carry_out(command(id(1), 3, Effect::Ensure, &always)).await;
+    assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, after);
+    processes.carry_out(command(id(1), 4, Effect::Stop, &always)).await;
+    until(&processes, id(1), "it is stopped", |r| r.revision == 4 && is_ended(r)).await;
+    drop(processes);
+    let processes = open(&root, 3).await;
+    until(&processes, id(1), "and stays so over the next reboot", |r| r.revision == 4 && is_ended(r)).await;
+    assert_eq!((starts(&root, id(1)), root.payloads().len()), (2, 0));
+}
+
+pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_each_once_a_boot() {
+    const COUNT: u64 = 12;
+    let root = Root::new();
+    let always = counted(Restart::Always);
+    let processes = open(&root, 1).await;
+    for position in 1..=COUNT {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+    }
+    for position in 1..=COUNT {
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    drop(processes);
+    let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    for number in 2..=3 {
+        power_cut(&root);
+        for life in 0..lives {
+            let mut victim = start_victim(&root, number);
+            std::thread::sleep(Duration::from_micros(life * 7919 % 30_000));
+            victim.kill().unwrap();
+            victim.wait().unwrap();
+        }
+        let processes = open(&root, number).await;
+        for position in 1..=COUNT {
+            until(&processes, id(position), "it runs again", is_ready).await;
+        }
+        drop(processes);
+        wait_until("no trampoline is left", || root.trampolines() == 0);
+        wait_until("each has one keeper", || root.keepers().len() as u64 == COUNT);
+        for position in 1..=COUNT {
+            assert_eq!(root.payloads_of(id(position)).len(), 1, "one set of processes");
+            assert_eq!(starts(&root, id(position)) as u64, number, "started once in each boot");
+        }
+    }
+}
+
+pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same() {
+    let root = Root::new();
+    let always = counted(Restart::Always);
+    let processes = open(&root, 1).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &always)).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    // Cut at any moment between finding out and telling the program to begin.
+    for number in 2..30 {
+        power_cut(&root);
+        let mut victim = start_victim(&root, number);
+        std::thread::sleep(Duration::from_micros(number * 1009 % 15_000));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+    power_cut(&root);
+    let processes = open(&root, 30).await;
+    until(&processes, id(1), "it runs again", is_ready).await;
+    assert_eq!(root.payloads().len(), 1);
+}
+
+pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_and_holds_back_no_other() {
+    let root = Root::new();
+    let program = root.path().join("program");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let argv = [program.to_str().unwrap(), "3600"];
+    let removed = RunSpec { restart: Restart::Always, ..spec(vec![payload("web", 1, &argv)]) };
+    let always = counted(Restart::Always);
+    let processes = open(&root, 1).await;
+    // More than may be started at once.
+    for position in 1..=40 {
+        let spec = if position <= 20 { &removed } else { &always };
+        processes.carry_out(command(id(position), 1, Effect::Ensure, spec)).await;
+    }
+    for position in 1..=40 {
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    drop(processes);
+    power_cut(&root);
+    std::fs::remove_file(&program).unwrap();
+    let processes = open(&root, 2).await;
+    for position in 1..=20 {
+        let ended = until(&processes, id(position), "it has ended", is_ended).await;
+        let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+        assert!(reason.contains("after a reboot") && reason.contains("program: No such file"), "{reason}");
+    }
+    for position in 21..=40 {
+        until(&processes, id(position), "it runs again", is_ready).await;
+    }
+    drop(processes);
+    let processes = open(&root, 2).await;
+    let reports = processes.list().await;
+    let ended = reports.iter().filter(|report| is_ended(report)).count();
+    assert_eq!((ended, root.payloads().len()), (20, 20), "an end is final");
+}
+
+pub(crate) async fn a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
+    let root = Root::new();
+    let processes = open(&root, 1).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &counted(Restart::Always))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    power_cut(&root);
+    let mut broken = config_of(root.path(), boot(2));
+    broken.program.program = "/bin/false".into();
+    let processes = Processes::open(broken).await.unwrap();
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    assert!(reason.contains("the keeper ended before it started anything"), "{reason}");
+}
+
+pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken() {
+    let root = Root::new();
+    let always = counted(Restart::Always);
+    let processes = open(&root, 1).await;
+    for position in 1..=40 {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+    }
+    for position in 1..=40 {
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    drop(processes);
+    power_cut(&root);
+    let processes = open(&root, 2).await;
+    for position in (1..=40).rev() {
+        processes.carry_out(command(id(position), 2, Effect::Stop, &always)).await;
+    }
+    for position in 1..=40 {
+        until(&processes, id(position), "it is stopped", |r| r.revision == 2 && is_ended(r)).await;
+    }
+    let never_started = (1..=40).filter(|position| starts(&root, id(*position)) == 1).count();
+    assert!(never_started > 0, "some had not had their turn");
+    assert_eq!(root.payloads(), Vec::<i32>::new());
+}
+
+pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
+    let root = Root::new();
+    let processes = open(&root, 1).await;
+    let always = counted(Restart::Always);
+    // As whoever takes a machine down does: everything is asked to end, keepers too.
+    let end_everything = || {
+        for pid in root.keepers().into_iter().chain(root.payloads()) {
+            kill(pid, Signal::TERM);
+        }
+    };
+    processes.carry_out(command(id(3), 1, Effect::Ensure, &always)).await;
+    until(&processes, id(3), "it is ready", is_ready).await;
+    end_everything();
+    let seen = until(&processes, id(3), "an executor that still lives sees the end", is_ended).await;
+    assert_eq!(told(&seen)[0].status, ProcessStatus::Signaled { signal: 15 });
+    for position in [1, 2] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    drop(processes);
+    end_everything();
+    wait_until("everything has ended", || root.keepers().is_empty() && root.payloads().is_empty());
+    let folder = root.folder(id(2));
+    let aside = root.path().join("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    let processes = open(&root, 2).await;
+    until(&processes, id(1), "it runs again", is_ready).await;
+    assert_eq!(until(&processes, id(3), "what was seen is final", |_| true).await, seen);
+    drop(processes);
+    // The machine did not go down after all: somebody ended it alone.
+    std::fs::rename(&aside, &folder).unwrap();
+    let processes = open(&root, 1).await;
+    let ended = until(&processes, id(2), "it has ended", is_ended).await;
+    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: 15 }, "as it was seen");
+    drop(processes);
+    let processes = open(&root, 3).await;
+    assert_eq!(until(&processes, id(2), "an end that may have been told is final", |_| true).await, ended);
+}
+
+pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
+    let root = Root::new();
+    let processes = open(&root, 1).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &counted(Restart::Always))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    power_cut(&root);
+    let elsewhere = Boot { machine: Some("elsewhere".into()), ..boot(2) };
+    let processes = Processes::open(config_of(root.path(), elsewhere)).await.unwrap();
+    until(&processes, id(1), "here it has ended", is_ended).await;
+    assert_eq!(starts(&root, id(1)), 1);
+}

@@ -1,0 +1,239 @@
+//! Random walks through everything that can be asked and told: whatever comes, indexes are what a full count gives, no
+//! node holds more than it has, a replica has at most two runs, and in the end everything comes to rest.
+
+use chancery_events::amount::Amounts;
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::spec::Runtime;
+use serde_json::{Value, json};
+
+use crate::state::{DeploymentState, IncarnationState, OperationState};
+use crate::testing::{Dice, World, crashed, ended, failed, hello, ready};
+
+fn world(dice: &mut Dice) -> World {
+    let mut world = World::new();
+    let in_place = dice.below(2) == 0;
+    let runtime = if in_place { "simulated" } else { "process" };
+    world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": runtime}}));
+    for i in 1..=dice.below(4) + 1 {
+        world.add_node(&format!("node-{i}"), &format!("d{}", i % 2));
+    }
+    let mut hello = hello("local", "ex-1", 1);
+    hello.runtime = if in_place { Runtime::Simulated } else { Runtime::Process };
+    world.see(&hello.into());
+    for plan in ["a", "b"] {
+        apply_plan(&mut world, plan, dice);
+    }
+    world
+}
+
+fn apply_plan(world: &mut World, plan: &str, dice: &mut Dice) {
+    let approval: serde_json::Map<String, Value> =
+        ["create", "update", "relocate", "restart", "start", "stop", "delete"]
+            .iter()
+            .map(|kind| ((*kind).to_owned(), dice.of(&["automatic", "manual"]).into()))
+            .collect();
+    let cpu = dice.of(&[500, 1500, 2500]);
+    let mut spec = json!({
+        "namespace": "ns", "service": plan, "approval": approval, "sharing": dice.of(&["allowed", "never"]),
+        "payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": 1 << 20}, "run": {"argv": ["app"]}}],
+        "restart": dice.of(&["always", "best_effort", "never"]), "cooldown": 1000,
+        "update": dice.of(&["beside", "stop_first"]), "budget": 1 + dice.below(2),
+    });
+    if dice.below(4) == 0 {
+        let otherwise = dice.of(&["fail", "allow"]);
+        let nodes = dice.of(&["apart", "together"]);
+        spec["affinity"] = json!([{"group": "g", "nodes": nodes, "otherwise": otherwise}]);
+    }
+    world.ask("plan.apply", &json!({"name": plan, "spec": spec})).ok();
+}
+
+fn strategy(dice: &mut Dice) -> Value {
+    match dice.below(6) {
+        0 => json!({"graceful": {"timeout": 20_000, "on_timeout": dice.of(&["rollback", "commit"])}}),
+        1 => json!({"canary": {"count": 1}}),
+        2 => json!({"rolling": {"wave": 1 + dice.below(2), "per_domain": dice.below(2) == 0}}),
+        3 => json!({"rolling": {"pause": 2000}}),
+        _ => json!({"rolling": {}}),
+    }
+}
+
+fn ask(world: &mut World, dice: &mut Dice, round: u64) {
+    let plan = dice.of(&["a", "b"]);
+    let node = format!("node-{}", dice.below(4) + 1);
+    let replicas: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
+    let replica = replicas.get(dice.below(8) as usize).cloned();
+    let deployment = format!("r{}", round.saturating_sub(dice.below(4)));
+    match dice.below(30) {
+        0..6 => {
+            let version = format!("v{}", dice.below(3));
+            let mut spec = json!({"count": dice.below(4), "coordinates": {"app": {"version": version}}});
+            spec["strategy"] = strategy(dice);
+            let turn = dice.of(&["queue", "queue", "supersede"]);
+            let body = json!({"plan": plan, "name": format!("r{round}"), "spec": spec, "turn": turn});
+            world.ask("deployment.create", &body).ok();
+        }
+        6..8 => {
+            let verb = dice.of(&["cancel", "pause", "resume", "promote", "withdraw"]);
+            let current = world.fleet.plans().get(plan).and_then(|plan| plan.current.clone());
+            let name = current.map_or(deployment, |name| name.to_string());
+            world.ask(&format!("deployment.{verb}"), &json!({"plan": plan, "name": name})).ok();
+        }
+        8..18 => {
+            let verb =
+                dice.of(&["start", "stop", "delete", "relocate", "restart", "relocate", "restart", "start"]);
+            let mut body = json!({"name": replica});
+            if matches!(verb, "start" | "relocate") && dice.below(4) == 0 {
+                body["node"] = json!(node);
+            }
+            if replica.is_some() {
+                world.ask(&format!("replica.{verb}"), &body).ok();
+            }
+        }
+        18 => drop(world.ask("replica.create", &json!({"plan": plan}))),
+        19..21 => {
+            let spec = json!({"evict": dice.of(&["yes", "no", "and_remove"])});
+            let body = json!({"node": node, "name": format!("x{round}"), "spec": spec});
+            if world.ask("disruption.schedule", &body).is_ok() {
+                let body = json!({"node": node, "name": format!("x{round}")});
+                world.ask("disruption.approve", &body).ok();
+            }
+        }
+        21 => {
+            let state = dice.of(&["expunged", "evicted", "sanitizing", "unallocated"]);
+            world.ask("node.set_state", &json!({"name": node, "state": state})).ok();
+        }
+        22 => drop(world.ask("node.delete", &json!({"name": node, "cascade": dice.of(&["yes", "no"])}))),
+        23 => {
+            let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+            let spec = json!({"domain": "d1", "total": total});
+            world.ask("node.apply", &json!({"name": node, "cluster": "local", "spec": spec})).ok();
+        }
+        24 => apply_plan(world, plan, dice),
+        25 => {
+            let rule = if dice.below(2) == 0 {
+                json!({"approve": {"in_flight": 1}})
+            } else {
+                json!({"four_eyes": {}})
+            };
+            world.ask("policy.apply", &json!({"name": "p", "spec": {"rule": rule}})).ok();
+        }
+        26 => drop(world.ask("policy.delete", &json!({"name": "p"}))),
+        27 => {
+            drop(world.ask("plan.delete", &json!({"name": plan, "cascade": dice.of(&["yes", "no", "no"])})))
+        }
+        _ => {}
+    }
+}
+
+fn tell(world: &mut World, dice: &mut Dice) {
+    let live: Vec<_> = world.commanded();
+    let Some(id) = live.get(dice.below(live.len().max(1) as u64) as usize).copied() else { return };
+    let incarnation = world.fleet.incarnations().get(&id).expect("it is live");
+    let stops = matches!(incarnation.state, IncarnationState::Stopping(_));
+    let saw = match dice.below(if stops { 4 } else { 12 }) {
+        0 => crashed(),
+        1 => ended(Exit::Clean),
+        2 if stops => Saw::Gone,
+        3 => failed(dice.of(&[Hope::Retry, Hope::Never])),
+        _ => ready(),
+    };
+    let revision = incarnation.revision - u32::from(dice.below(8) == 0 && incarnation.revision > 1);
+    world.report_at(id, revision, saw);
+}
+
+fn approve(world: &mut World, dice: &mut Dice) {
+    let pending: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
+    let Some(id) = pending.get(dice.below(pending.len().max(1) as u64) as usize).copied() else { return };
+    if dice.below(4) == 0 {
+        world.reject(id).ok()
+    } else {
+        world.approve(id).ok()
+    };
+}
+
+/// What must hold whatever happened.
+fn holds(world: &World, why: &str) {
+    let fleet = &world.fleet;
+    for node in fleet.nodes().sorted() {
+        let held = &fleet.index().places.held(&node.name).amounts;
+        let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Amounts::ZERO);
+        assert!(held.fits(room), "{why}: node {} has {room}, and {held} are held", node.name);
+    }
+    for replica in fleet.replicas().sorted() {
+        let live: Vec<_> = replica
+            .incarnations
+            .iter()
+            .filter_map(|id| fleet.incarnations().get(id))
+            .filter(|incarnation| incarnation.is_live())
+            .collect();
+        let known: Vec<_> = replica.runs().map(|run| run.incarnation).collect();
+        assert_eq!(live.len(), known.len(), "{why}: {replica:?} {live:?}");
+        assert!(live.iter().all(|incarnation| known.contains(&incarnation.id)), "{why}: {replica:?}");
+        assert!(replica.active.is_some() || replica.passive.is_none(), "{why}: {replica:?}");
+        for open in replica.open() {
+            let operation = fleet.operations().get(&open.id).expect("it is open");
+            assert!(operation.is_open(), "{why}: {operation:?}");
+            assert_eq!(
+                open.begun,
+                matches!(operation.state, OperationState::Running(_)),
+                "{why}: {replica:?} {operation:?}"
+            );
+        }
+    }
+}
+
+/// Everybody approves, everything is done well, and time passes.
+fn settle(world: &mut World, why: &str) {
+    world.ask("policy.delete", &json!({"name": "p"})).ok();
+    for _ in 0..60 {
+        for plan in ["a", "b"] {
+            let Some(name) = world.fleet.plans().get(plan).and_then(|plan| plan.current.clone()) else {
+                continue;
+            };
+            for verb in ["resume", "promote"] {
+                world.ask(&format!("deployment.{verb}"), &json!({"plan": plan, "name": name})).ok();
+            }
+        }
+        world.wait(40);
+        world.approve_all();
+        world.obey();
+    }
+    holds(world, why);
+    for operation in world.fleet.operations().sorted() {
+        let waits = operation.state == OperationState::Preparing
+            && world.fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
+        assert!(!operation.is_open() || waits, "{why}: {operation:?}");
+    }
+    for deployment in world.fleet.deployments().sorted() {
+        let plan = world.fleet.plans().get(&deployment.plan).expect("its plan");
+        let waits = !plan.unfit.is_empty() || matches!(deployment.state, DeploymentState::Pending);
+        assert!(deployment.is_over() || waits, "{why}: {deployment:?}");
+    }
+    for incarnation in world.fleet.incarnations().sorted() {
+        let settled = matches!(
+            incarnation.state,
+            IncarnationState::Running | IncarnationState::Ended(_) | IncarnationState::Reserved
+        );
+        assert!(settled && incarnation.command.is_none(), "{why}: {incarnation:?}");
+    }
+}
+
+#[test]
+fn whatever_is_asked_and_told_everything_holds_and_comes_to_rest() {
+    for seed in 1..=300 {
+        let mut dice = Dice(seed * 0x9e37_79b9 + 1);
+        let mut world = world(&mut dice);
+        for round in 0..60 {
+            let why = format!("seed {seed}, round {round}");
+            match dice.below(10) {
+                0..4 => ask(&mut world, &mut dice, round),
+                4..7 => tell(&mut world, &mut dice),
+                7..9 => approve(&mut world, &mut dice),
+                _ => world.wait(dice.below(30)),
+            }
+            assert!(world.try_run(), "{why}: work that never ends: {:?}", &world.log[world.log.len() - 6..]);
+            holds(&world, &why);
+        }
+        settle(&mut world, &format!("seed {seed}"));
+    }
+}

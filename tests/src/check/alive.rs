@@ -1,0 +1,70 @@
+//! Invariants 3, 4 and 6, for what truly runs, whatever the journal says.
+
+use std::collections::BTreeMap;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::name::ReplicaName;
+use chancery_events::spec::{NodeState, OperationKind};
+
+use super::state::{Incarnation, Life, Stage, World};
+use super::violation::{Check, Violation, demand};
+
+/// What truly runs of one incarnation, whatever the journal says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alive {
+    /// Which.
+    pub incarnation: IncarnationId,
+    /// How many processes, at least one.
+    pub processes: usize,
+}
+
+impl World {
+    pub(super) fn alive(&self, alive: &[Alive]) -> Check {
+        let mut of: BTreeMap<&ReplicaName, Vec<(IncarnationId, &Incarnation)>> = BTreeMap::new();
+        for Alive { incarnation: id, processes } in alive {
+            let unknown = || Violation::new(6, format!("incarnation {id} runs, and was never issued"));
+            let found = self.incarnations.get(id).ok_or_else(unknown)?;
+            let expunged = self.nodes.get(&found.node).is_some_and(|n| n.state == NodeState::Expunged);
+            match found.life {
+                Life::Expunged => continue,
+                _ if expunged => continue,
+                Life::Over => {
+                    return Err(Violation::new(4, format!("incarnation {id} runs, and holds no place")));
+                }
+                Life::Reserved => {
+                    return Err(Violation::new(6, format!("incarnation {id} runs, and nobody asked for it")));
+                }
+                Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => {}
+            }
+            let spec = found.processes;
+            demand!(
+                3,
+                *processes <= spec,
+                "incarnation {id} runs {processes} processes, and its spec has {spec}"
+            );
+            let runs = of.entry(&found.replica).or_default();
+            if let [(other, first), ..] = runs.as_slice() {
+                let two = runs.len() == 1 && other != id && self.may_both_run(first, found);
+                demand!(3, two, "of replica {} both {other} and {id} run", found.replica);
+            }
+            runs.push((*id, found));
+        }
+        Ok(())
+    }
+
+    /// Whether two runs of a replica may be there at once: one came up beside the other, and takes its place; or one
+    /// of them is on its way out since that came to nothing.
+    fn may_both_run(&self, one: &Incarnation, two: &Incarnation) -> bool {
+        let came_beside = |run: &Incarnation| {
+            let by = self.operations.get(&run.operation);
+            let beside = by.filter(|by| {
+                matches!(by.kind, OperationKind::Update | OperationKind::Relocate) && run.follows.is_none()
+            });
+            beside.map(|by| by.stage)
+        };
+        let goes = |run: &Incarnation| matches!(run.life, Life::Stopping(_));
+        let stages = [came_beside(one), came_beside(two)];
+        let going = stages.contains(&Some(Stage::Over)) && (goes(one) || goes(two));
+        stages.contains(&Some(Stage::Running)) || going
+    }
+}

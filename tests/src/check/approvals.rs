@@ -1,0 +1,145 @@
+//! Who approves operations; invariant 6: somebody entitled, or a rule that applies.
+
+use chancery_events::fact::{Approver, Asker, OperationApproved};
+use chancery_events::intent::Intent;
+use chancery_events::name::{Actor, PolicyName};
+use chancery_events::spec::{Approval, DisruptionState, OperationKind, PolicySpec, Rule, Window};
+use chancery_events::time::Time;
+
+use super::state::{At, Operation, Said, World};
+use super::violation::{Check, Violation, demand};
+
+/// Microseconds in a minute, and minutes in a day and in a week.
+const MINUTE: i64 = 60_000_000;
+const DAY: i64 = 24 * 60;
+const WEEK: i64 = 7 * DAY;
+
+impl World {
+    /// Whether whoever approved may.
+    pub(super) fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
+        match &fact.by {
+            Approver::Rule(rule) => self.rule_applies(fact, operation, rule, at),
+            Approver::Actor(actor) => self.actor_may(fact, operation, actor, at),
+        }
+    }
+
+    fn actor_may(&mut self, fact: &OperationApproved, operation: &Operation, actor: &Actor, at: At) -> Check {
+        let id = fact.operation;
+        let input = self.input_of(at);
+        let asked = input.as_deref().is_some_and(|input| {
+            input.said == Said::Accepted
+                && input.request().is_some_and(|request| {
+                    request.actor == *actor
+                        && matches!(&request.intent, Intent::OperationApprove(ask)
+                            if ask.operations.iter().any(|shown| shown.operation == id && shown.hash == fact.hash))
+                })
+        });
+        demand!(6, asked, "operation {id} is called approved by {actor}, who did not approve this");
+        let policy = self
+            .policies
+            .iter()
+            .find(|(_, policy)| policy.rule == Rule::FourEyes {} && is_about(policy, operation));
+        if let Some((policy, _)) = policy {
+            let own = self.asked_by(operation).is_some_and(|by| by == *actor);
+            demand!(
+                6,
+                !own,
+                "operation {id} is approved by {actor}, who asked for it, in spite of policy {policy}"
+            );
+        }
+        Ok(())
+    }
+
+    /// The person behind an operation, if there is one.
+    fn asked_by(&self, operation: &Operation) -> Option<Actor> {
+        match &operation.by {
+            Some(Asker::Actor(actor)) => Some(actor.clone()),
+            Some(Asker::Disruption { node, name }) => self.nodes.get(node)?.disruptions.get(name)?.by.clone(),
+            Some(Asker::Rule(_)) => None,
+            None => {
+                let deployment = operation.deployment.as_ref()?;
+                self.plans.get(&operation.plan)?.deployments.get(deployment)?.by.clone()
+            }
+        }
+    }
+
+    fn rule_applies(&mut self, fact: &OperationApproved, operation: &Operation, rule: &str, at: At) -> Check {
+        let (id, kind, name) = (fact.operation, operation.kind, &operation.plan);
+        if let Some(policy) = rule.strip_prefix("policy/") {
+            return self.policy_applies(fact, operation, policy, at);
+        }
+        // A rule that asks for an operation has approved it.
+        let asked_itself = operation.by == Some(Asker::Rule(rule.to_owned()));
+        if rule == format!("plan/{name}/restart") {
+            demand!(
+                6,
+                asked_itself && kind == OperationKind::Start,
+                "operation {id}, a {kind}, is approved by {rule}"
+            );
+            return Ok(());
+        }
+        if rule == format!("plan/{name}/removal") {
+            let goes = self.plan(name)?.is_removing && kind == OperationKind::Delete;
+            demand!(6, asked_itself && goes, "operation {id}, a {kind}, is approved by {rule}");
+            return Ok(());
+        }
+        if rule.starts_with("deployment/") {
+            let own = operation.deployment.as_ref().is_some_and(|of| operation.takes_back(of));
+            demand!(6, asked_itself && own, "operation {id}, a {kind}, is approved by {rule}");
+            return Ok(());
+        }
+        if let (Some(Asker::Disruption { node, name }), true) =
+            (&operation.by, rule.starts_with("disruption/"))
+        {
+            let disruption = self.nodes.get(node).and_then(|node| node.disruptions.get(name));
+            let approved = disruption.is_some_and(|of| of.state == DisruptionState::Approved);
+            let own = rule == format!("disruption/{node}/{name}") && kind == OperationKind::Relocate;
+            demand!(6, approved && own, "operation {id}, a {kind}, is approved by {rule}");
+            return Ok(());
+        }
+        let policy = self.plan(name)?.latest()?.approval.of(kind);
+        demand!(
+            6,
+            policy == Approval::Automatic,
+            "rule {rule} approves operation {id}, and plan {name} wants a person to"
+        );
+        let own = format!("plan/{name}/approval/{kind}");
+        demand!(6, *rule == own, "operation {id} is approved by rule {rule}, not by {own}");
+        Ok(())
+    }
+
+    fn policy_applies(&self, fact: &OperationApproved, operation: &Operation, policy: &str, at: At) -> Check {
+        let id = fact.operation;
+        let unknown =
+            || Violation::new(6, format!("operation {id} is approved by policy {policy}, which is not"));
+        let name: PolicyName = policy.parse().map_err(|_| unknown())?;
+        let spec = self.policies.get(&name).ok_or_else(unknown)?;
+        let Rule::Approve { windows, in_flight } = &spec.rule else { return Err(unknown()) };
+        demand!(6, is_about(spec, operation), "policy {policy} approves operation {id}, and is not about it");
+        let open = windows.is_empty() || windows.iter().any(|window| is_open(window, at.time));
+        demand!(6, open, "policy {policy} approves operation {id} at {}, outside its windows", at.time);
+        let others = self.in_flight.get(&name).map_or(0, |of| of.len() as u64);
+        let room = in_flight.is_none_or(|most| others < u64::from(most));
+        demand!(6, room, "policy {policy} approves operation {id} beside {others} others that are not over");
+        Ok(())
+    }
+}
+
+/// Whether the policy is about the operation.
+fn is_about(policy: &PolicySpec, operation: &Operation) -> bool {
+    let kind = policy.kinds.is_empty() || policy.kinds.contains(&operation.kind);
+    let plan = policy.plans.is_empty() || policy.plans.contains(&operation.plan);
+    let domain = || operation.domain.as_ref().is_some_and(|domain| policy.domains.contains(domain));
+    kind && plan && (policy.domains.is_empty() || domain())
+}
+
+/// Whether a window is open, in UTC: from each of its days on, for as long as it says, over midnight and the week.
+fn is_open(window: &Window, now: Time) -> bool {
+    // Time zero was a Thursday: three days after a Monday.
+    let minute = (now.micros().div_euclid(MINUTE) + 3 * DAY).rem_euclid(WEEK);
+    (0..7).any(|weekday| {
+        let opens_then = window.days.is_empty() || window.days.iter().any(|day| *day as i64 == weekday);
+        let opens = weekday * DAY + i64::from(window.from);
+        opens_then && (minute - opens).rem_euclid(WEEK) < i64::from(window.minutes)
+    })
+}

@@ -1,0 +1,204 @@
+//! Who asks for operations; invariant 6: a deployment that goes on, a person, or a rule that says so.
+
+use chancery_events::fact::{Asker, OperationOpened};
+use chancery_events::intent::Intent;
+use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
+use chancery_events::spec::{OperationKind, Runtime};
+
+use super::state::{At, DeploymentStage, Input, Operation, Replica, Will, World};
+use super::violation::{Check, Violation, demand};
+
+impl World {
+    /// Whether somebody may ask for the operation, and does.
+    pub(super) fn asked_for(&mut self, fact: &OperationOpened, replica: &Replica, at: At) -> Check {
+        let (name, kind) = (&fact.replica, fact.kind);
+        demand!(
+            6,
+            fact.version.is_some() == (kind == OperationKind::Update),
+            "a {kind} of {name} says which version it brings, or an update does not"
+        );
+        match (&fact.deployment, &fact.by) {
+            (Some(deployment), None) => self.deployment_asks(fact, replica, deployment),
+            (Some(deployment), Some(Asker::Rule(rule))) => {
+                self.rollback_asks(fact, replica, deployment, rule)
+            }
+            (None, Some(Asker::Rule(rule))) => self.rule_asks(fact, replica, rule, at),
+            (None, Some(Asker::Disruption { node, name })) => {
+                self.disruption_asks(fact, replica, node, name, at)
+            }
+            (None, None | Some(Asker::Actor(_))) => {
+                let input = self.input_of(at);
+                let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+                    let own = match &fact.by {
+                        Some(Asker::Actor(actor)) => *actor == request.actor,
+                        _ => true,
+                    };
+                    own && asks(&request.intent, fact, replica)
+                });
+                demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
+                Ok(())
+            }
+            (Some(_), Some(Asker::Actor(_) | Asker::Disruption { .. })) => {
+                Err(Violation::new(6, format!("two ask for a {kind} of {name}")))
+            }
+        }
+    }
+
+    fn deployment_asks(&mut self, fact: &OperationOpened, replica: &Replica, by: &DeploymentName) -> Check {
+        let (name, kind) = (&fact.replica, fact.kind);
+        let what = format!("a {kind} of {name} is opened");
+        let plan = self.plan(&replica.plan)?;
+        plan.goes_on(by, &what)?;
+        let deployment = plan.deployment(by)?.clone();
+        let (right, other) = plan.sets(deployment.version);
+        let of_version = plan.deployment(&replica.deployment)?.version == deployment.version;
+        demand!(6, fact.node.is_none(), "{what} for deployment {by}, which wants it on {:?}", fact.node);
+        match kind {
+            OperationKind::Create => {
+                demand!(6, replica.by.as_ref() == Some(by), "{what} for another than created it");
+            }
+            OperationKind::Start => {
+                let wanted = of_version && replica.will == Will::Running;
+                demand!(6, wanted, "{what}, which deployment {by} does not want to run");
+            }
+            OperationKind::Update => {
+                demand!(6, fact.version.as_ref() == Some(by), "{what} to another version than that of {by}");
+                demand!(6, !of_version, "{what}, which has the version of deployment {by}");
+                plan.may_touch_old(by, &what)?;
+            }
+            OperationKind::Delete => {
+                let (there, count) = (right.present + other.present, u64::from(deployment.spec.count));
+                demand!(6, there > count, "{what}, and deployment {by} has {there} of {count}");
+                if !of_version {
+                    plan.may_touch_old(by, &what)?;
+                }
+            }
+            OperationKind::Relocate | OperationKind::Restart | OperationKind::Stop => {
+                return Err(Violation::new(6, format!("{what} for deployment {by}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a deployment built beside the old set goes when it comes to nothing.
+    fn rollback_asks(
+        &mut self,
+        fact: &OperationOpened,
+        replica: &Replica,
+        by: &DeploymentName,
+        rule: &str,
+    ) -> Check {
+        let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
+        let own = format!("deployment/{}/{by}/rollback", replica.plan);
+        demand!(6, rule == own && fact.kind == OperationKind::Delete, "{what}, which is not for that");
+        demand!(6, replica.by.as_ref() == Some(by), "{what}, and another deployment created that");
+        let deployment = self.plan(&replica.plan)?.deployment(by)?;
+        let ending = matches!(deployment.stage, DeploymentStage::Ending(_));
+        demand!(11, ending && deployment.stands_beside(), "{what}, and its new set counts, or goes on");
+        Ok(())
+    }
+
+    fn rule_asks(&mut self, fact: &OperationOpened, replica: &Replica, rule: &str, at: At) -> Check {
+        let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
+        demand!(6, fact.node.is_none(), "{what}, which wants it on {:?}", fact.node);
+        if rule == format!("plan/{}/restart", replica.plan) {
+            demand!(6, fact.kind == OperationKind::Start, "{what}, which is for starts");
+            let wanted = replica.will == Will::Running;
+            demand!(7, wanted, "{what}, and it should not run");
+            let promised = replica.again.is_some_and(|again| again.at <= at.time);
+            demand!(6, promised, "{what}, and that was not promised, or for later");
+            return Ok(());
+        }
+        let removes = rule == format!("plan/{}/removal", replica.plan) && fact.kind == OperationKind::Delete;
+        demand!(6, removes, "{what}, and there is no such rule");
+        demand!(6, self.plan(&replica.plan)?.is_removing, "{what}, and the plan is not to go");
+        Ok(())
+    }
+
+    fn disruption_asks(
+        &mut self,
+        fact: &OperationOpened,
+        replica: &Replica,
+        node: &NodeName,
+        name: &DisruptionName,
+        at: At,
+    ) -> Check {
+        let what = format!("a {} of {} is opened for disruption {name} of {node}", fact.kind, fact.replica);
+        demand!(6, fact.kind == OperationKind::Relocate && fact.node.is_none(), "{what}, which is no move");
+        let on = self.node(node)?;
+        let domain = on.spec.domain.clone();
+        let empties = on.disruptions.get(name).is_some_and(|disruption| disruption.empties(at.time));
+        demand!(6, empties, "{what}, which does not empty its node now");
+        let active = replica.active.and_then(|id| self.incarnations.get(&id));
+        demand!(6, active.is_some_and(|active| active.node == *node), "{what}, and it is not there");
+        let others = || self.evictions.iter().filter_map(|id| self.operations.get(id));
+        let budget =
+            self.plans.get(&replica.plan).map_or(Ok(0), |plan| plan.latest().map(|spec| spec.budget))?;
+        let of_plan = others().filter(|other| other.plan == replica.plan).count() as u64;
+        demand!(
+            6,
+            of_plan < u64::from(budget),
+            "{what} beside {of_plan} others, and {budget} may move at once"
+        );
+        let elsewhere = others().find(|other| self.evicts_from(other).is_some_and(|from| *from != domain));
+        demand!(6, elsewhere.is_none(), "{what}, and another update domain is being emptied");
+        Ok(())
+    }
+
+    /// The update domain that an operation moves its replica away from, for a disruption that is not over.
+    fn evicts_from(&self, operation: &Operation) -> Option<&chancery_events::name::DomainName> {
+        let Some(Asker::Disruption { node, name }) = &operation.by else { return None };
+        let node = self.nodes.get(node)?;
+        let approved = node.disruptions.get(name)?.state == chancery_events::spec::DisruptionState::Approved;
+        approved.then_some(&node.spec.domain)
+    }
+
+    /// Whether a replica can be made to be of the version where it stands.
+    pub(super) fn changes_in_place(
+        &mut self,
+        replica: &Replica,
+        version: &DeploymentName,
+    ) -> Result<bool, Violation> {
+        let plan = self.plan(&replica.plan)?;
+        let generation = plan.deployment(version)?.generation;
+        let spec = plan.spec(generation)?.clone();
+        let Some(active) = replica.active.and_then(|id| self.incarnations.get(&id)) else { return Ok(false) };
+        let can = self.clusters.get(&active.cluster).is_some_and(|cluster| match cluster.runtime {
+            Runtime::Simulated => true,
+            Runtime::Process => false,
+        });
+        let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
+        let alike = spec.amounts() == active.amounts && spec.volumes() == active.volumes;
+        Ok(can && active.life.is_up() && alike && groups == active.groups)
+    }
+}
+
+impl Operation {
+    /// Whether it is the delete by which a deployment that comes to nothing takes back what it built.
+    pub(super) fn takes_back(&self, deployment: &DeploymentName) -> bool {
+        let rule = format!("deployment/{}/{deployment}/rollback", self.plan);
+        self.kind == OperationKind::Delete && self.by == Some(Asker::Rule(rule))
+    }
+}
+
+/// Whether the intent asks for the operation.
+fn asks(intent: &Intent, fact: &OperationOpened, replica: &Replica) -> bool {
+    let name = &fact.replica;
+    let (of, kind, node) = match intent {
+        Intent::ReplicaCreate(ask) => {
+            let fresh = ask.plan == replica.plan && replica.by.is_none();
+            return fresh && fact.kind == OperationKind::Create && ask.node == fact.node;
+        }
+        Intent::ReplicaRelocate(ask) => (&ask.name, OperationKind::Relocate, ask.node.as_ref()),
+        // What does not run is started.
+        Intent::ReplicaRestart(ask) if fact.kind == OperationKind::Start => {
+            (&ask.name, OperationKind::Start, None)
+        }
+        Intent::ReplicaRestart(ask) => (&ask.name, OperationKind::Restart, None),
+        Intent::ReplicaStart(ask) => (&ask.name, OperationKind::Start, ask.node.as_ref()),
+        Intent::ReplicaStop(ask) => (&ask.name, OperationKind::Stop, None),
+        Intent::ReplicaDelete(ask) => (&ask.name, OperationKind::Delete, None),
+        _ => return false,
+    };
+    of == name && kind == fact.kind && node == fact.node.as_ref()
+}

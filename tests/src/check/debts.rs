@@ -1,0 +1,106 @@
+//! What a fact promises of the rest of its record, which is all or nothing: paid by the end of it.
+
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::{DeploymentName, NodeName, PlanName, ReplicaName};
+use chancery_events::spec::OperationKind;
+
+use super::state::{DeploymentStage, Life, Now, Stage, World};
+use super::violation::{Check, demand};
+
+/// Something that must be so by the end of the record.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Debt {
+    /// The operation that supersedes another one exists, on the same replica.
+    Opened(OperationId, ReplicaName),
+    /// The operation that supersedes one that had begun takes the run down, and has begun.
+    TakesOver(OperationId),
+    /// The deployment that supersedes another one exists.
+    Created(PlanName, DeploymentName),
+    /// The place that an operation held is free.
+    Freed(IncarnationId),
+    /// The run is asked to end, or is over.
+    Stopping(IncarnationId),
+    /// The run is asked for, now that the one that it follows is over, or its place is free.
+    Begun(IncarnationId),
+    /// The operation is over.
+    Closed(OperationId),
+    /// The deployment begins nothing more.
+    Fails(PlanName, DeploymentName),
+    /// The node that was emptied to be forgotten is.
+    Forgotten(NodeName),
+}
+
+impl World {
+    /// At the end of a record.
+    pub(super) fn settle(&mut self) -> Check {
+        for debt in std::mem::take(&mut self.debts) {
+            self.paid(debt)?;
+        }
+        self.now = Now::default();
+        Ok(())
+    }
+
+    fn paid(&mut self, debt: Debt) -> Check {
+        match debt {
+            Debt::Opened(id, replica) => {
+                let there = self.operations.get(&id).is_some_and(|by| by.replica == replica);
+                demand!(
+                    6,
+                    there,
+                    "operation {id} supersedes another one on {replica}, and was never opened there"
+                );
+            }
+            Debt::TakesOver(id) => {
+                let by = self.operations.get(&id);
+                let takes = by.is_some_and(|by| {
+                    matches!(by.kind, OperationKind::Stop | OperationKind::Delete)
+                        && matches!(by.stage, Stage::Running | Stage::Over)
+                });
+                demand!(6, takes, "operation {id} supersedes one that has begun, and may not");
+            }
+            Debt::Created(plan, name) => {
+                let plan_of = self.plans.get(&plan);
+                // It may be superseded itself by a later intent of the same record, or go with its plan.
+                let there = plan_of.is_none_or(|of| of.deployments.contains_key(&name));
+                demand!(6, there, "deployment {name} of {plan} supersedes another one, and does not exist");
+            }
+            Debt::Freed(id) => {
+                let free = self.incarnation(id)?.life.is_over();
+                demand!(4, free, "the operation of incarnation {id} is over, and it keeps its place");
+            }
+            Debt::Stopping(id) => {
+                let life = &self.incarnation(id)?.life;
+                let goes = life.is_over() || matches!(life, Life::Stopping(_));
+                demand!(3, goes, "incarnation {id} should go, and nobody asks it to");
+            }
+            Debt::Begun(id) => {
+                let waits = self.incarnation(id)?.life == Life::Reserved;
+                demand!(
+                    6,
+                    !waits,
+                    "what incarnation {id} follows is over, and it is neither begun nor given up"
+                );
+            }
+            Debt::Closed(id) => {
+                let over = self.operation(id)?.stage == Stage::Over;
+                demand!(6, over, "what operation {id} was about is over, and it is not");
+            }
+            Debt::Fails(plan, name) => {
+                let of = self.plans.get(&plan).and_then(|of| of.deployments.get(&name));
+                let ends = of.is_none_or(|deployment| {
+                    matches!(deployment.stage, DeploymentStage::Ending(_) | DeploymentStage::Over(_))
+                });
+                demand!(
+                    6,
+                    ends,
+                    "an operation of deployment {name} of {plan} came to nothing, and it goes on"
+                );
+            }
+            Debt::Forgotten(name) => {
+                let gone = !self.nodes.contains_key(&name);
+                demand!(6, gone, "node {name} was emptied to be forgotten, and is not");
+            }
+        }
+        Ok(())
+    }
+}

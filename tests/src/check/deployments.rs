@@ -1,0 +1,387 @@
+//! Deployments; invariant 5 for their states, 11 for old and new sets, 6 for whose turn it is.
+
+use chancery_events::fact::{
+    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted,
+};
+use chancery_events::id::OperationId;
+use chancery_events::intent::{Cascade, Intent, Turn};
+use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
+use chancery_events::spec::{Activity, OnTimeout, OperationKind, Strategy};
+use chancery_events::time::Time;
+use std::time::Duration;
+
+use super::debts::Debt;
+use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Will, World};
+use super::violation::{Check, Violation, demand};
+
+/// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
+const KEPT: u64 = 20;
+
+/// How an operation of a deployment begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    /// With its approval.
+    Approved,
+    /// When its turn comes.
+    Turn,
+}
+
+impl World {
+    pub(super) fn deployment_created(&mut self, fact: &DeploymentCreated, at: At) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let input = self.input_of(at);
+        let request = input.as_deref().and_then(Input::request);
+        let asked = request.is_some_and(|request| {
+            matches!(&request.intent, Intent::DeploymentCreate(ask)
+                if ask.plan == *owner && ask.name == *name && ask.spec == fact.spec)
+                && fact.by.as_ref().is_none_or(|by| *by == request.actor)
+        });
+        demand!(6, asked, "deployment {name} of {owner} is not what somebody asked for");
+        let plan = self.plan(owner)?;
+        demand!(
+            6,
+            plan.activity == Activity::Active,
+            "plan {owner} is inactive, and takes deployment {name}"
+        );
+        demand!(6, !plan.is_removing, "plan {owner} is to go, and takes deployment {name}");
+        demand!(
+            5,
+            plan.generation == fact.generation,
+            "deployment {name} is not of the latest generation of {owner}"
+        );
+        demand!(6, plan.next.is_none(), "two deployments of {owner} wait for their turn");
+        let again = plan.deployments.get(name).is_none_or(
+            |old| matches!(old.stage, DeploymentStage::Over(before) if plan.ended - before > KEPT),
+        );
+        demand!(5, again, "deployment {name} of {owner} begins again");
+        let deployment = Deployment {
+            generation: fact.generation,
+            spec: fact.spec.clone(),
+            version: plan.version(fact)?,
+            stage: DeploymentStage::Pending,
+            has_cut_over: false,
+            deadline: None,
+            by: fact.by.clone(),
+            open: 0,
+            begun: Default::default(),
+            rested: None,
+            created: Default::default(),
+        };
+        plan.deployments.insert(name.clone(), deployment);
+        plan.next = Some(name.clone());
+        Ok(())
+    }
+
+    pub(super) fn deployment_started(&mut self, fact: &DeploymentStarted, at: At) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let plan = self.plan(owner)?;
+        demand!(5, plan.current.is_none(), "deployment {name} of {owner} begins beside another one");
+        demand!(5, plan.next.as_ref() == Some(name), "deployment {name} of {owner} begins, and did not wait");
+        plan.current = plan.next.take();
+        let deployment = plan.deployment(name)?;
+        let deadline = match deployment.spec.strategy {
+            Strategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
+            Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
+        };
+        demand!(11, fact.deadline == deadline, "deployment {name} of {owner} begins with another deadline");
+        (deployment.stage, deployment.deadline) = (DeploymentStage::InProgress, deadline);
+        Ok(())
+    }
+
+    pub(super) fn deployment_paused(&mut self, owner: &PlanName, name: &DeploymentName, at: At) -> Check {
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DeploymentPause(ask)) if ask.plan == *owner && ask.name == *name
+        );
+        demand!(6, asked, "deployment {name} of {owner} is paused, and nobody asked");
+        let deployment = self.plan(owner)?.deployment(name)?;
+        let goes_on = deployment.stage == DeploymentStage::InProgress;
+        demand!(5, goes_on, "deployment {name} of {owner} is paused, and was not in progress");
+        deployment.stage = DeploymentStage::Paused;
+        Ok(())
+    }
+
+    pub(super) fn deployment_resumed(&mut self, owner: &PlanName, name: &DeploymentName, at: At) -> Check {
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DeploymentResume(ask)) if ask.plan == *owner && ask.name == *name
+        );
+        demand!(6, asked, "deployment {name} of {owner} is resumed, and nobody asked");
+        let deployment = self.plan(owner)?.deployment(name)?;
+        let paused = deployment.stage == DeploymentStage::Paused;
+        demand!(5, paused, "deployment {name} of {owner} is resumed, and was not paused");
+        deployment.stage = DeploymentStage::InProgress;
+        Ok(())
+    }
+
+    pub(super) fn deployment_cut_over(&mut self, fact: &DeploymentCutOver, at: At) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let input = self.input_of(at);
+        let promoted = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DeploymentPromote(ask)) if ask.plan == *owner && ask.name == *name
+        );
+        let plan = self.plan(owner)?;
+        let deployment = plan.deployment(name)?.clone();
+        let begun = matches!(deployment.stage, DeploymentStage::InProgress | DeploymentStage::Paused);
+        demand!(5, begun, "deployment {name} of {owner} cuts over, and is not in progress");
+        demand!(5, !deployment.has_cut_over, "deployment {name} of {owner} cuts over a second time");
+        match deployment.spec.strategy {
+            Strategy::Rolling { .. } => {
+                return Err(Violation::new(11, format!("deployment {name} of {owner} has no new set")));
+            }
+            Strategy::Canary { .. } => {
+                demand!(11, promoted, "the canary {name} of {owner} cuts over, and nobody promoted it");
+            }
+            Strategy::Graceful { on_timeout, .. } => {
+                let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
+                let (new, _) = plan.sets(deployment.version);
+                let count = u64::from(deployment.spec.count);
+                let ready = new.present >= count && new.ready == new.present;
+                demand!(
+                    11,
+                    ready || (late && on_timeout == OnTimeout::Commit),
+                    "deployment {name} of {owner} cuts over, and of {count} of its version {} are there and {} ready",
+                    new.present,
+                    new.ready
+                );
+            }
+        }
+        let deployment = plan.deployment(name)?;
+        (deployment.has_cut_over, deployment.deadline) = (true, None);
+        Ok(())
+    }
+
+    pub(super) fn deployment_ending(&mut self, fact: &DeploymentEnding, at: At) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let input = self.input_of(at);
+        let deployment = self.plan(owner)?.deployment(name)?;
+        let begun = matches!(deployment.stage, DeploymentStage::InProgress | DeploymentStage::Paused);
+        demand!(5, begun, "deployment {name} of {owner} is ending, and was not in progress");
+        let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
+        let (version, strategy) = (deployment.version, deployment.spec.strategy);
+        let rolls_back =
+            late && matches!(strategy, Strategy::Graceful { on_timeout: OnTimeout::Rollback, .. });
+        deployment.stage = DeploymentStage::Ending(fact.why.clone());
+        let right = match &fact.why {
+            DeploymentEnd::Completed => false,
+            DeploymentEnd::Failed { .. } => rolls_back || self.has_failed(owner, name, version)?,
+            DeploymentEnd::Cancelled => match input.as_deref().and_then(Input::intent) {
+                Some(Intent::DeploymentCancel(ask)) => ask.plan == *owner && ask.name == *name,
+                Some(Intent::DeploymentWithdraw(ask)) => {
+                    let canary = matches!(strategy, Strategy::Canary { .. });
+                    canary && ask.plan == *owner && ask.name == *name
+                }
+                Some(Intent::PlanDelete(ask)) => ask.name == *owner && ask.cascade == Cascade::Yes,
+                _ => false,
+            },
+            DeploymentEnd::Superseded { by } => {
+                self.debts.push(Debt::Created(owner.clone(), by.clone()));
+                matches!(input.as_deref().and_then(Input::intent), Some(Intent::DeploymentCreate(ask))
+                    if ask.plan == *owner && ask.name == *by && ask.turn == Turn::Supersede)
+            }
+        };
+        demand!(6, right, "deployment {name} of {owner} is ending, and nothing says so: {:?}", fact.why);
+        Ok(())
+    }
+
+    /// Whether an operation of the deployment came to nothing, or a replica of its version ended by itself, right
+    /// before.
+    fn has_failed(
+        &mut self,
+        owner: &PlanName,
+        name: &DeploymentName,
+        version: usize,
+    ) -> Result<bool, Violation> {
+        if self.now.failed.contains(&(owner.clone(), name.clone())) {
+            return Ok(true);
+        }
+        let ended = self.now.ended.iter().filter(|ended| ended.plan == *owner && ended.by_itself);
+        let of: Vec<_> = ended.map(|ended| ended.deployment.clone()).collect();
+        let plan = self.plan(owner)?;
+        Ok(of.iter().any(|of| plan.deployments.get(of).is_some_and(|of| of.version == version)))
+    }
+
+    pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let created = self.plan(owner)?.deployment(name)?.created.clone();
+        // One of which the delete is approved is as good as gone.
+        let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != Will::Deleted);
+        let left = created.iter().find(stays).cloned();
+        let plan = self.plan(owner)?;
+        let before = plan.ended;
+        let deployment = plan.deployment(name)?.clone();
+        let right = match &deployment.stage {
+            DeploymentStage::Over(_) => {
+                return Err(Violation::new(5, format!("deployment {name} of {owner} ends a second time")));
+            }
+            DeploymentStage::Pending => !matches!(fact.end, DeploymentEnd::Completed),
+            DeploymentStage::InProgress => fact.end == DeploymentEnd::Completed,
+            DeploymentStage::Paused => false,
+            DeploymentStage::Ending(why) => fact.end == *why,
+        };
+        demand!(
+            5,
+            right,
+            "deployment {name} of {owner} ends otherwise than its state allows: {:?}",
+            fact.end
+        );
+        let open = deployment.open;
+        demand!(6, open == 0, "deployment {name} of {owner} ends, and {open} operations of it are not over");
+        if fact.end == DeploymentEnd::Completed {
+            plan.is_so(name, &deployment)?;
+            if deployment.spec.count > 0 {
+                plan.carried_out = Some(name.clone());
+            }
+        } else if deployment.stands_beside() {
+            demand!(
+                11,
+                left.is_none(),
+                "deployment {name} of {owner} ends before its new set counts, and leaves {left:?}"
+            );
+        }
+        plan.deployment(name)?.stage = DeploymentStage::Over(before);
+        plan.ended += 1;
+        for slot in [&mut plan.current, &mut plan.next] {
+            if slot.as_ref() == Some(name) {
+                *slot = None;
+            }
+        }
+        if let (DeploymentEnd::Superseded { by }, DeploymentStage::Pending) = (&fact.end, &deployment.stage) {
+            self.debts.push(Debt::Created(owner.clone(), by.clone()));
+        }
+        Ok(())
+    }
+
+    /// An operation of a deployment begins: whether it may, and its turn has come.
+    pub(super) fn begins_for(&mut self, id: OperationId, operation: &Operation, how: How, at: At) -> Check {
+        let Some(name) = &operation.deployment else { return Ok(()) };
+        if operation.takes_back(name) {
+            let deployment = self.plan(&operation.plan)?.deployment(name)?;
+            deployment.begun.insert(id);
+            return Ok(());
+        }
+        let what = format!("operation {id} begins");
+        self.plan(&operation.plan)?.goes_on(name, &what)?;
+        let plan = self.plan(&operation.plan)?;
+        let deployment = plan.deployment(name)?;
+        let (version, others) = (deployment.version, deployment.begun.clone());
+        let (strategy, rested) = (deployment.spec.strategy, deployment.rested);
+        deployment.begun.insert(id);
+        if how == How::Turn {
+            let (right, _) = plan.sets(version);
+            demand!(
+                6,
+                right.ailing == 0,
+                "{what}, and of what deployment {name} brought up {} are not well",
+                right.ailing
+            );
+        }
+        let others: Vec<_> = others.iter().filter_map(|other| self.operations.get(other)).collect();
+        let updates = others.iter().filter(|other| other.kind == OperationKind::Update).count();
+        let alone = operation.kind != OperationKind::Update || updates == 0;
+        let Strategy::Rolling { wave, per_domain, pause } = strategy else {
+            demand!(6, alone, "{what}, an update beside {updates} others of deployment {name}");
+            return Ok(());
+        };
+        match wave {
+            Some(wave) => demand!(
+                6,
+                (others.len() as u64) < u64::from(wave),
+                "{what} beside {} of deployment {name}, whose wave is {wave}",
+                others.len()
+            ),
+            None => demand!(6, alone, "{what}, an update beside {updates} others of deployment {name}"),
+        }
+        let elsewhere = others.iter().find(|other| {
+            let two = other.domain.as_ref().zip(operation.domain.as_ref());
+            per_domain && two.is_some_and(|(one, two)| one != two)
+        });
+        demand!(
+            6,
+            elsewhere.is_none(),
+            "{what} in another update domain than one that runs for deployment {name}"
+        );
+        let rests = rested.filter(|_| pause > 0).map(|rested| rested + Duration::from_millis(pause));
+        demand!(
+            6,
+            rests.is_none_or(|until: Time| until <= at.time),
+            "{what} in the pause of deployment {name}"
+        );
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// The number of what the deployment wants to run.
+    fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, Violation> {
+        let payloads = self.spec(fact.generation)?.payloads.clone();
+        let wants = (payloads, fact.spec.coordinates.clone());
+        let known = self.versions.iter().position(|version| *version == wants);
+        Ok(known.unwrap_or_else(|| {
+            self.versions.push(wants);
+            self.versions.len() - 1
+        }))
+    }
+
+    /// Whether a deployment that is complete is so.
+    fn is_so(&self, name: &DeploymentName, deployment: &Deployment) -> Check {
+        let (right, other) = self.sets(deployment.version);
+        let count = u64::from(deployment.spec.count);
+        demand!(
+            6,
+            other.present == 0 && right.present == count,
+            "deployment {name} of {count} is complete with {} of its version and {} of others",
+            right.present,
+            other.present
+        );
+        demand!(
+            6,
+            right.idle == 0,
+            "deployment {name} is complete, and {} should run and do not",
+            right.idle
+        );
+        Ok(())
+    }
+
+    /// Whether the deployment lacks a replica, so that it may create one.
+    pub(super) fn lacks_one(&mut self, replica: &ReplicaName, name: &DeploymentName) -> Check {
+        self.goes_on(name, &format!("replica {replica} is created"))?;
+        let deployment = self.deployment(name)?.clone();
+        let (right, other) = self.sets(deployment.version);
+        let count = u64::from(deployment.spec.count);
+        let (there, wanted) = match deployment.spec.strategy {
+            Strategy::Canary { count: few } if deployment.stands_beside() && other.present > 0 => {
+                (right.present, count.min(u64::from(few)))
+            }
+            Strategy::Graceful { .. } if deployment.stands_beside() && other.present > 0 => {
+                (right.present, count)
+            }
+            Strategy::Rolling { .. } | Strategy::Graceful { .. } | Strategy::Canary { .. } => {
+                (right.present + other.present, count)
+            }
+        };
+        demand!(
+            6,
+            there < wanted,
+            "replica {replica} is created, and deployment {name} has {there} of {wanted}"
+        );
+        Ok(())
+    }
+
+    /// Whether the deployment may do something to a replica of another version.
+    pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> Check {
+        let beside = self.deployment(name)?.stands_beside();
+        demand!(11, !beside, "{what}, and the new set of deployment {name} does not count yet");
+        Ok(())
+    }
+}
+
+impl Deployment {
+    /// Whether its new set stands beside the one that counts.
+    pub(super) fn stands_beside(&self) -> bool {
+        !self.has_cut_over && !matches!(self.spec.strategy, Strategy::Rolling { .. })
+    }
+}

@@ -1,0 +1,156 @@
+//! Disruptions of nodes, and policies: nothing of either but what somebody asked for.
+
+use chancery_events::fact::{
+    DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, PolicyApplied,
+    PolicyDeleted,
+};
+use chancery_events::intent::{Cascade, Intent};
+use chancery_events::name::{DisruptionName, NodeName};
+use chancery_events::spec::{DisruptionState, Evict};
+use chancery_events::time::Time;
+
+use super::debts::Debt;
+use super::state::{At, Disruption, Input, Node, World};
+use super::violation::{Check, Violation, demand};
+
+impl Disruption {
+    /// Whether it empties its node now.
+    pub(super) fn empties(&self, now: Time) -> bool {
+        let begun = self.spec.start.is_none_or(|start| start <= now);
+        self.state == DisruptionState::Approved && self.spec.evict != Evict::No && begun
+    }
+}
+
+impl Node {
+    /// Whether a disruption of it is approved.
+    pub(super) fn is_disturbed(&self) -> bool {
+        self.disruptions.values().any(|disruption| disruption.state == DisruptionState::Approved)
+    }
+}
+
+/// Whether somebody asked for the node to go, with what is on it.
+fn wants_node_gone(input: Option<&Input>, node: &NodeName) -> bool {
+    matches!(
+        input.and_then(Input::intent),
+        Some(Intent::NodeDelete(ask)) if ask.name == *node && ask.cascade == Cascade::Yes
+    )
+}
+
+impl World {
+    fn disruption(&mut self, on: &NodeName, name: &DisruptionName) -> Result<&mut Disruption, Violation> {
+        let unknown = || Violation::new(5, format!("node {on} has no disruption {name}"));
+        self.nodes.get_mut(on).and_then(|node| node.disruptions.get_mut(name)).ok_or_else(unknown)
+    }
+
+    pub(super) fn disruption_scheduled(&mut self, fact: &DisruptionScheduled, at: At) -> Check {
+        let (on, name) = (&fact.node, &fact.name);
+        let input = self.input_of(at);
+        let asked = match input.as_deref().and_then(Input::intent) {
+            Some(Intent::DisruptionSchedule(ask)) => {
+                ask.node == *on && ask.name == *name && ask.spec == fact.spec
+            }
+            _ => wants_node_gone(input.as_deref(), on) && fact.spec.evict == Evict::AndRemove,
+        };
+        demand!(6, asked, "disruption {name} of node {on} is not what somebody asked for");
+        let node = self.nodes.get_mut(on);
+        let node = node.ok_or_else(|| Violation::new(5, format!("there is no node {on}")))?;
+        let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
+        let old = node.disruptions.insert(name.clone(), Disruption { spec, state, by: None });
+        demand!(5, old.is_none(), "disruption {name} of node {on} is scheduled a second time");
+        Ok(())
+    }
+
+    pub(super) fn disruption_approved(&mut self, fact: &DisruptionApproved, at: At) -> Check {
+        let (on, name) = (&fact.node, &fact.name);
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DisruptionApprove(ask)) if ask.node == *on && ask.name == *name
+        );
+        let asked = asked || wants_node_gone(input.as_deref(), on);
+        let own = input.as_deref().and_then(Input::request).is_some_and(|request| request.actor == fact.by);
+        demand!(6, asked && own, "disruption {name} of {on} is called approved by {}, who did not", fact.by);
+        let disruption = self.disruption(on, name)?;
+        let state = disruption.state;
+        demand!(
+            5,
+            state == DisruptionState::Scheduled,
+            "disruption {name} of {on} is {state}, and is approved"
+        );
+        (disruption.state, disruption.by) = (DisruptionState::Approved, Some(fact.by.clone()));
+        Ok(())
+    }
+
+    pub(super) fn disruption_completed(&mut self, fact: &DisruptionCompleted, at: At) -> Check {
+        let (on, name) = (&fact.node, &fact.name);
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DisruptionComplete(ask)) if ask.node == *on && ask.name == *name
+        );
+        let disruption = self.disruption(on, name)?;
+        let state = disruption.state;
+        demand!(5, state != DisruptionState::Completed, "disruption {name} of {on} is over a second time");
+        disruption.state = DisruptionState::Completed;
+        if asked {
+            return Ok(());
+        }
+        let was = Disruption { state, ..disruption.clone() };
+        demand!(
+            6,
+            was.empties(at.time),
+            "disruption {name} of {on} is over, and nobody asked, and it does not empty"
+        );
+        let left = self.node(on)?.places.len();
+        demand!(6, left == 0, "disruption {name} of {on} is over, and {left} places are held there");
+        if was.spec.evict == Evict::AndRemove {
+            self.now.emptied.insert(on.clone());
+            self.debts.push(Debt::Forgotten(on.clone()));
+        }
+        Ok(())
+    }
+
+    pub(super) fn disruption_deleted(&mut self, fact: &DisruptionDeleted, at: At) -> Check {
+        let (on, name) = (&fact.node, &fact.name);
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::DisruptionDelete(ask)) if ask.node == *on && ask.name == *name
+        );
+        demand!(6, asked, "disruption {name} of {on} is forgotten, and nobody asked");
+        let state = self.disruption(on, name)?.state;
+        demand!(
+            5,
+            state == DisruptionState::Completed,
+            "disruption {name} of {on} is {state}, and is forgotten"
+        );
+        if let Some(node) = self.nodes.get_mut(on) {
+            node.disruptions.remove(name);
+        }
+        Ok(())
+    }
+
+    pub(super) fn policy_applied(&mut self, fact: &PolicyApplied, at: At) -> Check {
+        let name = &fact.name;
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::PolicyApply(ask)) if ask.name == *name && ask.spec == fact.spec
+        );
+        demand!(6, asked, "policy {name} is not what somebody asked for");
+        self.policies.insert(name.clone(), fact.spec.clone());
+        Ok(())
+    }
+
+    pub(super) fn policy_deleted(&mut self, fact: &PolicyDeleted, at: At) -> Check {
+        let name = &fact.name;
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::PolicyDelete(ask)) if ask.name == *name
+        );
+        demand!(6, asked, "policy {name} is forgotten, and nobody asked");
+        demand!(5, self.policies.remove(name).is_some(), "there is no policy {name}");
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! Ends of incarnations: invariants 4, 5 and 6. By proof alone; what was held is free, once; and what the plan's rule
+//! makes of it.
+
+use std::time::Duration;
+
+use chancery_events::fact::{Asker, IncarnationEnd, IncarnationEnded};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::observation::Saw;
+use chancery_events::spec::{NodeState, OperationKind, Restart};
+use chancery_events::time::Time;
+
+use super::debts::Debt;
+use super::operations::{is_up, replaces};
+use super::state::{At, Ended, Incarnation, Life, Replica, Stage, Will, World};
+use super::violation::{Check, Violation, demand};
+
+/// The longest wait for a start by the plan's rule is so many of its cooldowns.
+const LONGEST: u32 = 32;
+
+impl World {
+    pub(super) fn ended(&mut self, fact: &IncarnationEnded, at: At) -> Check {
+        let id = fact.incarnation;
+        let run = self.incarnation_mut(id)?.clone();
+        demand!(
+            4,
+            run.node == fact.node,
+            "incarnation {id} frees a place on {}, and holds one on {}",
+            fact.node,
+            run.node
+        );
+        demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
+        let expunged = self.nodes.get(&fact.node).is_some_and(|node| node.state == NodeState::Expunged);
+        let over = match &run.life {
+            Life::Reserved => {
+                self.unwound(fact, run.operation, expunged)?;
+                Life::Over
+            }
+            life => {
+                demand!(
+                    5,
+                    fact.displaces.is_none(),
+                    "incarnation {id} displaces an operation, and was started"
+                );
+                self.proved(fact, life, run.revision, expunged, at)?
+            }
+        };
+        self.promised(fact, &run, at)?;
+        self.release(id, &run)?;
+        let ended = self.incarnation_mut(id)?;
+        (ended.life, ended.command, ended.is_ready) = (over, None, false);
+        let replica = self.replica(&fact.replica)?;
+        let counted = replica.active == Some(id);
+        if replica.passive == Some(id) {
+            replica.passive = None;
+        } else {
+            replica.active = replica.passive.take();
+            replica.again = fact.again;
+        }
+        let replica = replica.clone();
+        self.now.ended.push(Ended {
+            incarnation: id,
+            replica: fact.replica.clone(),
+            plan: replica.plan.clone(),
+            deployment: run.deployment.clone(),
+            by_itself: run.life.is_up(),
+        });
+        let follower = replica.active.filter(|left| {
+            self.incarnations.get(left).is_some_and(|left| left.follows == Some(id) && !left.life.is_over())
+        });
+        if let Some(follower) = follower {
+            self.hold_all(follower)?;
+        }
+        if run.life != Life::Reserved {
+            self.settles(id, &run, &replica, counted);
+        }
+        Ok(())
+    }
+
+    /// What the operations on a replica owe to the end of one of its runs.
+    fn settles(&mut self, id: IncarnationId, run: &Incarnation, replica: &Replica, counted: bool) {
+        let mut debts = Vec::new();
+        let left = replica.active.and_then(|left| Some((left, self.incarnations.get(&left)?)));
+        for open in &replica.open {
+            let Some(operation) = self.operations.get(open) else { continue };
+            let begun = operation.stage == Stage::Running;
+            match operation.kind {
+                // It was about what is not there any more.
+                _ if begun && operation.incarnation == Some(id) => debts.push(Debt::Closed(*open)),
+                kind if replaces(kind) && !begun => {
+                    if counted && run.life.is_up() {
+                        debts.push(Debt::Closed(*open));
+                    }
+                }
+                kind if replaces(kind) => match left.filter(|(left, _)| operation.incarnation == Some(*left))
+                {
+                    Some((left, new)) if new.life == Life::Reserved => debts.push(Debt::Begun(left)),
+                    Some((_, new)) if new.life == Life::Running => debts.push(Debt::Closed(*open)),
+                    Some(_) | None => {}
+                },
+                OperationKind::Stop | OperationKind::Delete if begun && left.is_none() => {
+                    debts.push(Debt::Closed(*open));
+                }
+                _ => {}
+            }
+        }
+        self.debts.extend(debts);
+    }
+
+    /// The end of a place that nobody was asked to use.
+    fn unwound(&mut self, fact: &IncarnationEnded, held_by: OperationId, expunged: bool) -> Check {
+        let id = fact.incarnation;
+        let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
+        demand!(5, unwound, "incarnation {id} was never started, and ends as if it had been");
+        let disturbed = self.nodes.get(&fact.node).is_some_and(super::state::Node::is_disturbed);
+        let operation = self.operation(held_by)?;
+        match fact.displaces {
+            Some(displaced) => {
+                demand!(
+                    6,
+                    displaced == held_by,
+                    "incarnation {id} displaces an operation that does not hold it"
+                );
+                demand!(
+                    6,
+                    expunged || disturbed,
+                    "operation {held_by} loses its place, and the place is still there"
+                );
+                demand!(
+                    5,
+                    matches!(operation.stage, Stage::Pending | Stage::Approved),
+                    "operation {held_by} looks for a place again, and did not wait"
+                );
+                operation.stage = Stage::Preparing;
+                (operation.proposal, operation.incarnation, operation.domain) = (None, None, None);
+                operation.approver = None;
+                self.landed(held_by);
+            }
+            None => demand!(
+                6,
+                operation.stage == Stage::Over,
+                "incarnation {id} goes, and operation {held_by} still holds it"
+            ),
+        }
+        Ok(())
+    }
+
+    /// What one that was commanded becomes by the proof that the fact follows from.
+    fn proved(
+        &self,
+        fact: &IncarnationEnded,
+        life: &Life,
+        revision: u32,
+        expunged: bool,
+        at: At,
+    ) -> Result<Life, Violation> {
+        let id = fact.incarnation;
+        let proof = match self.report(id, at)? {
+            Some(report) => match report.saw {
+                Saw::Ended { .. } => true,
+                Saw::Gone => report.revision >= revision,
+                Saw::Ensured { .. } | Saw::Ready { .. } | Saw::NotReady { .. } | Saw::Failed { .. } => false,
+            },
+            None => false,
+        };
+        if !proof {
+            demand!(6, expunged, "incarnation {id} is called over, and nothing proves it");
+            demand!(
+                5,
+                matches!(fact.end, IncarnationEnd::Failed { .. }),
+                "incarnation {id} went with its node, and is not called failed"
+            );
+            return Ok(Life::Expunged);
+        }
+        if let Life::Stopping(then) = life {
+            demand!(
+                5,
+                fact.end == *then,
+                "incarnation {id} ends otherwise than was remembered: {:?}",
+                fact.end
+            );
+        }
+        Ok(Life::Over)
+    }
+
+    /// Whether the replica is to be started again as its plan's rule says, and when.
+    fn promised(&mut self, fact: &IncarnationEnded, run: &Incarnation, at: At) -> Check {
+        let (id, name) = (fact.incarnation, &fact.replica);
+        let (starts, row, from) = self.rule_of_restart(fact, run, at.time)?;
+        let Some(again) = fact.again else {
+            demand!(
+                6,
+                !starts,
+                "replica {name} is not started again after {id}, and its plan says that it is"
+            );
+            return Ok(());
+        };
+        demand!(7, starts, "replica {name} is to be started again after {id}, and its plan does not say so");
+        demand!(
+            6,
+            again.row == row,
+            "the start of {name} after {id} is called the {}th in a row, and is the {row}th",
+            again.row
+        );
+        let at_once = row > 1 || again.at == at.time;
+        demand!(
+            6,
+            at_once && again.at >= from,
+            "replica {name} is to be started again at {}, and not before {from}",
+            again.at
+        );
+        Ok(())
+    }
+
+    /// Whether the plan starts the replica again after such an end, the how manieth in a row that would be, and from
+    /// when.
+    fn rule_of_restart(
+        &mut self,
+        fact: &IncarnationEnded,
+        run: &Incarnation,
+        now: Time,
+    ) -> Result<(bool, u32, Time), Violation> {
+        let replica = self.replica(&fact.replica)?.clone();
+        // A place that nobody was asked to use, and that goes with this run, is no run.
+        let other = replica.passive.and_then(|id| self.incarnations.get(&id)).filter(|other| {
+            let begun = self.operations.get(&other.operation).is_some_and(|by| by.stage == Stage::Running);
+            other.life.is_asked_for() || begun
+        });
+        let alone = replica.active == Some(fact.incarnation) && other.is_none();
+        // What waits is about a run that was up, and goes with it; or it brings the replica up without any rule.
+        let comes =
+            replica.open.iter().filter_map(|open| self.operations.get(open)).any(|open| {
+                is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !run.life.is_up()
+            });
+        let by = self.operation(run.operation)?;
+        let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
+        let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
+        let given_up = run.since.is_none() && comes_up && !of_a_rule;
+        let plan = self.plan(&replica.plan)?;
+        let spec = plan.latest()?;
+        let asked = matches!(run.life, Life::Stopping(_));
+        let clean = fact.end == IncarnationEnd::Destroyed && !asked;
+        let rule = match spec.restart {
+            Restart::Always => true,
+            Restart::BestEffort => !clean,
+            Restart::Never => false,
+        };
+        let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
+        let starts = rule && wanted && !given_up && run.life != Life::Reserved;
+        let cooldown = Duration::from_millis(spec.cooldown);
+        let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
+        let (row, from) = match replica.row.filter(|_| !lasted) {
+            None => (1, now),
+            Some(last) => {
+                let times = 1u32.checked_shl(last.row - 1).unwrap_or(LONGEST).min(LONGEST);
+                (last.row + 1, last.at + cooldown * times)
+            }
+        };
+        Ok((starts, row, from))
+    }
+}

@@ -1,0 +1,200 @@
+//! Places: invariant 3, no more runs of a replica than what is being done about it needs; invariant 4, each where it
+//! may be.
+
+use std::collections::BTreeSet;
+
+use chancery_events::amount::Amounts;
+use chancery_events::fact::IncarnationReserved;
+use chancery_events::id::IncarnationId;
+use chancery_events::name::{NodeName, ReplicaName};
+use chancery_events::spec::{Company, OperationKind, Otherwise, PlanSpec, Sharing, Succession};
+
+use super::operations::replaces;
+use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
+use super::violation::{Check, Violation, demand};
+
+impl World {
+    pub(super) fn reserved(&mut self, fact: &IncarnationReserved, at: At) -> Check {
+        let id = IncarnationId::issue(at.lineage, at.position);
+        let name = &fact.replica;
+        let operation = self.operation(fact.operation)?;
+        demand!(
+            6,
+            operation.stage == Stage::Preparing,
+            "operation {} takes a place, and looks for none",
+            fact.operation
+        );
+        demand!(
+            6,
+            operation.replica == *name,
+            "operation {} is on replica {}",
+            fact.operation,
+            operation.replica
+        );
+        demand!(
+            6,
+            operation.version == fact.deployment,
+            "operation {} is to bring up {}, and gets a place by {}",
+            fact.operation,
+            operation.version,
+            fact.deployment
+        );
+        operation.stage = Stage::Pending;
+        operation.proposal = Some(fact.proposal);
+        operation.incarnation = Some(id);
+        let operation = operation.clone();
+        let replica = self.replica(name)?.clone();
+        let plan = self.plan(&replica.plan)?;
+        let generation = plan.deployment(&fact.deployment)?.generation;
+        let spec = plan.spec(generation)?.clone();
+        self.may_be_second(fact, &operation, &replica, &spec)?;
+        self.suits(fact, &operation, &replica, &spec)?;
+        let incarnation = self.held_by(fact, &spec)?;
+        self.hold(id, &incarnation)?;
+        self.incarnations.insert(id, incarnation);
+        let node = self.node(&fact.node)?;
+        let domain = Some(node.spec.domain.clone());
+        self.operation(fact.operation)?.domain = domain;
+        let replica = self.replica(name)?;
+        match replica.active {
+            None => replica.active = Some(id),
+            Some(_) => replica.passive = Some(id),
+        }
+        Ok(())
+    }
+
+    /// Whether it may be there beside the run that there is, and follows that if it has to.
+    fn may_be_second(
+        &mut self,
+        fact: &IncarnationReserved,
+        operation: &Operation,
+        replica: &Replica,
+        spec: &PlanSpec,
+    ) -> Check {
+        let (name, kind) = (&fact.replica, operation.kind);
+        demand!(3, replica.passive.is_none(), "replica {name} has a third run before the first is over");
+        let alone = replica.active.is_none() || replaces(kind);
+        demand!(3, alone, "replica {name} has a second run before the first is over, for a {kind}");
+        let stop_first = match kind {
+            OperationKind::Restart => true,
+            OperationKind::Update => spec.update == Succession::StopFirst,
+            OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
+            OperationKind::Stop | OperationKind::Delete => {
+                return Err(Violation::new(6, format!("a {kind} takes a place")));
+            }
+        };
+        let follows = replica.active.filter(|_| stop_first);
+        demand!(
+            3,
+            fact.follows == follows,
+            "the new run of {name} for a {kind} is to follow {:?}, and follows {:?}",
+            follows,
+            fact.follows
+        );
+        Ok(())
+    }
+
+    /// Whether the node is one that may be, whatever is free there.
+    fn suits(
+        &self,
+        fact: &IncarnationReserved,
+        operation: &Operation,
+        replica: &Replica,
+        spec: &PlanSpec,
+    ) -> Check {
+        let (name, on) = (&fact.replica, &fact.node);
+        let wanted = operation.wants.as_ref().is_none_or(|wanted| wanted == on);
+        demand!(4, wanted, "replica {name} gets a place on {on}, and another node is wanted");
+        let own = replica.active.and_then(|id| self.incarnations.get(&id)).map(|active| &active.node);
+        let moves = operation.kind != OperationKind::Relocate || own != Some(on);
+        demand!(4, moves, "replica {name} is moved to {on}, where it is");
+        let node = self.node(on)?;
+        let fits = spec.cluster.is_none() || spec.cluster == node.cluster;
+        let fits = fits && (spec.zone.is_none() || spec.zone == node.spec.zone);
+        let fits = fits && spec.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
+        demand!(4, fits, "replica {name} gets a place on {on}, which its plan does not want");
+        let others = || {
+            let there = node.places.iter().filter_map(|id| self.incarnations.get(id));
+            there.filter(|run| run.replica != *name)
+        };
+        let of_plan = |run: &&Incarnation| {
+            self.replicas.get(&run.replica).is_some_and(|other| other.plan == replica.plan)
+        };
+        let shared = spec.sharing == Sharing::Never && others().any(|run| of_plan(&run));
+        demand!(4, !shared, "replica {name} gets a place on {on}, where another of its plan is");
+        self.keeps_company(fact, name, others().flat_map(|run| &run.groups).collect(), spec)
+    }
+
+    /// Whether what its plan asks about groups of replicas is kept there, where it must be.
+    fn keeps_company(
+        &self,
+        fact: &IncarnationReserved,
+        name: &ReplicaName,
+        there: BTreeSet<&chancery_events::name::GroupName>,
+        spec: &PlanSpec,
+    ) -> Check {
+        let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
+        demand!(4, fact.groups == groups, "replica {name} is of groups {:?}, not {groups:?}", fact.groups);
+        let allows = spec.affinity.iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
+        demand!(4, fact.strained.is_none() || allows, "replica {name} strains what it may not");
+        for affinity in &spec.affinity {
+            let group = &affinity.group;
+            let here = there.contains(group);
+            let somewhere = || {
+                let all = self.groups.get(group).into_iter().flatten();
+                all.filter_map(|id| self.incarnations.get(id)).any(|run| run.replica != *name)
+            };
+            let kept = match affinity.nodes {
+                Company::Apart => !here,
+                Company::Together => here || !somewhere(),
+            };
+            let excused = affinity.otherwise == Otherwise::Allow && fact.strained.is_some();
+            demand!(
+                4,
+                kept || excused,
+                "replica {name} gets a place on {}, which breaks what its plan asks of group {group}",
+                fact.node
+            );
+        }
+        Ok(())
+    }
+
+    /// The run, with what it holds: what its spec says, but for what the one that it follows holds for both.
+    fn held_by(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Result<Incarnation, Violation> {
+        let name = &fact.replica;
+        demand!(
+            4,
+            spec.amounts() == fact.amounts,
+            "a run of {name} holds {}, and its spec says {}",
+            fact.amounts,
+            spec.amounts()
+        );
+        demand!(4, spec.volumes() == fact.volumes, "a run of {name} holds other storage than its spec says");
+        let followed = fact.follows.and_then(|old| self.incarnations.get(&old));
+        let for_both = followed.filter(|old| old.node == fact.node).map_or(Amounts::ZERO, |old| old.amounts);
+        Ok(Incarnation {
+            replica: name.clone(),
+            operation: fact.operation,
+            node: fact.node.clone(),
+            cluster: self.cluster_of(&fact.node)?,
+            deployment: fact.deployment.clone(),
+            follows: fact.follows,
+            amounts: fact.amounts,
+            holds: fact.amounts.less(for_both),
+            volumes: fact.volumes.clone(),
+            groups: fact.groups.clone(),
+            processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
+            life: Life::Reserved,
+            is_ready: false,
+            since: None,
+            revision: 0,
+            command: None,
+        })
+    }
+
+    fn cluster_of(&self, name: &NodeName) -> Result<chancery_events::name::ClusterName, Violation> {
+        let homeless =
+            || Violation::new(4, format!("a place is held on node {name}, which is in no cluster"));
+        self.node(name)?.cluster.clone().ok_or_else(homeless)
+    }
+}

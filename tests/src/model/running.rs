@@ -1,0 +1,177 @@
+//! The rows that follow from the entities: those of replicas, their runs, and what is done about them.
+
+use chancery_events::fact::IncarnationEnd;
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::ReplicaName;
+use chancery_events::observation::ProcessStatus;
+use chancery_events::spec::OperationKind;
+use chancery_projector::rows::{
+    CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
+    Reachability, ReplicaRow, WillWord,
+};
+
+use super::entities::{Entities, Incarnation, Kept, Life, Operation, Replica, brings_up};
+
+const fn will(kept: &Kept<Replica>) -> WillWord {
+    match kept.is.approved {
+        None => WillWord::Proposed,
+        Some(OperationKind::Stop) => WillWord::Stopped,
+        Some(OperationKind::Delete) => WillWord::Deleted,
+        // No other kind is kept there.
+        Some(_) => WillWord::Running,
+    }
+}
+
+/// What people see of a replica.
+pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseWord {
+    let open = all.open(name);
+    let active = all.active(&kept.is).map(|(_, active)| &active.is.life);
+    let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
+    match (will(kept), active) {
+        (WillWord::Deleted, _) => PhaseWord::Deleting,
+        // Whatever its runs do meanwhile.
+        (_, Some(_)) if does(OperationKind::Update) => PhaseWord::Updating,
+        (_, Some(_)) if does(OperationKind::Restart) => PhaseWord::Restarting,
+        (_, Some(Life::Reserved)) => PhaseWord::Pending,
+        (_, Some(Life::Creating | Life::Starting)) => PhaseWord::Starting,
+        (_, Some(Life::Running)) => PhaseWord::Running,
+        (_, Some(Life::Updating(_))) => PhaseWord::Updating,
+        (_, Some(Life::Stopping)) => PhaseWord::Stopping,
+        (_, None | Some(Life::Over(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
+            PhaseWord::Pending
+        }
+        (WillWord::Running, _) => match &kept.is.last {
+            Some(IncarnationEnd::Destroyed) if kept.is.again.is_none() => PhaseWord::Stopped,
+            _ => PhaseWord::Failed,
+        },
+        (WillWord::Stopped | WillWord::Proposed, _) => PhaseWord::Stopped,
+    }
+}
+
+pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaRow {
+    let live = all.active(&kept.is);
+    let phase = phase(all, name, kept);
+    let passive = kept.is.passive.and_then(|id| Some((id, all.incarnations.get(&id)?)));
+    let passive = passive.map(|(id, run)| PassiveRow {
+        incarnation: id,
+        node: run.is.fact.node.clone(),
+        state: life_word(&run.is.life),
+    });
+    ReplicaRow {
+        name: name.clone(),
+        plan: kept.is.plan.clone(),
+        deployment: kept.is.deployment.clone(),
+        will: will(kept),
+        phase,
+        ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
+        reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
+        node: live.map(|(_, live)| live.is.fact.node.clone()),
+        incarnation: live.map(|(id, _)| id),
+        passive,
+        processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
+        operation: all.open(name).first().map(|(id, _)| *id),
+        again: kept.is.again,
+        message: String::new(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    }
+}
+
+/// What an executor has to do with is out of sight while its cluster has none.
+fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
+    let concerns = !matches!(incarnation.life, Life::Reserved | Life::Over(_));
+    let mut sessions = all.sessions.values();
+    let heard =
+        sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
+    if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
+}
+
+/// Whether it has processes, as far as anybody saw, and all are online; of one that is over none is.
+fn all_online(incarnation: &Incarnation) -> bool {
+    let seen = !incarnation.processes.is_empty() && !incarnation.is_over();
+    seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
+}
+
+const fn life_word(life: &Life) -> IncarnationWord {
+    match life {
+        Life::Reserved => IncarnationWord::Reserved,
+        Life::Creating => IncarnationWord::Creating,
+        Life::Starting => IncarnationWord::Starting,
+        Life::Running => IncarnationWord::Running,
+        Life::Updating(_) => IncarnationWord::Updating,
+        Life::Stopping => IncarnationWord::Stopping,
+        Life::Over(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
+        Life::Over(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
+        Life::Over(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
+    }
+}
+
+pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
+    let fact = &kept.is.fact;
+    IncarnationRow {
+        id,
+        replica: fact.replica.clone(),
+        plan: kept.is.plan.clone(),
+        deployment: kept.is.deployment.clone(),
+        node: fact.node.clone(),
+        cluster: kept.is.cluster.clone().expect("places are held on nodes of clusters"),
+        state: life_word(&kept.is.life),
+        ready: all_online(&kept.is),
+        reachability: reachability(all, &kept.is),
+        amounts: fact.amounts,
+        volumes: fact.volumes.clone(),
+        processes: kept.is.processes.clone(),
+        revision: kept.is.revision,
+        operation: fact.operation,
+        follows: fact.follows,
+        strained: fact.strained.clone(),
+        message: String::new(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    }
+}
+
+pub(super) fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<CommandRow> {
+    let (effect, attempt) = kept.is.command?;
+    Some(CommandRow {
+        incarnation: id,
+        revision: kept.is.revision,
+        effect,
+        attempt,
+        node: kept.is.fact.node.clone(),
+        cluster: kept.is.cluster.clone()?,
+        replica: kept.is.fact.replica.clone(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    })
+}
+
+pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow {
+    let word = kept.is.word();
+    let state = OperationWord::ALL.iter().find(|state| state.word() == word);
+    OperationRow {
+        id,
+        replica: kept.is.replica.clone(),
+        plan: kept.is.plan.clone(),
+        kind: kept.is.kind,
+        deployment: kept.is.deployment.clone(),
+        by: kept.is.by.clone(),
+        runs_by: kept.is.version.clone(),
+        state: *state.expect("every state has its word"),
+        hash: kept.is.proposal.map(|proposal| proposal.hash),
+        node: kept.is.node.clone(),
+        incarnation: kept.is.place,
+        approved_by: kept.is.approved.clone(),
+        message: String::new(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    }
+}

@@ -1,0 +1,219 @@
+//! What people ask in a world: its setting, then anything that can be asked of it, as often as not what makes sense.
+
+use chancery_events::spec::Runtime;
+use serde_json::{Value, json};
+
+use super::random::Random;
+use super::script::Input;
+use super::server::EPOCH;
+
+const RULES: [&str; 2] = ["automatic", "manual"];
+/// Minutes from midnight at which every world begins, as [`EPOCH`] has it; it was a Tuesday.
+const BEGINS: u64 = 22 * 60 + 13;
+
+/// The setting, plans, and what is asked then.
+pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<Input> {
+    let mut inputs = setting(random, clusters);
+    for plan in 0..plans {
+        inputs.push(plan_apply(random, plan, clusters));
+    }
+    let asked = random.between(4, 32);
+    for number in 0..asked {
+        inputs.push(ask(random, plans, clusters, number));
+    }
+    inputs
+}
+
+fn input(type_name: &'static str, data: Value) -> Input {
+    Input::Ask { type_name, data }
+}
+
+fn cluster(random: &mut Random, clusters: &[Runtime]) -> String {
+    format!("c{}", random.below(clusters.len() as u64))
+}
+
+fn pick(random: &mut Random, words: &[&'static str]) -> &'static str {
+    random.pick(words).copied().unwrap_or_default()
+}
+
+fn setting(random: &mut Random, clusters: &[Runtime]) -> Vec<Input> {
+    let mut inputs = Vec::new();
+    for (number, runtime) in clusters.iter().enumerate() {
+        let data = json!({"name": format!("c{number}"), "spec": {"runtime": runtime}});
+        inputs.push(input("cluster.apply", data));
+    }
+    if random.chance(300) {
+        inputs.push(input("capability.apply", json!({"name": "GPU-1", "spec": {"type": "GPU", "score": 5}})));
+    }
+    for number in 0..random.between(1, 5) {
+        inputs.push(node_apply(random, number, clusters));
+    }
+    if random.chance(200) {
+        inputs.push(policy_apply(random));
+    }
+    inputs
+}
+
+fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
+    let domain = format!("d{}", random.below(3));
+    let total = json!({"cpu": random.between(1, 4) * 1000, "memory": random.between(1, 4) << 30, "disk": 0});
+    let cluster = cluster(random, clusters);
+    let spec = json!({"domain": domain, "total": total});
+    input("node.apply", json!({"name": format!("n{number}"), "cluster": cluster, "spec": spec}))
+}
+
+fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
+    let mut approval = || RULES[usize::from(random.chance(400))];
+    let approval = json!({
+        "create": approval(), "start": approval(), "stop": approval(), "delete": approval(),
+        "update": approval(), "relocate": approval(), "restart": approval(),
+    });
+    let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
+    let mut payloads = vec![payload("app", random.between(1, 3) * 500, random.between(1, 2))];
+    if random.chance(200) {
+        payloads.push(payload("side", 100, 1));
+    }
+    // Some run out while a server is down, and somebody approves as it comes back.
+    let long = random.between(20, 2000);
+    let patience = if long.is_multiple_of(2) { long } else { long / 40 + 1 };
+    let timeouts = json!({
+        "approval": patience * 1000, "start": random.between(2, 60) * 1000,
+        "stop": random.between(1, 10) * 1000,
+    });
+    let mut spec = json!({
+        "namespace": "ns", "service": format!("s{plan}"), "payloads": payloads, "approval": approval,
+        "timeouts": timeouts, "sharing": if random.chance(600) { "allowed" } else { "never" },
+        "restart": pick(random, &["always", "best_effort", "never"]),
+        "cooldown": random.between(1, 60) * 100,
+        "update": pick(random, &["beside", "stop_first"]),
+        "budget": random.between(1, 2),
+    });
+    if random.chance(300) {
+        spec["cluster"] = json!(cluster(random, clusters));
+    }
+    if random.chance(250) {
+        spec["affinity"] = json!([{
+            "group": "g", "nodes": pick(random, &["apart", "together"]),
+            "otherwise": pick(random, &["fail", "allow"]),
+        }]);
+    }
+    input("plan.apply", json!({"name": format!("p{plan}"), "spec": spec}))
+}
+
+fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
+    let count = random.below(6);
+    let strategy = match random.below(10) {
+        0..=3 => json!({"rolling": {}}),
+        4..=6 => {
+            let wave = random.chance(700).then(|| random.between(1, 3));
+            let pause = if random.chance(300) { random.between(1, 100) * 100 } else { 0 };
+            json!({"rolling": {"wave": wave, "per_domain": random.chance(300), "pause": pause}})
+        }
+        7..=8 => json!({"graceful": {
+            "timeout": random.between(1, 120) * 1000, "on_timeout": pick(random, &["rollback", "commit"]),
+        }}),
+        _ if count > 0 => json!({"canary": {"count": random.between(1, count)}}),
+        _ => json!({"rolling": {}}),
+    };
+    // Sometimes what ran before.
+    let version = if random.chance(300) { 0 } else { number / 4 };
+    let coordinates = json!({"app": {"version": format!("v{version}")}});
+    let spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
+    let turn = if random.chance(400) { "supersede" } else { "queue" };
+    let name = format!("d{number}");
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "turn": turn}))
+}
+
+fn policy_apply(random: &mut Random) -> Input {
+    let some = |random: &mut Random, of: &[&'static str]| match random.below(3) {
+        0 => vec![pick(random, of)],
+        _ => vec![],
+    };
+    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
+    let rule = if random.chance(350) {
+        json!({"four_eyes": {}})
+    } else {
+        let window = |random: &mut Random| {
+            let from = (BEGINS + random.below(30)) % (24 * 60);
+            json!({"days": some(random, &["tue", "wed", "mon"]), "from": from, "minutes": random.between(1, 120)})
+        };
+        let windows: Vec<_> = (0..random.below(3)).map(|_| window(random)).collect();
+        json!({"approve": {"windows": windows, "in_flight": random.chance(600).then(|| random.between(1, 2))}})
+    };
+    let (kinds, plans) = (some(random, &kinds), some(random, &["p0", "p1"]));
+    let spec =
+        json!({"kinds": kinds, "plans": plans, "domains": some(random, &["d0", "d1", "d2"]), "rule": rule});
+    input("policy.apply", json!({"name": format!("y{}", random.below(2)), "spec": spec}))
+}
+
+fn disruption_schedule(random: &mut Random, node: &str, number: u64) -> Input {
+    let start = random.chance(400).then(|| EPOCH + i64::try_from(random.below(600)).unwrap_or(0) * 1_000_000);
+    let evict = pick(random, &["no", "yes", "yes", "and_remove"]);
+    let spec = json!({"start": start, "evict": evict, "reason": "for people"});
+    input("disruption.schedule", json!({"node": node, "name": format!("x{number}"), "spec": spec}))
+}
+
+fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> Input {
+    let plan = format!("p{}", random.below(plans));
+    let node = format!("n{}", random.below(5));
+    match random.below(136) {
+        0..=29 => deployment_create(random, &plan, number),
+        30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
+        32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
+        35..=37 => Input::OfDeployment { verb: "resume", which: random.below(4) },
+        38..=39 => Input::OfDeployment { verb: "promote", which: random.below(4) },
+        40 => Input::OfDeployment { verb: "withdraw", which: random.below(4) },
+        41..=44 => input("replica.create", json!({"plan": plan})),
+        45..=64 => Input::Approve { which: random.chance(600).then(|| random.below(16)) },
+        65..=67 => Input::Reject { which: random.below(16) },
+        68..=74 => of_replica(random, "stop"),
+        75..=80 => of_replica(random, "start"),
+        81..=85 => of_replica(random, "delete"),
+        86..=90 => {
+            let node = random.chance(400).then_some(node);
+            Input::OfReplica { verb: "relocate", which: random.below(16), node }
+        }
+        91..=94 => of_replica(random, "restart"),
+        95..=98 => {
+            let to = ["expunged", "evicted", "allocated", "sanitizing", "unallocated"];
+            let to = pick(random, &to);
+            let mut data = json!({"name": node, "state": to});
+            if to == "allocated" {
+                data["cluster"] = json!(cluster(random, clusters));
+            }
+            input("node.set_state", data)
+        }
+        99..=102 => {
+            let number = random.below(6);
+            node_apply(random, number, clusters)
+        }
+        103..=106 => {
+            let plan = random.below(plans);
+            plan_apply(random, plan, clusters)
+        }
+        107 => input("plan.set_activity", json!({"name": plan, "activity": "inactive"})),
+        108..=109 => input("plan.set_activity", json!({"name": plan, "activity": "active"})),
+        110 => {
+            let name = cluster(random, clusters);
+            input("cluster.set_activity", json!({"name": name, "activity": "inactive"}))
+        }
+        111 => {
+            let name = cluster(random, clusters);
+            input("cluster.set_activity", json!({"name": name, "activity": "active"}))
+        }
+        112 => input("cluster.delete", json!({"name": cluster(random, clusters)})),
+        113 => input("plan.delete", json!({"name": plan, "cascade": pick(random, &["no", "yes"])})),
+        114 => input("node.delete", json!({"name": node, "cascade": pick(random, &["no", "yes"])})),
+        115..=119 => disruption_schedule(random, &node, number),
+        120..=124 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        125 => Input::OfDisruption { verb: "complete", which: random.below(8) },
+        126 => Input::OfDisruption { verb: "delete", which: random.below(8) },
+        127..=129 => policy_apply(random),
+        130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
+        _ => Input::Bad { which: random.below(8) },
+    }
+}
+
+fn of_replica(random: &mut Random, verb: &'static str) -> Input {
+    Input::OfReplica { verb, which: random.below(16), node: None }
+}

@@ -213,6 +213,7 @@ impl<'a> Line<'a> {
 
 /// A line, read as far as a state follows from it.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a fact is taken as soon as it is read")]
 pub enum Told {
     /// A fact.
     Fact(Fact),

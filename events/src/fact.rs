@@ -490,7 +490,7 @@ body! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
         /// Whether it begins now, or its turn comes later.
-        #[serde(default, skip_serializing_if = "Begins::is_now")]
+        #[serde(default, skip_serializing_if = "crate::is_default")]
         begins: Begins,
     }
     /// Body of [`Fact::OperationBegun`].
@@ -688,8 +688,10 @@ words! {
         Kill = "kill",
     }
     /// When what was approved begins.
+    #[derive(Default)]
     Begins {
         /// With its approval.
+        #[default]
         Now = "now",
         /// When its turn comes.
         Later = "later",
@@ -700,18 +702,6 @@ words! {
         Remove = "remove",
         /// It is not ours to remove: leave it, and tell.
         Quarantine = "quarantine",
-    }
-}
-
-impl Default for Begins {
-    fn default() -> Begins {
-        Begins::Now
-    }
-}
-
-impl Begins {
-    fn is_now(&self) -> bool {
-        *self == Begins::Now
     }
 }
 

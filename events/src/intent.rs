@@ -219,7 +219,7 @@ pub struct NodeDelete {
     /// Which.
     pub name: NodeName,
     /// Whether what needs it goes first, or forbids it.
-    #[serde(default, skip_serializing_if = "Cascade::is_no")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub cascade: Cascade,
 }
 
@@ -250,7 +250,7 @@ pub struct PlanDelete {
     /// Which.
     pub name: PlanName,
     /// Whether what needs it goes first, or forbids it.
-    #[serde(default, skip_serializing_if = "Cascade::is_no")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub cascade: Cascade,
 }
 
@@ -265,48 +265,28 @@ pub struct DeploymentCreate {
     /// What should run.
     pub spec: DeploymentSpec,
     /// Whether one that is being carried out is ended for it, or it waits.
-    #[serde(default, skip_serializing_if = "Turn::waits")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub turn: Turn,
 }
 
 words! {
     /// When a deployment's turn comes.
+    #[derive(Default)]
     Turn {
         /// When the one that is being carried out is over.
+        #[default]
         Queue = "queue",
         /// As soon as what the one before has begun is settled: it begins nothing more.
         Supersede = "supersede",
     }
     /// Whether what needs something goes with it.
+    #[derive(Default)]
     Cascade {
         /// It is in use: it stays.
+        #[default]
         No = "no",
         /// All that needs it goes first, then it.
         Yes = "yes",
-    }
-}
-
-impl Default for Turn {
-    fn default() -> Turn {
-        Turn::Queue
-    }
-}
-
-impl Default for Cascade {
-    fn default() -> Cascade {
-        Cascade::No
-    }
-}
-
-impl Turn {
-    fn waits(&self) -> bool {
-        *self == Turn::Queue
-    }
-}
-
-impl Cascade {
-    fn is_no(&self) -> bool {
-        *self == Cascade::No
     }
 }
 

@@ -23,3 +23,8 @@ pub mod strict;
 pub mod subject;
 pub mod template;
 pub mod time;
+
+/// Whether it goes without saying.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

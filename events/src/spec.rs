@@ -654,19 +654,15 @@ pub struct DisruptionSpec {
 
 words! {
     /// What a disruption does to what runs on its node.
+    #[derive(Default)]
     Evict {
         /// Nothing: only no placement is added.
+        #[default]
         No = "no",
         /// Moves it away, one update domain at a time and within the budgets of plans; then the disruption is over.
         Yes = "yes",
         /// The same; then the node is forgotten.
         AndRemove = "and_remove",
-    }
-}
-
-impl Default for Evict {
-    fn default() -> Evict {
-        Evict::No
     }
 }
 

@@ -206,7 +206,7 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
         if let Some(replica) = movable(fleet, incarnation) {
             let by = Asker::Disruption { node: node.name.clone(), name: name.clone() };
             let want = Want::by(OperationKind::Relocate, Some(by));
-            return operation::open(fleet, replica, want, ctx, draft);
+            return operation::open(fleet, replica, &want, ctx, draft);
         }
     }
 }

@@ -41,6 +41,7 @@ impl From<&Session> for Unmarked {
 
 /// Of a plan.
 #[derive(PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct PlanMarks {
     pub(crate) name: PlanName,
     pub(crate) current: Option<DeploymentName>,
@@ -114,6 +115,7 @@ impl From<&Deployment> for DeploymentMarks {
 
 /// Of a replica.
 #[derive(PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct ReplicaMarks {
     pub(crate) name: ReplicaName,
     pub(crate) created: Position,

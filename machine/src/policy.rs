@@ -121,7 +121,7 @@ pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)>
         let mut draft = Draft::new(ctx);
         operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
         let facts = draft.done();
-        (!facts.is_empty()).then(|| (Subject::Operation(*id), facts))
+        (!facts.is_empty()).then_some((Subject::Operation(*id), facts))
     })
 }
 

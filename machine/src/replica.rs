@@ -204,6 +204,13 @@ fn may_replace(
     Ok(Some(()))
 }
 
+/// Whether there is something that can be replaced by another run of it.
+fn runs(active: Option<&Incarnation>) -> bool {
+    active.is_some_and(|active| {
+        matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_))
+    })
+}
+
 pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let replica = find(fleet, &ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
@@ -212,12 +219,8 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
     }
     let what = format!("replica {}", ask.name);
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    match active.map(|incarnation| &incarnation.state) {
-        Some(IncarnationState::Running | IncarnationState::Updating(_)) => {}
-        Some(_) | None => {
-            let now = phase(replica, active).word();
-            return Err(bad_transition(&what, now, "relocated"));
-        }
+    if !runs(active) {
+        return Err(bad_transition(&what, phase(replica, active).word(), "relocated"));
     }
     if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
         let detail = format!("{what} is on node {node}");
@@ -225,7 +228,7 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
     }
     let mut draft = Draft::new(ctx);
     let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Relocate, asker(ctx)) };
-    operation::open(fleet, replica, want, ctx, &mut draft);
+    operation::open(fleet, replica, &want, ctx, &mut draft);
     Ok(draft.done())
 }
 
@@ -238,14 +241,12 @@ pub(crate) fn restart(fleet: &Fleet, ask: &ReplicaRestart, ctx: &Context) -> Res
         return Ok(vec![]);
     }
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    if !active.is_some_and(|active| {
-        matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_))
-    }) {
+    if !runs(active) {
         let now = phase(replica, active).word();
         return Err(bad_transition(&format!("replica {}", ask.name), now, "restarted"));
     }
     let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, Want::by(OperationKind::Restart, asker(ctx)), ctx, &mut draft);
+    operation::open(fleet, replica, &Want::by(OperationKind::Restart, asker(ctx)), ctx, &mut draft);
     Ok(draft.done())
 }
 
@@ -305,7 +306,7 @@ pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Ve
         return Ok(vec![]);
     }
     let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, Want::by(OperationKind::Stop, asker(ctx)), ctx, &mut draft);
+    operation::open(fleet, replica, &Want::by(OperationKind::Stop, asker(ctx)), ctx, &mut draft);
     Ok(draft.done())
 }
 
@@ -315,7 +316,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &ReplicaDelete, ctx: &Context) -> Resul
         return Ok(vec![]);
     }
     let mut draft = Draft::new(ctx);
-    operation::open(fleet, replica, Want::by(OperationKind::Delete, asker(ctx)), ctx, &mut draft);
+    operation::open(fleet, replica, &Want::by(OperationKind::Delete, asker(ctx)), ctx, &mut draft);
     Ok(draft.done())
 }
 

@@ -30,7 +30,7 @@ fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut 
         Work::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
         Work::Remove => {
             let by = Asker::Rule(format!("plan/{}/removal", plan.name));
-            delete(fleet, victim(fleet, plan), Want::by(OperationKind::Delete, Some(by)), ctx, draft);
+            delete(fleet, victim(fleet, plan), &Want::by(OperationKind::Delete, Some(by)), ctx, draft);
         }
         Work::Cancel(_)
         | Work::TakeBack(_)
@@ -71,7 +71,7 @@ fn of_current(
         }
         Work::TakeBack(built) => {
             let by = Some(Asker::Rule(format!("deployment/{}/{name}/rollback", plan.name)));
-            delete(fleet, replica(&built), Want { by, ..want(OperationKind::Delete) }, ctx, draft);
+            delete(fleet, replica(&built), &Want { by, ..want(OperationKind::Delete) }, ctx, draft);
         }
         Work::End => {
             if let DeploymentState::Ending(why) = &current.state {
@@ -81,19 +81,19 @@ fn of_current(
         Work::Complete => draft.push(end(DeploymentEnd::Completed)),
         Work::CutOver => draft.push(DeploymentCutOver { plan: plan.name.clone(), name: name.clone() }),
         Work::Create => create_one(plan, current, draft),
-        Work::Delete => delete(fleet, victim(fleet, plan), want(OperationKind::Delete), ctx, draft),
+        Work::Delete => delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft),
         Work::Assign(still) => {
-            draft.push(ReplicaAssigned { name: still, plan: plan.name.clone(), deployment: name.clone() })
+            draft.push(ReplicaAssigned { name: still, plan: plan.name.clone(), deployment: name.clone() });
         }
         Work::Restart(idle) => {
             if let Some(idle) = replica(&idle) {
-                operation::open(fleet, idle, want(OperationKind::Start), ctx, draft);
+                operation::open(fleet, idle, &want(OperationKind::Start), ctx, draft);
             }
         }
         Work::Update(free) => {
             if let Some(free) = replica(&free) {
                 let want = Want { version: Some(name), ..want(OperationKind::Update) };
-                operation::open(fleet, free, want, ctx, draft);
+                operation::open(fleet, free, &want, ctx, draft);
             }
         }
         Work::Begin(id) => {
@@ -116,7 +116,7 @@ fn start(fleet: &Fleet, plan: &Plan, ctx: &Context, draft: &mut Draft) {
     draft.push(DeploymentStarted { plan: plan.name.clone(), name, deadline });
 }
 
-fn delete(fleet: &Fleet, victim: Option<&Replica>, want: Want<'_>, ctx: &Context, draft: &mut Draft) {
+fn delete(fleet: &Fleet, victim: Option<&Replica>, want: &Want<'_>, ctx: &Context, draft: &mut Draft) {
     if let Some(victim) = victim {
         operation::open(fleet, victim, want, ctx, draft);
     }

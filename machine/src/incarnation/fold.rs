@@ -50,9 +50,9 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
     fleet.change::<Replica>(&fact.replica, |replica| {
         let run = Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false });
         if replica.active.is_none() {
-            replica.active = run
+            replica.active = run;
         } else {
-            replica.passive = run
+            replica.passive = run;
         }
         replica.incarnations.push(id);
         replica.meta.touch(at);

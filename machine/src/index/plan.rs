@@ -77,6 +77,7 @@ pub struct DeploymentIndex {
 
 /// What is counted of a plan.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct PlanIndex {
     current: Option<DeploymentName>,
     pub(crate) waiting: bool,

@@ -29,9 +29,9 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     fleet.change::<Replica>(&fact.replica, |replica| {
         let open = Some(Open { id, kind: fact.kind, begun: false });
         if replica.operation.is_none() {
-            replica.operation = open
+            replica.operation = open;
         } else {
-            replica.next = open
+            replica.next = open;
         }
         replica.operations.push(id);
         if brings_up {

@@ -42,7 +42,7 @@ impl<'a> Want<'a> {
 
 /// Opens an operation. What waits on the replica ends; what has begun goes on. One that needs no place is approved at
 /// once where a rule does.
-pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: Want<'_>, ctx: &Context, draft: &mut Draft) {
+pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Context, draft: &mut Draft) {
     let mut waiting: Vec<&Operation> = replica
         .open()
         .filter(|open| !open.begun)
@@ -67,7 +67,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: Want<'_>, ctx: &Conte
         end_with(fleet, operation, OperationEnd::Superseded { by: id }, Blame::Nobody, draft);
     }
     let Some(plan) = fleet.plans().get(&replica.plan) else { return };
-    let changed = changed_in_place(fleet, plan, replica, &want);
+    let changed = changed_in_place(fleet, plan, replica, want);
     let down = matches!(want.kind, OperationKind::Stop | OperationKind::Delete);
     let hash = match changed {
         Some((incarnation, to)) => {

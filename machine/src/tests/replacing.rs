@@ -64,6 +64,9 @@ fn outcome(world: &World) -> String {
     }
 }
 
+/// What is done to a world in a test.
+type ByHand = fn(&mut World, IncarnationId);
+
 #[test]
 fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
     let mut world = world(2, "manual", &never());
@@ -91,7 +94,7 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
 
 #[test]
 fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
-    let ends: [(&str, fn(&mut World, IncarnationId)); 4] = [
+    let ends: [(&str, ByHand); 4] = [
         ("it cannot be started", |world, new| {
             world.report(new, failed(Hope::Never));
             world.report(new, Saw::Gone);
@@ -208,7 +211,7 @@ fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
         world.running("d1", 1);
         update(&mut world, "d2", 1);
         let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
-        assert_eq!(!unfit.is_empty(), waits, "{way}: {unfit:?}");
+        assert_ne!(unfit.is_empty(), waits, "{way}: {unfit:?}");
         if !waits {
             world.obey();
             assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));

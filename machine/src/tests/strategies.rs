@@ -47,6 +47,9 @@ fn next(world: &World, wanted: Effect) -> Option<IncarnationId> {
     asked.find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
 }
 
+/// What is done to a world in a test.
+type ByHand = fn(&mut World);
+
 #[test]
 fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     let mut world = world(3, "automatic", &shared());
@@ -233,7 +236,7 @@ fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_
 
 #[test]
 fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_whole() {
-    let ends: [(&str, fn(&mut World)); 3] = [
+    let ends: [(&str, ByHand); 3] = [
         ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
         ("a failure", |world| {
             let id = next(world, Effect::Ensure).expect("one comes up");

@@ -1,5 +1,7 @@
 //! Deployments; invariant 5 for their states, 11 for old and new sets, 6 for whose turn it is.
 
+use std::collections::BTreeSet;
+
 use chancery_events::fact::{
     DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted,
 };
@@ -63,9 +65,9 @@ impl World {
             deadline: None,
             by: fact.by.clone(),
             open: 0,
-            begun: Default::default(),
+            begun: BTreeSet::default(),
             rested: None,
-            created: Default::default(),
+            created: BTreeSet::default(),
         };
         plan.deployments.insert(name.clone(), deployment);
         plan.next = Some(name.clone());

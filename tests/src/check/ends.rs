@@ -86,17 +86,16 @@ impl World {
             match operation.kind {
                 // It was about what is not there any more.
                 _ if begun && operation.incarnation == Some(id) => debts.push(Debt::Closed(*open)),
-                kind if replaces(kind) && !begun => {
-                    if counted && run.life.is_up() {
-                        debts.push(Debt::Closed(*open));
+                kind if replaces(kind) && !begun && counted && run.life.is_up() => {
+                    debts.push(Debt::Closed(*open));
+                }
+                kind if replaces(kind) && begun => {
+                    match left.filter(|(left, _)| operation.incarnation == Some(*left)) {
+                        Some((left, new)) if new.life == Life::Reserved => debts.push(Debt::Begun(left)),
+                        Some((_, new)) if new.life == Life::Running => debts.push(Debt::Closed(*open)),
+                        Some(_) | None => {}
                     }
                 }
-                kind if replaces(kind) => match left.filter(|(left, _)| operation.incarnation == Some(*left))
-                {
-                    Some((left, new)) if new.life == Life::Reserved => debts.push(Debt::Begun(left)),
-                    Some((_, new)) if new.life == Life::Running => debts.push(Debt::Closed(*open)),
-                    Some(_) | None => {}
-                },
                 OperationKind::Stop | OperationKind::Delete if begun && left.is_none() => {
                     debts.push(Debt::Closed(*open));
                 }

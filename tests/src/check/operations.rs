@@ -179,13 +179,11 @@ impl World {
         demand!(6, operation.stage == Stage::Approved, "operation {id} begins, and was not to begin later");
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
         let stop = self.replica(&operation.replica)?.stop.filter(|_| is_up(operation.kind));
-        match stop {
-            Some(stop) => Err(undone(&operation.replica, operation.kind, stop)),
-            None => {
-                self.replica(&operation.replica)?.wants(operation.kind);
-                self.begin(id, fact.incarnation, How::Turn, at)
-            }
+        if let Some(stop) = stop {
+            return Err(undone(&operation.replica, operation.kind, stop));
         }
+        self.replica(&operation.replica)?.wants(operation.kind);
+        self.begin(id, fact.incarnation, How::Turn, at)
     }
 
     pub(super) fn operation_ended(&mut self, fact: &OperationEnded, at: At) -> Check {

@@ -47,7 +47,7 @@ impl World {
         let plan = self.plan(&replica.plan)?;
         let generation = plan.deployment(&fact.deployment)?.generation;
         let spec = plan.spec(generation)?.clone();
-        self.may_be_second(fact, &operation, &replica, &spec)?;
+        Self::may_be_second(fact, &operation, &replica, &spec)?;
         self.suits(fact, &operation, &replica, &spec)?;
         let incarnation = self.held_by(fact, &spec)?;
         self.hold(id, &incarnation)?;
@@ -65,7 +65,6 @@ impl World {
 
     /// Whether it may be there beside the run that there is, and follows that if it has to.
     fn may_be_second(
-        &mut self,
         fact: &IncarnationReserved,
         operation: &Operation,
         replica: &Replica,
@@ -122,7 +121,7 @@ impl World {
         };
         let shared = spec.sharing == Sharing::Never && others().any(|run| of_plan(&run));
         demand!(4, !shared, "replica {name} gets a place on {on}, where another of its plan is");
-        self.keeps_company(fact, name, others().flat_map(|run| &run.groups).collect(), spec)
+        self.keeps_company(fact, name, &others().flat_map(|run| &run.groups).collect(), spec)
     }
 
     /// Whether what its plan asks about groups of replicas is kept there, where it must be.
@@ -130,7 +129,7 @@ impl World {
         &self,
         fact: &IncarnationReserved,
         name: &ReplicaName,
-        there: BTreeSet<&chancery_events::name::GroupName>,
+        there: &BTreeSet<&chancery_events::name::GroupName>,
         spec: &PlanSpec,
     ) -> Check {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();

@@ -43,8 +43,8 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut Tally) -> Re
         }
         tally.rounds += 1;
     }
-    let seen = watch.end()?;
-    ensure!(seen > rounds, "it was looked at {seen} times in {rounds} relocates");
+    let looks = watch.end()?;
+    ensure!(looks > rounds, "it was looked at {looks} times in {rounds} relocates");
     ensure!(rounds < 30 || (1..rounds).contains(&failed), "{failed} of {rounds} relocates failed");
     let history = load.end()?;
     nothing_is_left(server, &replica)?;

@@ -1,5 +1,7 @@
 //! How facts change the entities that they name.
 
+use std::collections::BTreeMap;
+
 use chancery_events::fact::{
     Begins, DeploymentCreated, Effect, Fact, IncarnationEnded, IncarnationReserved, IncarnationRunning,
     OperationApproved, OperationBegun, OperationEnd, OperationOpened,
@@ -161,7 +163,7 @@ impl Entities {
             }
             Fact::NodeApplied(x) => {
                 let (spec, state) = (x.spec.clone(), NodeState::Unallocated);
-                let new = Node { spec, state, cluster: None, disruptions: Default::default() };
+                let new = Node { spec, state, cluster: None, disruptions: BTreeMap::default() };
                 apply!(self.nodes, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
             Fact::NodeMoved(x) => {

@@ -244,7 +244,9 @@ impl Universe {
         let Some(process) = process.filter(|process| !process.board.has_unread()) else { return false };
         let mut reports = self.worlds[machine].list();
         if self.random.chance(500) {
-            reports.into_iter().for_each(|report| process.board.show(report));
+            for report in reports {
+                process.board.show(report);
+            }
             return true;
         }
         reports.retain(|report| matches!(report.saw, Saw::Ready { .. }));

@@ -78,7 +78,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
     };
     let proposal = Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() };
     let proposal = (down || changed.is_some()).then_some(proposal);
-    push_opened(&replica.name, &want, proposal, draft);
+    push_opened(&replica.name, want, proposal, draft);
     let Some(by) = rule(plan, want.kind, want.by.as_ref()).filter(|_| down || changed.is_some()) else {
         return;
     };

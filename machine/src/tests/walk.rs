@@ -119,7 +119,7 @@ fn ask(world: &mut World, dice: &mut Dice, round: u64) {
         }
         26 => drop(world.ask("policy.delete", &json!({"name": "p"}))),
         27 => {
-            drop(world.ask("plan.delete", &json!({"name": plan, "cascade": dice.of(&["yes", "no", "no"])})))
+            drop(world.ask("plan.delete", &json!({"name": plan, "cascade": dice.of(&["yes", "no", "no"])})));
         }
         _ => {}
     }

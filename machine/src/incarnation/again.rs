@@ -24,18 +24,17 @@ use crate::state::{Incarnation, IncarnationState, Replica, Will};
 /// The longest wait is so many cooldowns.
 const LONGEST: u32 = 32;
 
-/// When the replica is started again after this end of a run of it, if it is; `other` is its other run.
+/// When the replica is started again after this end of a run of it, if nothing else brings it up.
 pub(super) fn again(
     fleet: &Fleet,
     replica: &Replica,
     incarnation: &Incarnation,
     end: &IncarnationEnd,
-    other: Option<&Incarnation>,
     now: Time,
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
     let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
-    if !wanted || other.is_some() || plan.removing.is_some() {
+    if !wanted || plan.removing.is_some() {
         return None;
     }
     if incarnation.since.is_none() && was_asked_for(fleet, incarnation) {

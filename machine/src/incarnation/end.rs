@@ -32,16 +32,13 @@ pub(super) fn by_proof(
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
-    let runs = other.filter(|other| {
-        let by = fleet.operations().get(&other.operation);
-        let begun = by.is_some_and(|by| matches!(by.state, OperationState::Running(_)));
-        other.state != IncarnationState::Reserved || begun
-    });
+    let again = again(fleet, replica, incarnation, &end, ctx.now)
+        .filter(|_| !is_taken_over(fleet, replica, incarnation));
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
-        again: again(fleet, replica, incarnation, &end, runs, ctx.now),
+        again,
         end,
         displaces: None,
         processes,
@@ -65,6 +62,19 @@ pub(super) fn by_proof(
             }
         }
     }
+}
+
+/// Whether something else brings the replica up, or has: what waited on a run that was up ends with it.
+fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) -> bool {
+    let other = other(fleet, replica, incarnation.id);
+    let was_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
+    let comes = |operation: &Operation| {
+        let up = !matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
+        let begun = matches!(operation.state, OperationState::Running(_));
+        up && operation.incarnation != Some(incarnation.id) && (begun || !was_up)
+    };
+    other.is_some_and(|other| other.state != IncarnationState::Reserved)
+        || replica.open().filter_map(|open| fleet.operations().get(&open.id)).any(comes)
 }
 
 /// The other run of a replica that is not over.

@@ -33,7 +33,7 @@ use crate::fleet::Fleet;
 use crate::index::PlanIndex;
 use crate::places::{ClassKey, class_of};
 use crate::shelf::Free;
-use crate::state::{Capability, Node};
+use crate::state::{Capability, Incarnation, Node};
 
 /// Nodes named with a reason, at most.
 const NAMED: usize = 64;
@@ -67,8 +67,8 @@ pub struct Limits<'a> {
     pub only: Option<&'a NodeName>,
     /// Not this one.
     pub not: Option<&'a NodeName>,
-    /// Where the replica runs now: it keeps itself from nowhere.
-    pub own: Option<&'a NodeName>,
+    /// What runs of the replica now: it keeps itself from nowhere.
+    pub own: Option<&'a Incarnation>,
 }
 
 /// Which affinities count.
@@ -215,13 +215,14 @@ impl Field {
 
 /// Whether another replica of the plan is on the node, and may not be.
 fn is_shared(spec: &PlanSpec, index: Option<&PlanIndex>, node: &NodeName, limits: &Limits<'_>) -> bool {
-    let own = u32::from(limits.own == Some(node));
+    let own = u32::from(limits.own.is_some_and(|own| own.node == *node));
     spec.sharing == Sharing::Never && index.is_some_and(|index| index.hosts.get(node) > own)
 }
 
 /// Of a group, how many others than the replica itself hold a place on the node.
 fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
-    let own = u32::from(limits.own == Some(node));
+    let is_one = |own: &Incarnation| own.node == *node && own.groups.contains(&affinity.group);
+    let own = u32::from(limits.own.is_some_and(is_one));
     fleet.index().group(&affinity.group).map_or(0, |group| group.get(node).saturating_sub(own))
 }
 

@@ -69,7 +69,7 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
     let victim = payloads(home).first().expect("something runs").pid;
     let victim = rustix::process::Pid::from_raw(i32::try_from(victim).expect("a pid")).expect("a pid");
     rustix::process::kill_process(victim, rustix::process::Signal::KILL).expect("it can be killed");
-    until("its end is known", || (!now.items("replicas?phase=failed").is_empty()).then_some(()));
+    until("its end is known", || (!now.items("incarnations?state=failed").is_empty()).then_some(()));
     harm();
     let now = client();
     deploy(&now, "d3", 2);

@@ -73,7 +73,7 @@ fn find(
     let limits = Limits {
         only: operation.wants.as_ref(),
         not: old.filter(|_| operation.kind == OperationKind::Relocate).map(|old| &old.node),
-        own: old.map(|old| &old.node),
+        own: old,
     };
     let need = Need { plan: &plan.name, deployment: &deployment.name, spec };
     search.place(fleet, &need, &limits).map(|place| Found { place, follows })
@@ -90,7 +90,7 @@ fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation) -> Opti
     let alone = spec.sharing == Sharing::Allowed || hosts <= 1;
     let more = spec.amounts().less(old.amounts);
     let fits = more.fits(fleet.index().places.free(node)) && crate::scheduler::suits_class(fleet, spec, node);
-    let limits = Limits { own: Some(&old.node), ..Limits::default() };
+    let limits = Limits { own: Some(old), ..Limits::default() };
     let firm = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::Firm);
     let strained = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::All);
     let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained };

@@ -167,6 +167,24 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
 }
 
 #[test]
+fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() {
+    let mut world = World::with_nodes(1);
+    let alone = json!({"update": "stop_first"});
+    world.plan_with("automatic", &alone);
+    world.running("d1", 1);
+    let group = json!([{"group": "db", "nodes": "apart", "otherwise": "fail"}]);
+    grouped(&mut world, "other", "apart", "fail");
+    put(&mut world, "other", 1);
+    assert_eq!(world.fleet.incarnations().len(), 2, "the one that runs is of no group");
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
+    world.plan_with("automatic", &json!({"update": "stop_first", "affinity": group, "payloads": [payload]}));
+    world.deploy("d2", 1);
+    world.run();
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    assert!(reasons.iter().any(|unfit| unfit.reason.contains("group db")), "{reasons:?}");
+}
+
+#[test]
 fn replicas_of_a_group_stand_together_where_the_first_one_is() {
     let mut world = World::with_nodes(4);
     grouped(&mut world, "a", "together", "fail");

@@ -106,7 +106,7 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
         0..=3 => json!({"rolling": {}}),
         4..=6 => {
             let wave = random.chance(700).then(|| random.between(1, 3));
-            let pause = if random.chance(300) { random.between(1, 100) * 100 } else { 0 };
+            let pause = if random.chance(300) { random.between(1, 100) * 500 } else { 0 };
             json!({"rolling": {"wave": wave, "per_domain": random.chance(300), "pause": pause}})
         }
         7..=8 => json!({"graceful": {

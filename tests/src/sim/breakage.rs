@@ -237,31 +237,36 @@ impl Universe {
         true
     }
 
-    /// Something that runs says that it is not well; as often, all that did so are well again.
+    /// Something that runs says that it is not well, or all that does; now and then, all that did so are well again.
     fn ail(&mut self, machine: usize) -> bool {
         let process = self.machines[machine].process.as_ref();
         // What is to be told besides would not be.
         let Some(process) = process.filter(|process| !process.board.has_unread()) else { return false };
         let mut reports = self.worlds[machine].list();
-        if self.random.chance(500) {
+        if self.random.chance(300) {
             for report in reports {
                 process.board.show(report);
             }
             return true;
         }
         reports.retain(|report| matches!(report.saw, Saw::Ready { .. }));
-        let Some(Report { incarnation, revision, saw: Saw::Ready { processes } }) =
-            self.random.pick(&reports).cloned()
-        else {
-            return false;
-        };
-        let mut processes = processes;
-        if let Some(last) = processes.last_mut() {
-            last.status = ProcessStatus::Initializing;
+        if self.random.chance(500) {
+            reports = self.random.pick(&reports).cloned().into_iter().collect();
         }
-        process.board.show(Report { incarnation, revision, saw: Saw::NotReady { processes } });
-        tell!(self, "{incarnation} is not well on machine {machine}");
-        true
+        for report in &mut reports {
+            if let Saw::Ready { processes } = &mut report.saw {
+                let mut processes = std::mem::take(processes);
+                if let Some(last) = processes.last_mut() {
+                    last.status = ProcessStatus::Initializing;
+                }
+                report.saw = Saw::NotReady { processes };
+            }
+            process.board.show(report.clone());
+        }
+        for Report { incarnation, .. } in &reports {
+            tell!(self, "{incarnation} is not well on machine {machine}");
+        }
+        !reports.is_empty()
     }
 
     fn foreign(&mut self, machine: usize) -> bool {

@@ -18,10 +18,29 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<
         inputs.push(plan_apply(random, plan, clusters));
     }
     let asked = random.between(4, 32);
+    // In some worlds people do little else than to bring out one version after another.
+    let rollouts = random.chance(150);
     for number in 0..asked {
-        inputs.push(ask(random, plans, clusters, number));
+        let ask = if rollouts && random.chance(800) {
+            rollout(random, plans, number)
+        } else {
+            ask(random, plans, clusters, number)
+        };
+        inputs.push(ask);
     }
     inputs
+}
+
+fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
+    if random.chance(600) {
+        return Input::Approve { which: None };
+    }
+    let rolling = json!({"wave": random.between(1, 2), "pause": random.below(3) * 20_000});
+    let coordinates = json!({"app": {"version": format!("v{number}")}});
+    let spec =
+        json!({"count": random.between(2, 5), "coordinates": coordinates, "strategy": {"rolling": rolling}});
+    let (plan, name) = (format!("p{}", random.below(plans)), format!("d{number}"));
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
 }
 
 fn input(type_name: &'static str, data: Value) -> Input {
@@ -106,7 +125,7 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
         0..=3 => json!({"rolling": {}}),
         4..=6 => {
             let wave = random.chance(700).then(|| random.between(1, 3));
-            let pause = if random.chance(300) { random.between(1, 100) * 500 } else { 0 };
+            let pause = if random.chance(300) { random.between(1, 100) * 100 } else { 0 };
             json!({"rolling": {"wave": wave, "per_domain": random.chance(300), "pause": pause}})
         }
         7..=8 => json!({"graceful": {

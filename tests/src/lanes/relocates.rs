@@ -19,7 +19,7 @@ fn flaky() -> Value {
     let program = crate::server::program().display().to_string();
     let script = "(( RANDOM % 3 )) || exit 1; exec \"$$0\" demo-payload --port \"$$1\"";
     json!({
-        "name": "app", "resources": {"cpu": 100, "memory": 1 << 20},
+        "name": "app", "resources": {"cpu": 100, "memory": 256 << 20},
         "ports": [{"name": "http", "protocol": "TCP", "port": 80}], "ready": {"tcp": {"port": "http"}},
         "run": {"argv": ["bash", "-c", script, program, "${port.http}"]},
     })

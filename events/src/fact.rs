@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use crate::amount::Amounts;
 use crate::digest::Digest;
 use crate::event::bodies;
-use crate::id::{IncarnationId, Lineage, OperationId, Position, ScopeId, SessionId};
+use crate::id::{IncarnationId, Lineage, ObjectId, OperationId, Position, ScopeId, SessionId};
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
-    PlanName, PolicyName, ReplicaName, StorageClass,
+    PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use crate::observation::{Process, SessionEnd};
 use crate::record::Hash;
 use crate::refusal::Code;
 use crate::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
+    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState, OnDelete,
     OperationKind, PlanSpec, PolicySpec, Runtime, words,
 };
 use crate::subject::Subject;
@@ -127,6 +127,20 @@ bodies! {
         IncarnationStatus = "incarnation.status.v1",
         /// An incarnation has ended, and what it held is free.
         IncarnationEnded = "incarnation.ended.v1",
+        /// There is to be a volume, and its executor is asked to make it. Issues its id.
+        VolumeCreated = "volume.created.v1",
+        /// A volume is there, and may be used.
+        VolumeReady = "volume.ready.v1",
+        /// What was asked of a volume could not be done.
+        VolumeFailed = "volume.failed.v1",
+        /// A volume is not there any more, though nobody asked for that.
+        VolumeLost = "volume.lost.v1",
+        /// A volume is to go, once nothing can use it any more.
+        VolumeRemoving = "volume.removing.v1",
+        /// Nothing can use a volume any more: its executor is asked to destroy it.
+        VolumeDestroying = "volume.destroying.v1",
+        /// A volume is no more, by proof.
+        VolumeDestroyed = "volume.destroyed.v1",
         /// An executor holds a cluster.
         SessionOpened = "session.opened.v1",
         /// An executor holds a cluster no more.
@@ -443,6 +457,9 @@ body! {
     ReplicaDeleted {
         /// Which.
         name: ReplicaName,
+        /// The volumes that were its own: each is destroyed or kept, as it was made.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        volumes: Vec<VolumeName>,
     }
     /// Body of [`Fact::OperationOpened`].
     OperationOpened {
@@ -542,6 +559,9 @@ body! {
         /// Which affinity could not be kept, where that is allowed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         strained: Option<String>,
+        /// The volumes that it uses, from when it is begun.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mounts: Vec<VolumeName>,
     }
     /// Body of [`Fact::IncarnationCommanded`].
     IncarnationCommanded {
@@ -568,6 +588,9 @@ body! {
         /// When that has lasted too long.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
+        /// The volumes that it uses alone from now on. Those that were on another node come to its own.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mounts: Vec<VolumeName>,
     }
     /// Body of [`Fact::CommandFailed`].
     CommandFailed {
@@ -635,6 +658,71 @@ body! {
         /// When the plan's rule starts the replica again, if it does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         again: Option<Again>,
+        /// The volumes that it used, and that are free for others now.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mounts: Vec<VolumeName>,
+    }
+    /// Body of [`Fact::VolumeCreated`].
+    VolumeCreated {
+        /// Which.
+        name: VolumeName,
+        /// Where.
+        node: NodeName,
+        /// Of which storage there.
+        class: StorageClass,
+        /// Bytes, which it holds of that.
+        capacity: u64,
+        /// For which incarnation, which held them until now.
+        incarnation: IncarnationId,
+        /// The replica whose own it is, if it is no one's to share.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<ReplicaName>,
+        /// What becomes of it when that is deleted.
+        #[serde(default, skip_serializing_if = "crate::is_default")]
+        on_delete: OnDelete,
+    }
+    /// Body of [`Fact::VolumeReady`].
+    VolumeReady {
+        /// Which.
+        name: VolumeName,
+    }
+    /// Body of [`Fact::VolumeFailed`].
+    VolumeFailed {
+        /// Which.
+        name: VolumeName,
+        /// Which command.
+        revision: u32,
+        /// Which attempt at it, from 1.
+        attempt: u32,
+        /// What went wrong.
+        error: String,
+        /// When it is tried again; never, if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        not_before: Option<Time>,
+    }
+    /// Body of [`Fact::VolumeLost`].
+    VolumeLost {
+        /// Which.
+        name: VolumeName,
+        /// How that is known.
+        reason: String,
+    }
+    /// Body of [`Fact::VolumeRemoving`].
+    VolumeRemoving {
+        /// Which.
+        name: VolumeName,
+        /// Who asked for it.
+        by: Actor,
+    }
+    /// Body of [`Fact::VolumeDestroying`].
+    VolumeDestroying {
+        /// Which.
+        name: VolumeName,
+    }
+    /// Body of [`Fact::VolumeDestroyed`].
+    VolumeDestroyed {
+        /// Which.
+        name: VolumeName,
     }
     /// Body of [`Fact::SessionOpened`]. Issues the session's id.
     SessionOpened {
@@ -661,8 +749,9 @@ body! {
     ObjectJudged {
         /// Where.
         cluster: ClusterName,
-        /// The incarnation that it says it is.
-        incarnation: IncarnationId,
+        /// What it says it is.
+        #[serde(alias = "incarnation")]
+        object: ObjectId,
         /// What is to be done with it.
         judgement: Judgement,
         /// The revision of the command to remove it.

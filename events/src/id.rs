@@ -333,6 +333,97 @@ kinds! {
     OperationKind OperationId = 2 "operation";
     /// Names a session.
     SessionKind SessionId = 3 "session";
+    /// Names a volume.
+    VolumeKind VolumeId = 4 "volume";
+}
+
+/// The id of something that executors keep. Its text form is that of the id itself, which says what it is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ObjectId {
+    /// Of a volume.
+    Volume(VolumeId),
+    /// Of an incarnation.
+    Incarnation(IncarnationId),
+}
+
+impl ObjectId {
+    /// The position of the event that issued it.
+    pub fn position(self) -> Position {
+        match self {
+            ObjectId::Volume(id) => id.position(),
+            ObjectId::Incarnation(id) => id.position(),
+        }
+    }
+
+    /// The lineage of the journal that issued it.
+    pub fn lineage(self) -> Lineage {
+        match self {
+            ObjectId::Volume(id) => id.lineage(),
+            ObjectId::Incarnation(id) => id.lineage(),
+        }
+    }
+
+    /// The UUID.
+    pub fn uuid(self) -> Uuid {
+        match self {
+            ObjectId::Volume(id) => id.uuid(),
+            ObjectId::Incarnation(id) => id.uuid(),
+        }
+    }
+}
+
+impl From<VolumeId> for ObjectId {
+    fn from(id: VolumeId) -> ObjectId {
+        ObjectId::Volume(id)
+    }
+}
+
+impl From<IncarnationId> for ObjectId {
+    fn from(id: IncarnationId) -> ObjectId {
+        ObjectId::Incarnation(id)
+    }
+}
+
+impl TryFrom<Uuid> for ObjectId {
+    type Error = BadId;
+    fn try_from(uuid: Uuid) -> Result<ObjectId, BadId> {
+        let volume = VolumeId::try_from(uuid).map(ObjectId::Volume);
+        volume.or_else(|_| IncarnationId::try_from(uuid).map(ObjectId::Incarnation))
+    }
+}
+
+impl FromStr for ObjectId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<ObjectId, BadId> {
+        ObjectId::try_from(Uuid::try_parse(text).map_err(|_| BadId::NotUuid)?)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.uuid(), f)
+    }
+}
+
+impl Serialize for ObjectId {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.uuid().serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for ObjectId {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ObjectId, D::Error> {
+        ObjectId::try_from(Uuid::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for ObjectId {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "objectId".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "uuid" })
+    }
 }
 
 #[cfg(test)]

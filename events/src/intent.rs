@@ -8,7 +8,7 @@ use crate::event::bodies;
 use crate::id::OperationId;
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PlanName,
-    PolicyName, ReplicaName, Source,
+    PolicyName, ReplicaName, Source, VolumeName,
 };
 use crate::spec::{
     Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState, PlanSpec,
@@ -123,6 +123,8 @@ bodies! {
         ReplicaStop = "replica.stop.v1",
         /// A replica should go, with all of it.
         ReplicaDelete = "replica.delete.v1",
+        /// A volume should go, with all that is in it, once nothing can use it any more.
+        VolumeDelete = "volume.delete.v1",
         /// Operations may run, exactly as they were shown.
         OperationApprove = "operation.approve.v1",
         /// Operations should not run.
@@ -467,6 +469,14 @@ pub struct Shown {
     pub hash: Digest,
 }
 
+/// Body of [`Intent::VolumeDelete`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeDelete {
+    /// Which.
+    pub name: VolumeName,
+}
+
 /// Body of [`Intent::OperationApprove`]. All of them or none.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -520,6 +530,7 @@ impl Intent {
             Intent::ReplicaStart(x) => Subject::Replica(x.name.clone()),
             Intent::ReplicaStop(x) => Subject::Replica(x.name.clone()),
             Intent::ReplicaDelete(x) => Subject::Replica(x.name.clone()),
+            Intent::VolumeDelete(x) => Subject::Volume(x.name.clone()),
             Intent::OperationApprove(x) => Subject::Operation(x.operations.first()?.operation),
             Intent::OperationReject(x) => Subject::Operation(*x.operations.first()?),
         })

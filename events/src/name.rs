@@ -4,6 +4,7 @@
 //! | rule | used for |
 //! |---|---|
 //! | *label*: 1 to 63 of `a-z`, `0-9`, `-` and `.`, beginning and ending with a letter or digit | things with a name of their own |
+//! | *long label*: the same, up to 200 | volumes, which may be called after a replica and more |
 //! | *word*: 1 to 63 of letters, digits, `-`, `.`, `_` and `/` | types, classes, keys that people already use elsewhere |
 //! | *text*: 1 to 256 printable characters | who and where: actors, sources, idempotency keys |
 //!
@@ -62,8 +63,16 @@ fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bo
 }
 
 fn label(text: &str) -> Result<(), BadName> {
+    label_of(text, 63)
+}
+
+fn long_label(text: &str) -> Result<(), BadName> {
+    label_of(text, 200)
+}
+
+fn label_of(text: &str, most: usize) -> Result<(), BadName> {
     let rule = "use a-z, 0-9, '-' and '.', with a letter or digit at both ends";
-    check(text, 63, rule, |c, edge| match c {
+    check(text, most, rule, |c, edge| match c {
         'a'..='z' | '0'..='9' => true,
         '-' | '.' => !edge,
         _ => false,
@@ -153,6 +162,9 @@ macro_rules! names {
     (@schema label) => {
         json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
     };
+    (@schema long_label) => {
+        json_schema!({ "type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
+    };
     (@schema word) => {
         json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$" })
     };
@@ -200,6 +212,8 @@ names! {
     DeploymentName: label;
     /// A replica, unique for ever: its service, and a suffix made from the position that issued it.
     ReplicaName: label;
+    /// A volume: as a plan calls it, or made from the replica whose own it is.
+    VolumeName: long_label;
     /// An executor, as it calls itself.
     ExecutorName: label;
     /// Who asks: a stable id, never a person's data.
@@ -231,10 +245,43 @@ impl ReplicaName {
     }
 }
 
+impl VolumeName {
+    /// The name of a replica's own volume: the replica, the payload and the mount, as far as names may say that.
+    pub fn of(replica: &ReplicaName, payload: &PayloadName, mount: &str) -> VolumeName {
+        let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
+        let slug: String = mount.chars().map(plain).take(40).collect();
+        let slug = slug.trim_matches('-');
+        let mut name = format!("{replica}-{payload}-{slug}");
+        if slug.is_empty() || mount.strip_prefix('/') != Some(slug) {
+            // Others look alike.
+            let digest = crate::digest::Digest::of(&[mount.as_bytes()]).to_string();
+            name = format!("{}-{}", name.trim_end_matches('-'), &digest[..8]);
+        }
+        VolumeName(name.into())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::Position;
+
+    #[test]
+    fn a_replicas_own_volumes_have_names_that_are_valid_and_differ() {
+        let replica: ReplicaName = format!("{}a", "r".repeat(62)).parse().expect("63 characters");
+        let payload: PayloadName = format!("{}a", "p".repeat(62)).parse().expect("63 characters");
+        let long = format!("/{}", "x".repeat(300));
+        let mounts = ["/", "/data", "/data/", "/da/ta", "/da-ta", "/Data", "/ä", "/-", &long, &long[..299]];
+        let names: std::collections::BTreeSet<_> =
+            mounts.iter().map(|mount| VolumeName::of(&replica, &payload, mount)).collect();
+        assert_eq!(names.len(), mounts.len(), "{names:?}");
+        for name in names {
+            assert_eq!(name.as_str().parse::<VolumeName>().as_ref(), Ok(&name));
+        }
+        let (replica, payload) = (ReplicaName("web-f100".into()), PayloadName("app".into()));
+        let short = VolumeName::of(&replica, &payload, "/data");
+        assert_eq!(short.as_str(), "web-f100-app-data");
+    }
 
     #[test]
     fn a_label_is_lower_case_and_begins_and_ends_with_a_letter_or_digit() {

@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::event::bodies;
-use crate::id::{IncarnationId, Position, ScopeId, SessionId};
-use crate::name::{ClusterName, ExecutorName, PayloadName, PortName};
+use crate::id::{IncarnationId, ObjectId, Position, ScopeId, SessionId, VolumeId};
+use crate::name::{ClusterName, ExecutorName, PayloadName, PortName, VolumeName};
 use crate::spec::{Runtime, words};
 use crate::subject::Subject;
 
@@ -20,6 +20,8 @@ bodies! {
         SessionOver = "session.over.v1",
         /// Something about an incarnation.
         IncarnationReported = "incarnation.reported.v1",
+        /// Something about a volume.
+        VolumeReported = "volume.reported.v1",
         /// An object with our labels that the fleet does not want.
         ObjectReported = "object.reported.v1",
     }
@@ -69,22 +71,35 @@ pub struct IncarnationReported {
     /// Whose report.
     pub session: SessionId,
     /// What was seen.
-    pub report: Report,
+    pub report: Report<IncarnationId>,
 }
 
-/// What was seen of one incarnation, reflecting every command up to `revision`.
+/// Body of [`Observation::VolumeReported`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Report {
+pub struct VolumeReported {
+    /// Whose report.
+    pub session: SessionId,
+    /// Which volume it is about.
+    pub name: VolumeName,
+    /// What was seen.
+    pub report: Report<VolumeId>,
+}
+
+/// What was seen of one object, reflecting every command up to `revision`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Report<Of = ObjectId> {
     /// Which.
-    pub incarnation: IncarnationId,
+    #[serde(alias = "incarnation")]
+    pub object: Of,
     /// The command's revision that the report reflects.
     pub revision: u32,
     /// What.
     pub saw: Saw,
 }
 
-/// What an executor may see of an incarnation.
+/// What an executor may see of an incarnation, or of a volume, which has no processes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Saw {
@@ -198,8 +213,9 @@ pub enum ProcessStatus {
 pub struct ObjectReported {
     /// Whose report.
     pub session: SessionId,
-    /// The incarnation that it says it is.
-    pub incarnation: IncarnationId,
+    /// What it says it is.
+    #[serde(alias = "incarnation")]
+    pub object: ObjectId,
     /// The highest revision that the executor knows of it.
     pub revision: u32,
     /// The highest position that the executor has seen.
@@ -212,8 +228,13 @@ impl Observation {
         match self {
             Observation::SessionHello(x) => Subject::Cluster(x.cluster.clone()),
             Observation::SessionOver(x) => Subject::Session(x.session),
-            Observation::IncarnationReported(x) => Subject::Incarnation(x.report.incarnation),
-            Observation::ObjectReported(x) => Subject::Incarnation(x.incarnation),
+            Observation::IncarnationReported(x) => Subject::Incarnation(x.report.object),
+            Observation::VolumeReported(x) => Subject::Volume(x.name.clone()),
+            Observation::ObjectReported(x) => match x.object {
+                ObjectId::Incarnation(id) => Subject::Incarnation(id),
+                // Its name is not known here.
+                ObjectId::Volume(_) => Subject::Session(x.session),
+            },
         }
     }
 }

@@ -6,7 +6,7 @@
 //!                          ◄─  Welcome{envelope, lease, commands, rest}
 //!   More{after}            ─►   ◄─  Inventory{commands, rest}         until there is no rest
 //!   Level{..., more|last}  ─►                          everything that it has, each as a report
-//!                          ◄─  Command{envelope, …} | Forget{incarnation} | Accepted{sequence}
+//!                          ◄─  Command{envelope, …} | Forget{object} | Accepted{sequence}
 //!   Report{sequence, …}    ─►                          one change
 //!   Heartbeat{beat}        ─►   ◄─  Beat{beat}         renews the lease from its sending
 //!   Goodbye                ─►
@@ -21,8 +21,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::fact::{Effect, Judgement};
-use crate::id::{Attach, IncarnationId, Instance, Lineage, Position, ScopeId, SessionId, Term};
-use crate::name::{ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName};
+use crate::id::{Attach, Instance, Lineage, ObjectId, Position, ScopeId, SessionId, Term, VolumeId};
+use crate::name::{
+    ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName, StorageClass,
+    VolumeName,
+};
 use crate::observation::Report;
 use crate::record::Hash;
 use crate::spec::{Port, Probe, Restart, Run, Runtime};
@@ -127,8 +130,8 @@ pub enum ToDecider {
     More {
         /// This connection.
         attach: Attach,
-        /// Behind which incarnation, as the last part said.
-        after: IncarnationId,
+        /// Behind which object, as the last part said.
+        after: ObjectId,
     },
     /// Still here.
     Heartbeat {
@@ -169,10 +172,10 @@ pub enum FromDecider {
         /// How long the session lives without a heartbeat.
         #[serde(with = "millis")]
         lease: Duration,
-        /// The last command of every incarnation that is not over: the desired inventory, or its first part.
+        /// The last command of every volume and incarnation that is not over: the desired inventory, or its first part.
         commands: Vec<Command>,
-        /// If there is more of it, behind which incarnation it goes on.
-        rest: Option<IncarnationId>,
+        /// If there is more of it, behind which object it goes on.
+        rest: Option<ObjectId>,
     },
     /// A further part of the inventory.
     Inventory {
@@ -180,8 +183,8 @@ pub enum FromDecider {
         envelope: Envelope,
         /// As in the welcome.
         commands: Vec<Command>,
-        /// If there is more, behind which incarnation it goes on.
-        rest: Option<IncarnationId>,
+        /// If there is more, behind which object it goes on.
+        rest: Option<ObjectId>,
     },
     /// The answer to a hello: not now, or never.
     Refused {
@@ -204,19 +207,19 @@ pub enum FromDecider {
         /// The last of them.
         sequence: u64,
     },
-    /// The incarnation is over in the journal: what was kept of it (exit statuses, tombstone) may go.
+    /// The object is over in the journal: what was kept of it (exit statuses, tombstone) may go.
     Forget {
         /// Who speaks.
         envelope: Envelope,
         /// Which.
-        incarnation: IncarnationId,
+        object: ObjectId,
     },
     /// What to do with an object that the fleet does not want.
     Judged {
         /// Who speaks.
         envelope: Envelope,
         /// Which.
-        incarnation: IncarnationId,
+        object: ObjectId,
         /// What.
         judgement: Judgement,
         /// The revision of the removal.
@@ -248,11 +251,11 @@ pub enum Again {
     Never,
 }
 
-/// One effect on one incarnation, idempotent, ending in exactly one outcome. Named by incarnation and revision.
+/// One effect on one object, idempotent, ending in exactly one outcome. Named by object and revision.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Command {
     /// On which.
-    pub incarnation: IncarnationId,
+    pub object: ObjectId,
     /// A higher one closes all lower ones.
     pub revision: u32,
     /// Which attempt, from 1.
@@ -265,7 +268,7 @@ pub struct Command {
     #[serde(with = "millis")]
     pub grace: Duration,
     /// What it is, for labels and for an ensure.
-    pub spec: RunSpec,
+    pub spec: ObjectSpec,
 }
 
 /// Whether a command still waits for its outcome.
@@ -276,6 +279,58 @@ pub enum Standing {
     Open,
     /// It had its outcome: adopt what is there. If nothing is there, nothing is started again: it is gone.
     Met,
+}
+
+/// What an object is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectSpec {
+    /// An incarnation.
+    Run(RunSpec),
+    /// A volume.
+    Volume(VolumeSpec),
+}
+
+impl ObjectSpec {
+    /// Whether what is there by `other` is right by this one too.
+    pub fn is_as(&self, other: &ObjectSpec) -> bool {
+        match (self, other) {
+            (ObjectSpec::Run(this), ObjectSpec::Run(other)) => this.runs_as(other),
+            // Where it is counted says nothing of what is in it.
+            (ObjectSpec::Volume(_), ObjectSpec::Volume(_)) => true,
+            (ObjectSpec::Run(_), ObjectSpec::Volume(_)) | (ObjectSpec::Volume(_), ObjectSpec::Run(_)) => {
+                false
+            }
+        }
+    }
+}
+
+impl From<RunSpec> for ObjectSpec {
+    fn from(spec: RunSpec) -> ObjectSpec {
+        ObjectSpec::Run(spec)
+    }
+}
+
+/// What a volume is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    /// Its name, for people who look for it.
+    pub name: VolumeName,
+    /// The node whose storage it is counted in.
+    pub node: NodeName,
+    /// Of which class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+}
+
+/// A volume as a payload has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Mount {
+    /// Where the payload sees it, or asks for it.
+    pub path: String,
+    /// Which.
+    pub volume: VolumeId,
 }
 
 /// What an incarnation is.
@@ -323,6 +378,9 @@ pub struct RunPayload {
     pub run: Option<Run>,
     /// When it is ready.
     pub ready: Option<Probe>,
+    /// Its storage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
 }
 
 /// Durations as whole milliseconds.

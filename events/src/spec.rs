@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::amount::Amounts;
 use crate::name::{
     CapabilityName, CapabilityType, ClusterName, DomainName, GroupName, Key, Namespace, PayloadName,
-    PlanName, PortName, ServiceName, StorageClass, ZoneName,
+    PlanName, PortName, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 use crate::time::Time;
 
@@ -284,6 +284,13 @@ pub struct Port {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeClaim {
+    /// The volume, if it is one with a name of its own, which plans may hand to each other: it has one user at a time.
+    /// Without, each replica has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeName>,
+    /// What becomes of a replica's own volume when the replica is deleted.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub on_delete: OnDelete,
     /// Its class.
     pub class: StorageClass,
     /// Bytes.
@@ -292,10 +299,29 @@ pub struct VolumeClaim {
     pub mount: String,
 }
 
+words! {
+    /// What becomes of a replica's own volume when the replica is deleted.
+    #[derive(Default)]
+    OnDelete {
+        /// It is kept, with all that is in it, until somebody deletes it.
+        #[default]
+        Keep = "keep",
+        /// It is destroyed, once nothing can use it any more.
+        Destroy = "destroy",
+    }
+}
+
+impl VolumeClaim {
+    /// The name of the volume that it is for a payload of the replica.
+    pub fn name(&self, replica: &ReplicaName, payload: &PayloadName) -> VolumeName {
+        self.volume.clone().unwrap_or_else(|| VolumeName::of(replica, payload, &self.mount))
+    }
+}
+
 /// What a process executor starts.
 ///
 /// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,
-/// `${port.NAME}`, and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
+/// `${port.NAME}`, `${volume.MOUNT}` (where the volume is that is to be mounted there), and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
@@ -570,6 +596,20 @@ impl PlanSpec {
                 }
             })
             .sum()
+    }
+
+    /// The claims of a replica, each with the name of its volume.
+    pub fn claims(&self, replica: &ReplicaName) -> impl Iterator<Item = (VolumeName, &VolumeClaim)> {
+        let all = self
+            .payloads
+            .iter()
+            .flat_map(|payload| payload.volumes.iter().map(move |claim| (payload, claim)));
+        all.map(move |(payload, claim)| (claim.name(replica, &payload.name), claim))
+    }
+
+    /// Whether it claims a volume that only one replica can have.
+    pub fn claims_by_name(&self) -> bool {
+        self.payloads.iter().flat_map(|payload| &payload.volumes).any(|claim| claim.volume.is_some())
     }
 
     /// What one replica needs of a node's storage, by class.

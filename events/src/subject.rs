@@ -9,7 +9,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::id::{IncarnationId, OperationId, SessionId};
-use crate::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName};
+use crate::name::{
+    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
+};
 
 /// One entity of a fleet.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -36,6 +38,8 @@ pub enum Subject {
     Session(SessionId),
     /// A policy.
     Policy(PolicyName),
+    /// A volume.
+    Volume(VolumeName),
 }
 
 impl Subject {
@@ -53,6 +57,7 @@ impl Subject {
             Subject::Operation(_) => "operation",
             Subject::Session(_) => "session",
             Subject::Policy(_) => "policy",
+            Subject::Volume(_) => "volume",
         }
     }
 }
@@ -72,6 +77,7 @@ impl fmt::Display for Subject {
             Subject::Operation(id) => write!(f, "/{id}"),
             Subject::Session(id) => write!(f, "/{id}"),
             Subject::Policy(name) => write!(f, "/{name}"),
+            Subject::Volume(name) => write!(f, "/{name}"),
         }
     }
 }
@@ -117,6 +123,7 @@ impl FromStr for Subject {
             "operation" => Subject::Operation(name("operation", rest)?),
             "session" => Subject::Session(name("session", rest)?),
             "policy" => Subject::Policy(name("policy", rest)?),
+            "volume" => Subject::Volume(name("volume", rest)?),
             _ => return Err(form()),
         })
     }

@@ -55,7 +55,10 @@ impl Fact {
             Fact::ReplicaAssigned(x) => {
                 vec![S::Replica(x.name.clone()), S::Deployment(x.plan.clone(), x.deployment.clone())]
             }
-            Fact::ReplicaDeleted(x) => vec![S::Replica(x.name.clone())],
+            Fact::ReplicaDeleted(x) => {
+                let volumes = x.volumes.iter().cloned().map(S::Volume);
+                std::iter::once(S::Replica(x.name.clone())).chain(volumes).collect()
+            }
             Fact::OperationOpened(x) => vec![S::Replica(x.replica.clone())],
             Fact::PlanWaiting(x) => vec![S::Plan(x.plan.clone())],
             Fact::OperationApproved(x) => {
@@ -76,7 +79,9 @@ impl Fact {
                 vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())]
             }
             Fact::IncarnationBegun(x) => {
-                vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())]
+                let mut all = vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())];
+                all.extend(x.mounts.iter().cloned().map(S::Volume));
+                all
             }
             Fact::CommandFailed(x) => vec![S::Incarnation(x.incarnation)],
             Fact::IncarnationEnsured(x) => vec![S::Incarnation(x.incarnation), S::Replica(x.replica.clone())],
@@ -93,8 +98,18 @@ impl Fact {
                     S::Node(x.node.clone()),
                 ];
                 all.extend(x.displaces.map(S::Operation));
+                all.extend(x.mounts.iter().cloned().map(S::Volume));
                 all
             }
+            Fact::VolumeCreated(x) => {
+                vec![S::Volume(x.name.clone()), S::Incarnation(x.incarnation), S::Node(x.node.clone())]
+            }
+            Fact::VolumeReady(x) => vec![S::Volume(x.name.clone())],
+            Fact::VolumeFailed(x) => vec![S::Volume(x.name.clone())],
+            Fact::VolumeLost(x) => vec![S::Volume(x.name.clone())],
+            Fact::VolumeRemoving(x) => vec![S::Volume(x.name.clone())],
+            Fact::VolumeDestroying(x) => vec![S::Volume(x.name.clone())],
+            Fact::VolumeDestroyed(x) => vec![S::Volume(x.name.clone())],
             Fact::SessionOpened(x) => vec![S::Cluster(x.cluster.clone())],
             Fact::SessionClosed(x) => vec![S::Session(x.session), S::Cluster(x.cluster.clone())],
             Fact::ObjectJudged(x) => vec![S::Cluster(x.cluster.clone())],

@@ -144,6 +144,13 @@ impl From<PortForm> for Port {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VolumeForm {
+    /// The volume, if it is one with a name of its own, which plans may hand to each other. Without, each replica has
+    /// its own.
+    #[serde(default)]
+    volume: Option<VolumeName>,
+    /// What becomes of a replica's own volume when the replica is deleted: keep or destroy.
+    #[serde(default, alias = "onDelete")]
+    on_delete: OnDelete,
     /// Its class.
     #[serde(alias = "storageClass")]
     class: StorageClass,
@@ -156,7 +163,8 @@ pub(super) struct VolumeForm {
 
 impl From<VolumeForm> for VolumeClaim {
     fn from(form: VolumeForm) -> VolumeClaim {
-        VolumeClaim { class: form.class, capacity: form.capacity.0, mount: form.mount }
+        let VolumeForm { volume, on_delete, class, capacity, mount } = form;
+        VolumeClaim { volume, on_delete, class, capacity: capacity.0, mount }
     }
 }
 

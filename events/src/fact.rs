@@ -712,7 +712,7 @@ body! {
         /// Which.
         name: VolumeName,
         /// Who asked for it.
-        by: Actor,
+        by: Asker,
     }
     /// Body of [`Fact::VolumeDestroying`].
     VolumeDestroying {

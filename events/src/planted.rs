@@ -129,6 +129,14 @@ bugs! {
     CutsOverEarly,
     /// What a deployment built beside the old set stays when it fails.
     LeavesNewSet,
+    /// A run begins to use a volume that another one uses.
+    SharesVolume,
+    /// A volume is destroyed while something uses it.
+    DestroysUsed,
+    /// A volume that comes to a node may have no room there.
+    ForgetsStorage,
+    /// What was lost is made anew in silence.
+    RemakesLost,
 }
 
 /// Switches one on, or all off, for this thread.

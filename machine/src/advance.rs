@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::fleet::Fleet;
 use crate::index::{Alarm, Timer};
 use crate::scheduler::Search;
-use crate::{deployment, disruption, incarnation, operation, policy, replica};
+use crate::{deployment, disruption, incarnation, operation, policy, replica, volume};
 
 /// One step: what it concerns, what led to it, and what is so now.
 #[derive(Clone, PartialEq, Debug)]
@@ -80,6 +80,7 @@ impl Agenda {
 pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     agenda.now = ctx.now;
     settle_lost(fleet, agenda, ctx)
+        .or_else(|| store(fleet, agenda, ctx))
         .or_else(|| ring(fleet, agenda, ctx))
         .or_else(|| time(fleet, agenda, ctx))
         .or_else(|| disturb(fleet, agenda, ctx))
@@ -107,6 +108,35 @@ fn settle_lost(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
         let cause = fleet.nodes().get(node)?.meta.changed.position;
         agenda.turn_to(&subject, cause);
         Some(Step { subject, cause, facts: incarnation::lost(fleet, *id, ctx) })
+    })
+}
+
+/// What there is to do for volumes, and for those that are to use them.
+fn store(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let index = &fleet.index().volumes;
+    let lost = index.lost.iter().map(|name| (name, true));
+    let mut volumes = lost.chain(index.unused.iter().map(|name| (name, false)));
+    let of_volume = volumes.find_map(|(name, is_lost)| {
+        let subject = Subject::Volume(name.clone());
+        if agenda.is_parked(&subject) {
+            return None;
+        }
+        let cause = fleet.volumes().get(name)?.meta.changed.position;
+        agenda.turn_to(&subject, cause);
+        let facts = if is_lost { volume::lost(fleet, name, ctx) } else { volume::destroy(fleet, name, ctx) };
+        Some(Step { subject, cause, facts })
+    });
+    of_volume.or_else(|| {
+        index.served.iter().find_map(|id| {
+            let subject = Subject::Incarnation(*id);
+            if agenda.is_parked(&subject) {
+                return None;
+            }
+            let cause = fleet.incarnations().get(id)?.meta.changed.position;
+            agenda.turn_to(&subject, cause);
+            let facts = volume::serve(fleet, *id, ctx);
+            (!facts.is_empty()).then_some(Step { subject, cause, facts })
+        })
     })
 }
 

@@ -18,7 +18,7 @@ use crate::keys::{Accepted, Keys, Known};
 use crate::meta::At;
 use crate::state::{Cluster, Incarnation, Operation, Plan, Replica};
 use crate::{
-    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session,
+    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session, volume,
 };
 
 /// An intent may be dated at most so far ahead.
@@ -105,6 +105,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::ReplicaStart(ask) => replica::start(fleet, ask, ctx),
         Intent::ReplicaStop(ask) => replica::stop(fleet, ask, ctx),
         Intent::ReplicaDelete(ask) => replica::delete(fleet, ask, ctx),
+        Intent::VolumeDelete(ask) => volume::delete(fleet, ask, ctx),
         Intent::OperationApprove(ask) => operation::approve(fleet, ask, ctx),
         Intent::OperationReject(ask) => operation::reject(fleet, ask, ctx),
     }
@@ -150,11 +151,18 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
         Observation::IncarnationReported(saw) => {
             // An executor speaks for what its cluster hosts, and for nothing else.
             let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
-                let incarnation = fleet.incarnations().get(&saw.report.incarnation);
+                let incarnation = fleet.incarnations().get(&saw.report.object);
                 session.end.is_none()
                     && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
             });
             if hosts { incarnation::report(fleet, &saw.report, ctx) } else { Vec::new() }
+        }
+        Observation::VolumeReported(saw) => {
+            let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
+                let volume = fleet.volumes().get(&saw.name);
+                session.end.is_none() && volume.is_some_and(|volume| volume.cluster == session.cluster)
+            });
+            if hosts { volume::report(fleet, &saw.name, &saw.report, ctx) } else { Vec::new() }
         }
         Observation::ObjectReported(saw) => session::object(fleet, saw),
     }
@@ -174,6 +182,7 @@ pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
         Subject::Operation(key) => fleet.operations().get(key)?.meta,
         Subject::Session(key) => fleet.sessions().get(key)?.meta,
         Subject::Policy(key) => fleet.policies().get(key)?.meta,
+        Subject::Volume(key) => fleet.volumes().get(key)?.meta,
     };
     Some(meta.version)
 }
@@ -242,6 +251,13 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::IncarnationRunning(fact) => return incarnation::running(fleet, fact, at),
         Fact::IncarnationStatus(fact) => return incarnation::status(fleet, fact, at),
         Fact::IncarnationEnded(fact) => return incarnation::ended(fleet, fact, at),
+        Fact::VolumeCreated(fact) => return volume::created(fleet, fact, at),
+        Fact::VolumeReady(fact) => return volume::ready(fleet, fact, at),
+        Fact::VolumeFailed(fact) => return volume::command_failed(fleet, fact, at),
+        Fact::VolumeLost(fact) => return volume::was_lost(fleet, fact, at),
+        Fact::VolumeRemoving(fact) => return volume::removing(fleet, fact, at),
+        Fact::VolumeDestroying(fact) => return volume::destroying(fleet, fact, at),
+        Fact::VolumeDestroyed(fact) => return volume::destroyed(fleet, fact),
         Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
         Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
         Fact::ObjectJudged(fact) => {
@@ -289,7 +305,7 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
             plan.meta.bump(at);
         }),
         Subject::Incarnation(id) => fleet.change::<Incarnation>(id, |incarnation| {
-            incarnation.deadline = None;
+            (incarnation.deadline, incarnation.due) = (None, false);
             incarnation.meta.bump(at);
         }),
         Subject::Operation(id) => fleet.change::<Operation>(id, |operation| {
@@ -301,6 +317,11 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
         Subject::Replica(name) => fleet.change::<Replica>(name, |replica| {
             replica.again = None;
             replica.meta.bump(at);
+        }),
+        // It stays as it is until somebody asks again that it goes.
+        Subject::Volume(name) => fleet.change::<Volume>(name, |volume| {
+            volume.removing = None;
+            volume.meta.bump(at);
         }),
         Subject::Fleet
         | Subject::Cluster(_)

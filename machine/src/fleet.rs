@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName,
+    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::subject::Subject;
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::index::Index;
 use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, Whole,
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, VolumeMarks, Whole,
 };
 use crate::state::{
-    Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session,
+    Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session, Volume,
 };
 use crate::table::{Scope, Slot, Table};
 
@@ -77,6 +77,7 @@ pub struct Fleet {
     pub(crate) operations: Table<OperationId, Operation>,
     pub(crate) sessions: Table<SessionId, Session>,
     pub(crate) policies: Table<PolicyName, Policy>,
+    pub(crate) volumes: Table<VolumeName, Volume>,
     pub(crate) index: Index,
     notes: Option<Vec<Before>>,
     /// Of the notes.
@@ -96,6 +97,7 @@ pub(crate) enum Before {
     Operation(OperationId, Option<Arc<Operation>>),
     Session(SessionId, Option<Arc<Session>>),
     Policy(PolicyName, Option<Arc<Policy>>),
+    Volume(VolumeName, Option<Arc<Volume>>),
     Globals(Box<Globals>),
 }
 
@@ -189,6 +191,7 @@ entities! {
     Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, old, new, at| i.incarnation(old, new, at);
     Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, old, new, _at| i.operation(old, new);
     Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
+    Volume VolumeName, volumes, |k| Subject::Volume(k.clone()), |e| e.name.clone(), VolumeMarks, |i, old, new, at| i.volume(old, new, at);
     Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _old, _new, _at| {};
 }
 
@@ -211,6 +214,7 @@ impl Fleet {
             operations: Table::default(),
             sessions: Table::default(),
             policies: Table::default(),
+            volumes: Table::default(),
             index: Index::default(),
             notes: None,
             scope: 0,
@@ -289,6 +293,7 @@ impl Fleet {
         self.index_all::<Operation>();
         self.index_all::<Session>();
         self.index_all::<Policy>();
+        self.index_all::<Volume>();
         self.index.grown = grown;
     }
 
@@ -314,6 +319,7 @@ impl Fleet {
                 Before::Operation(key, entity) => self.restore::<Operation>(key, entity, indexes),
                 Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
                 Before::Policy(key, entity) => self.restore::<Policy>(key, entity, indexes),
+                Before::Volume(key, entity) => self.restore::<Volume>(key, entity, indexes),
                 Before::Globals(globals) => {
                     // The first of the notes: after it, nothing is put back that could move them.
                     let Globals { head, term, lineages, decider, keys, grown } = *globals;
@@ -352,6 +358,7 @@ impl Fleet {
             Before::Operation(key, entity) => Some(Was::Operation(*key, entity.as_ref())),
             Before::Session(key, _) => Some(Was::Other(Session::subject(key))),
             Before::Policy(key, _) => Some(Was::Other(Policy::subject(key))),
+            Before::Volume(key, _) => Some(Was::Other(Volume::subject(key))),
             Before::Globals(_) => None,
         })
     }
@@ -446,10 +453,11 @@ pub struct Image {
     operations: Vec<Arc<Operation>>,
     sessions: Vec<Arc<Session>>,
     policies: Vec<Arc<Policy>>,
+    volumes: Vec<Arc<Volume>>,
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-5";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-6";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.
@@ -473,6 +481,7 @@ impl Image {
             operations: all(fleet),
             sessions: all(fleet),
             policies: all(fleet),
+            volumes: all(fleet),
         };
         if planted::is(Bug::SnapshotWithoutKeys) {
             image.keys = Keys::default();
@@ -502,6 +511,7 @@ impl Image {
         self.operations.into_iter().for_each(|e| fleet.put_shared(e));
         self.sessions.into_iter().for_each(|e| fleet.put_shared(e));
         self.policies.into_iter().for_each(|e| fleet.put_shared(e));
+        self.volumes.into_iter().for_each(|e| fleet.put_shared(e));
         fleet
     }
 }

@@ -4,6 +4,7 @@
 
 mod plan;
 mod policies;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +12,7 @@ use std::hash::Hash;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::id::{IncarnationId, ObjectId, OperationId, Position};
 use chancery_events::name::{
     ClusterName, DeploymentName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
@@ -20,12 +21,15 @@ use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
 use crate::fleet::DeploymentKey;
-use crate::marks::{DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn};
+use crate::marks::{
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn, VolumeMarks,
+};
 use crate::places::{Holding, Places};
 use crate::state::{Capability, Cluster, Node, Policy};
 
 pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
 pub use policies::{Policies, PolicyIndex};
+pub use volumes::Volumes;
 
 /// What has a deadline.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -117,9 +121,11 @@ pub struct Index {
     /// How many replicas of a group hold a place, by node.
     groups: BTreeMap<GroupName, Tally<NodeName>>,
     /// Commands without an outcome, by the time before which they are not sent.
-    pub outstanding: BTreeSet<(Time, IncarnationId)>,
-    /// Incarnations that were ever commanded and are not over, by cluster: the desired inventory.
-    commanded: BTreeMap<ClusterName, BTreeSet<IncarnationId>>,
+    pub outstanding: BTreeSet<(Time, ObjectId)>,
+    /// Volumes, and incarnations that were ever commanded and are not over, by cluster: the desired inventory.
+    commanded: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
+    /// Volumes, and what waits for them.
+    pub volumes: Volumes,
     /// Incarnations that are not over on nodes that are gone.
     pub lost: BTreeSet<IncarnationId>,
     /// The last position at which capacity may have grown.
@@ -140,17 +146,17 @@ impl Index {
         self.plans.get(plan)
     }
 
-    /// The incarnations that an executor of the cluster should know.
-    pub fn inventory(&self, cluster: &ClusterName) -> impl Iterator<Item = IncarnationId> {
+    /// What an executor of the cluster should know.
+    pub fn inventory(&self, cluster: &ClusterName) -> impl Iterator<Item = ObjectId> {
         self.inventory_after(cluster, None)
     }
 
-    /// Those of them behind one, in the order of their issue.
+    /// Those of them behind one: volumes, then incarnations, in the order of their issue.
     pub fn inventory_after(
         &self,
         cluster: &ClusterName,
-        after: Option<IncarnationId>,
-    ) -> impl Iterator<Item = IncarnationId> {
+        after: Option<ObjectId>,
+    ) -> impl Iterator<Item = ObjectId> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let all = self.commanded.get(cluster).into_iter();
         all.flat_map(move |all| all.range((from, Bound::Unbounded))).copied()
@@ -184,6 +190,7 @@ impl Index {
                 for incarnation in self.places.incarnations(name) {
                     mark(&mut self.lost, incarnation, gone);
                 }
+                self.volumes.node(name, gone);
             }
         }
     }
@@ -297,7 +304,10 @@ impl Index {
             self.grown = self.grown.max(at);
         }
         // A run that follows another one holds more when that is over.
-        let same = old.zip(new).is_some_and(|(old, new)| old.live == new.live && old.amounts == new.amounts);
+        let alike = |old: &IncarnationMarks, new: &IncarnationMarks| {
+            old.live == new.live && old.amounts == new.amounts && old.volumes == new.volumes
+        };
+        let same = old.zip(new).is_some_and(|(old, new)| alike(old, new));
         for (marks, up) in [(old, false), (new, true)] {
             let Some(this) = marks.filter(|marks| marks.live && !same) else { continue };
             let IncarnationMarks { id, node, amounts, volumes, .. } = this;
@@ -321,18 +331,43 @@ impl Index {
                 mark(&mut self.alarms, (when, Alarm::Incarnation(marks.id)), up);
             }
             if let Some(when) = marks.outstanding.filter(|_| outstanding(other) != marks.outstanding) {
-                mark(&mut self.outstanding, (when, marks.id), up);
+                mark(&mut self.outstanding, (when, marks.id.into()), up);
             }
             if marks.commanded && !other.is_some_and(|other| other.commanded) {
-                let set = match self.commanded.get_mut(&marks.cluster) {
-                    Some(set) => set,
-                    None => self.commanded.entry(marks.cluster.clone()).or_default(),
-                };
-                mark(set, marks.id, up);
-                if set.is_empty() {
-                    self.commanded.remove(&marks.cluster);
-                }
+                self.command(&marks.cluster, marks.id.into(), up);
             }
+            let waits_for = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.waits_for.is_some());
+            if let Some(needs) = marks.waits_for.as_ref().filter(|_| !waits_for(other)) {
+                self.volumes.run(marks.id, needs, up);
+            }
+        }
+    }
+
+    fn command(&mut self, cluster: &ClusterName, object: ObjectId, up: bool) {
+        let set = match self.commanded.get_mut(cluster) {
+            Some(set) => set,
+            None => self.commanded.entry(cluster.clone()).or_default(),
+        };
+        mark(set, object, up);
+        if set.is_empty() {
+            self.commanded.remove(cluster);
+        }
+    }
+
+    /// `at`: when the change was.
+    pub(crate) fn volume(&mut self, old: Option<&VolumeMarks>, new: Option<&VolumeMarks>, at: Position) {
+        let place = |marks: &VolumeMarks| (marks.node.clone(), marks.capacity);
+        if old.is_some() && old.map(place) != new.map(place) {
+            self.grown = self.grown.max(at);
+        }
+        for (volume, up) in old.map(|v| (v, false)).into_iter().chain(new.map(|v| (v, true))) {
+            self.places.store(&volume.node, &volume.class, volume.capacity, up);
+            self.command(&volume.cluster, volume.id.into(), up);
+            if let Some(when) = volume.outstanding {
+                mark(&mut self.outstanding, (when, volume.id.into()), up);
+            }
+            let is_expunged = self.places.is_expunged(&volume.node);
+            self.volumes.volume(volume, is_expunged, up);
         }
     }
 

@@ -6,17 +6,18 @@ use std::collections::BTreeMap;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Asker};
-use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::id::{IncarnationId, OperationId, Position, VolumeId};
 use chancery_events::name::{
-    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass,
+    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass, VolumeName,
 };
+use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{Approval, OperationKind, Strategy};
 use chancery_events::time::Time;
 
 use crate::policy;
 use crate::state::{
     Active, Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan,
-    Replica, Session, Set,
+    Replica, Session, Set, Volume, VolumeState,
 };
 
 /// All of it: of what changes seldom.
@@ -242,6 +243,8 @@ pub(crate) struct IncarnationMarks {
     pub(crate) deadline: Option<Time>,
     /// When its command may be sent.
     pub(crate) outstanding: Option<Time>,
+    /// The volumes that it waits for, if it waits for nothing else.
+    pub(crate) waits_for: Option<Vec<VolumeName>>,
 }
 
 impl From<&Incarnation> for IncarnationMarks {
@@ -258,6 +261,53 @@ impl From<&Incarnation> for IncarnationMarks {
             commanded: live && incarnation.state != IncarnationState::Reserved,
             deadline: incarnation.deadline.filter(|_| live),
             outstanding: incarnation.command.filter(|_| live).map(|command| command.not_before),
+            waits_for: (live && incarnation.due).then(|| incarnation.mounts.clone()),
+        }
+    }
+}
+
+/// Of a volume.
+#[derive(PartialEq)]
+pub(crate) struct VolumeMarks {
+    pub(crate) id: VolumeId,
+    pub(crate) name: VolumeName,
+    pub(crate) cluster: ClusterName,
+    pub(crate) node: NodeName,
+    pub(crate) class: StorageClass,
+    pub(crate) capacity: u64,
+    pub(crate) owner: Option<ReplicaName>,
+    /// Whether who is to use it has to wait.
+    pub(crate) blocks: bool,
+    /// Whether it is to go, and may.
+    pub(crate) is_unused: bool,
+    /// Whether it may be there, for all that is known.
+    pub(crate) may_be: bool,
+    /// When its command may be sent.
+    pub(crate) outstanding: Option<Time>,
+}
+
+impl From<&Volume> for VolumeMarks {
+    fn from(volume: &Volume) -> VolumeMarks {
+        let goes = volume.removing.is_some();
+        let blocks = match volume.state {
+            VolumeState::Ready => goes || volume.user.is_some() && !planted::is(Bug::SharesVolume),
+            VolumeState::Ensuring | VolumeState::Destroying => true,
+            // Whoever waits is told that it waits in vain, unless it goes.
+            VolumeState::Lost(_) => goes,
+        };
+        let free = volume.user.is_none() || planted::is(Bug::DestroysUsed);
+        VolumeMarks {
+            id: volume.id,
+            name: volume.name.clone(),
+            cluster: volume.cluster.clone(),
+            node: volume.node.clone(),
+            class: volume.class.clone(),
+            capacity: volume.capacity,
+            owner: volume.owner.clone(),
+            blocks,
+            is_unused: goes && free && volume.state != VolumeState::Destroying,
+            may_be: matches!(volume.state, VolumeState::Ensuring | VolumeState::Ready),
+            outstanding: volume.command.map(|command| command.not_before),
         }
     }
 }

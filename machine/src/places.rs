@@ -39,14 +39,28 @@ pub type Class = BTreeMap<DomainName, usize>;
 pub struct Held {
     /// Of its amounts.
     pub amounts: Amounts,
-    /// Of its storage.
+    /// Of its storage, for volumes that are not there yet.
     pub volumes: BTreeMap<StorageClass, u64>,
+    /// Of its storage, by volumes.
+    pub stored: BTreeMap<StorageClass, u64>,
     /// By which incarnations.
     pub incarnations: BTreeSet<IncarnationId>,
 }
 
-static NOTHING: Held =
-    Held { amounts: Amounts::ZERO, volumes: BTreeMap::new(), incarnations: BTreeSet::new() };
+static NOTHING: Held = Held {
+    amounts: Amounts::ZERO,
+    volumes: BTreeMap::new(),
+    stored: BTreeMap::new(),
+    incarnations: BTreeSet::new(),
+};
+
+impl Held {
+    /// Bytes of storage of the class.
+    pub fn storage(&self, class: &StorageClass) -> u64 {
+        let of = |sums: &BTreeMap<StorageClass, u64>| sums.get(class).copied().unwrap_or(0);
+        of(&self.volumes).saturating_add(of(&self.stored))
+    }
+}
 
 /// What a place holds, or gives back.
 pub(crate) struct Holding<'a> {
@@ -127,13 +141,30 @@ impl Places {
         let site = self.sites.get(node);
         let free = |class| {
             let site = site?;
-            let held = site.held.volumes.get(class).copied().unwrap_or(0);
-            Some(site.storage.get(class)?.saturating_sub(held))
+            Some(site.storage.get(class)?.saturating_sub(site.held.storage(class)))
         };
         volumes
             .iter()
             .find(|(class, needed)| free(*class).is_none_or(|free| free < **needed))
             .map(|(class, _)| class)
+    }
+
+    /// A volume holds storage of the node, or gives it back.
+    pub(crate) fn store(&mut self, node: &NodeName, class: &StorageClass, bytes: u64, up: bool) {
+        let site = match self.sites.get_mut(node) {
+            Some(site) => site,
+            None => self.sites.entry(node.clone()).or_default(),
+        };
+        if up {
+            *site.held.stored.entry(class.clone()).or_default() += bytes;
+        } else {
+            give_back(&mut site.held.stored, class, bytes);
+            let Site { spot, held, storage, is_expunged } = site;
+            if *held == Held::default() && storage.is_empty() && !*is_expunged && spot.is_none() {
+                // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
+                self.sites.remove(node);
+            }
+        }
     }
 
     pub(crate) fn incarnations(&self, node: &NodeName) -> impl Iterator<Item = IncarnationId> {
@@ -227,15 +258,10 @@ impl Places {
             }
             held.incarnations.remove(&of.incarnation);
             for (class, bytes) in of.volumes {
-                if let Some(sum) = held.volumes.get_mut(class) {
-                    *sum = sum.saturating_sub(*bytes);
-                    if *sum == 0 {
-                        held.volumes.remove(class);
-                    }
-                }
+                give_back(&mut held.volumes, class, *bytes);
             }
             if held.incarnations.is_empty() && !planted::is(Bug::NeverReleases) {
-                *held = Held::default();
+                *held = Held { stored: std::mem::take(&mut held.stored), ..Held::default() };
             }
         }
         if let (Some(spot), Some(before)) = (spot.as_ref(), before) {
@@ -243,9 +269,23 @@ impl Places {
             let stand = &mut self.shelves[spot.shelf];
             stand.take(&before);
             stand.add(after);
-        } else if held.incarnations.is_empty() && storage.is_empty() && !*is_expunged && spot.is_none() {
+        } else if held.incarnations.is_empty()
+            && held.stored.is_empty()
+            && storage.is_empty()
+            && !*is_expunged
+            && spot.is_none()
+        {
             // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
             self.sites.remove(of.node);
+        }
+    }
+}
+
+fn give_back(sums: &mut BTreeMap<StorageClass, u64>, class: &StorageClass, bytes: u64) {
+    if let Some(sum) = sums.get_mut(class) {
+        *sum = sum.saturating_sub(bytes);
+        if *sum == 0 {
+            sums.remove(class);
         }
     }
 }
@@ -265,7 +305,8 @@ impl fmt::Debug for Places {
                 (node, (site.spot.as_ref().map(|s| s.room), &site.held, &site.storage, site.is_expunged))
             })
             .filter(|(_, (room, held, storage, expunged))| {
-                room.is_some() || !held.incarnations.is_empty() || !storage.is_empty() || *expunged
+                let holds = !held.incarnations.is_empty() || !held.stored.is_empty();
+                room.is_some() || holds || !storage.is_empty() || *expunged
             })
             .collect();
         f.debug_map().entries(shelves).entries(sites).finish()

@@ -69,6 +69,39 @@ pub struct Limits<'a> {
     pub not: Option<&'a NodeName>,
     /// What runs of the replica now: it keeps itself from nowhere.
     pub own: Option<&'a Incarnation>,
+    /// The volumes that it is to use and that are there already: their cluster alone will do.
+    pub stored: &'a [Stored],
+}
+
+/// A volume that is there already.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stored {
+    /// Its cluster.
+    pub cluster: ClusterName,
+    /// The node in whose storage it is counted.
+    pub node: NodeName,
+    /// Its class there.
+    pub class: StorageClass,
+    /// Bytes of it.
+    pub capacity: u64,
+}
+
+/// What a run by the spec needs of the node's storage: what is there already needs no more.
+pub(crate) fn storage(spec: &PlanSpec, stored: &[Stored], node: &NodeName) -> BTreeMap<StorageClass, u64> {
+    let mut needed = spec.volumes();
+    for volume in stored.iter().filter(|volume| volume.node == *node) {
+        if let Some(sum) = needed.get_mut(&volume.class) {
+            *sum = sum.saturating_sub(volume.capacity);
+        }
+    }
+    needed.retain(|_, bytes| *bytes > 0);
+    needed
+}
+
+/// Whether the node is in another cluster than the volumes.
+fn is_elsewhere(node: &Node, stored: &[Stored]) -> Option<ClusterName> {
+    let volume = stored.iter().find(|volume| node.cluster.as_ref() != Some(&volume.cluster))?;
+    Some(volume.cluster.clone())
 }
 
 /// Which affinities count.
@@ -96,7 +129,6 @@ struct Field {
     /// And since no domain lost a replica of the plan.
     eased: Arc<()>,
     needs: Amounts,
-    volumes: BTreeMap<StorageClass, u64>,
     /// By name, each with the shelves of the classes that will do.
     domains: Vec<(DomainName, Vec<usize>)>,
     /// By load, then by name; a load may have grown since.
@@ -165,7 +197,6 @@ impl Field {
             shape: Arc::clone(places.shape()),
             eased: index.map(|index| Arc::clone(&index.eased)).unwrap_or_default(),
             needs: spec.amounts(),
-            volumes: spec.volumes(),
             domains,
             order,
         }
@@ -190,7 +221,7 @@ impl Field {
             limits.not != Some(node)
                 && !is_shared(&self.spec, index, node, limits)
                 && strain(fleet, &self.spec, node, limits, strict).is_none()
-                && places.lacks_storage(node, &self.volumes).is_none()
+                && self.has_storage(fleet, node, limits)
         };
         let mut next = self.order.first().copied();
         while let Some((known, rank)) = next {
@@ -210,6 +241,17 @@ impl Field {
             next = self.order.range((Bound::Excluded((known, rank)), Bound::Unbounded)).next().copied();
         }
         None
+    }
+}
+
+impl Field {
+    fn has_storage(&self, fleet: &Fleet, node: &NodeName, limits: &Limits<'_>) -> bool {
+        if self.spec.payloads.iter().all(|payload| payload.volumes.is_empty()) {
+            return true;
+        }
+        let needed = storage(&self.spec, limits.stored, node);
+        let near = fleet.nodes().get(node).is_some_and(|node| is_elsewhere(node, limits.stored).is_none());
+        near && fleet.index().places.lacks_storage(node, &needed).is_none()
     }
 }
 
@@ -338,7 +380,11 @@ pub(crate) fn unfit(
     if let Some(reason) = strain(fleet, spec, &node.name, limits, strict) {
         return Some(reason);
     }
-    if let Some(class) = places.lacks_storage(&node.name, &spec.volumes()) {
+    if let Some(cluster) = is_elsewhere(node, limits.stored) {
+        return Some(format!("its volumes are in cluster {cluster}"));
+    }
+    let storage = storage(spec, limits.stored, &node.name);
+    if let Some(class) = places.lacks_storage(&node.name, &storage) {
         return Some(format!("too little storage of class {class}"));
     }
     let (needs, free) = (spec.amounts(), places.free(node));

@@ -11,15 +11,15 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{
     Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit,
 };
-use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
-    NodeName, PlanName, PolicyName, ReplicaName, StorageClass,
+    NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
     Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
-    NodeState, OperationKind, PlanSpec, PolicySpec, Runtime,
+    NodeState, OnDelete, OperationKind, PlanSpec, PolicySpec, Runtime,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
@@ -389,6 +389,58 @@ pub struct Incarnation {
     pub command: Option<Outstanding>,
     /// When its state has lasted too long.
     pub deadline: Option<Time>,
+    /// The volumes that it uses, from when it is begun.
+    pub mounts: Vec<VolumeName>,
+    /// Whether it is begun as soon as it can have them: it waits for nothing else.
+    pub due: bool,
+    /// Its history.
+    pub meta: Meta,
+}
+
+/// The states of a volume. See [`crate::volume`] for the table.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum VolumeState {
+    /// Asked for.
+    Ensuring,
+    /// There.
+    Ready,
+    /// Not there any more, though nobody asked for that; how that is known.
+    Lost(String),
+    /// Asked to go.
+    Destroying,
+}
+
+/// Storage with a name, in which data outlives the runs that use it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its id.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: VolumeName,
+    /// In which cluster, which it never leaves.
+    pub cluster: ClusterName,
+    /// In whose storage it is counted.
+    pub node: NodeName,
+    /// Of which class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+    /// The replica whose own it is.
+    pub owner: Option<ReplicaName>,
+    /// What becomes of it when that is deleted.
+    pub on_delete: OnDelete,
+    /// Its state.
+    pub state: VolumeState,
+    /// Who asked that it goes, if it is to.
+    pub removing: Option<Asker>,
+    /// The run that uses it.
+    pub user: Option<IncarnationId>,
+    /// Counts its commands.
+    pub revision: u32,
+    /// The last command, while it has no outcome.
+    pub command: Option<Outstanding>,
+    /// What went wrong with it last.
+    pub error: Option<String>,
     /// Its history.
     pub meta: Meta,
 }

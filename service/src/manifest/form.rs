@@ -9,11 +9,11 @@ use chancery_events::amount::Amounts;
 use chancery_events::intent::Turn;
 use chancery_events::name::{
     CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName,
-    PlanName, PortName, ServiceName, StorageClass, ZoneName,
+    PlanName, PortName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 
 use chancery_events::spec::{
-    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, Payload,
+    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete, Payload,
     PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Succession, Timeouts, VolumeClaim,
 };
 use schemars::JsonSchema;

@@ -1,0 +1,298 @@
+//! Volumes: storage with a name, in which data outlives the runs that use it.
+//!
+//! | state | made | failed | lost, by report or with its node | delete, or its replica is deleted and `destroy` | unused then | gone |
+//! |---|---|---|---|---|---|---|
+//! | ensuring | → ready | asked again; given up: its users' operations fail, and it goes | → lost | is to go | → destroying | → lost |
+//! | ready | – | – | → lost | is to go | → destroying | → lost |
+//! | lost | – | – | – | is to go | → destroying; at once over on an expunged node | – |
+//! | destroying | – | asked again, for ever | – | – | – | destroyed |
+//!
+//! It is made when the operation of its first user has begun, on that one's node. Its data is where its cluster's executor
+//! keeps it: it never leaves its cluster, and comes to the node of whoever uses it next. It has one user at a time, from
+//! when that is begun until its end is proved. So what is done in one go comes in the order of causes: a run that is to
+//! use a volume is begun (`serve`) when what it follows is over, and when all its volumes are there and free; a volume is
+//! destroyed when nothing uses it. What waits holds up nobody else.
+//!
+//! What was made and is not there any more is lost, and is not made anew in silence: somebody deletes it first.
+
+mod fold;
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::{
+    Asker, Effect, Fact, IncarnationBegun, OperationEnd, VolumeCreated, VolumeDestroyed, VolumeDestroying,
+    VolumeFailed, VolumeLost, VolumeReady, VolumeRemoving,
+};
+use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::intent::VolumeDelete;
+use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
+use chancery_events::observation::{Exit, Hope, Report, Saw};
+use chancery_events::planted::{self, Bug};
+use chancery_events::refusal::Refusal;
+use chancery_events::spec::{PlanSpec, VolumeClaim};
+use chancery_events::subject::Subject;
+
+use crate::context::{BACKOFF, Context, Draft};
+use crate::fleet::Fleet;
+use crate::refuse::not_found;
+use crate::scheduler::Stored;
+use crate::state::{Incarnation, Operation, Volume, VolumeState};
+use crate::{incarnation, operation};
+
+pub(crate) use fold::{
+    created, destroyed, destroying, failed as command_failed, free, leave, lost as was_lost, ready, removing,
+    take,
+};
+
+/// The rule by which a volume that could not be made goes again.
+const UNMADE: &str = "volume/unmade";
+
+/// The volumes that a run of the replica by the spec uses.
+pub(crate) fn names(spec: &PlanSpec, replica: &ReplicaName) -> Vec<VolumeName> {
+    let mut names: Vec<_> = spec.claims(replica).map(|(name, _)| name).collect();
+    names.sort();
+    names
+}
+
+/// Those of them that the run uses now.
+pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeName> {
+    let used = |name: &&VolumeName| {
+        fleet.volumes().get(*name).is_some_and(|volume| volume.user == Some(incarnation.id))
+    };
+    incarnation.mounts.iter().filter(used).cloned().collect()
+}
+
+/// A replica's own volumes.
+pub(crate) fn owned(fleet: &Fleet, replica: &ReplicaName) -> Vec<VolumeName> {
+    fleet.index().volumes.owned(replica).cloned().collect()
+}
+
+/// What there is already of the volumes that a replica is to use, if it can use them.
+pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> Result<Vec<Stored>, String> {
+    let mut stored: Vec<Stored> = Vec::new();
+    for (name, claim) in spec.claims(replica) {
+        // One that goes is made anew.
+        let Some(volume) = fleet.volumes().get(&name).filter(|volume| volume.removing.is_none()) else {
+            continue;
+        };
+        if let Some(reason) = misfit(volume, claim, replica) {
+            return Err(reason);
+        }
+        if let Some(other) = stored.first().filter(|other| other.cluster != volume.cluster) {
+            let clusters = (&other.cluster, &volume.cluster);
+            return Err(format!("its volumes are in clusters {} and {}", clusters.0, clusters.1));
+        }
+        stored.push(Stored {
+            cluster: volume.cluster.clone(),
+            node: volume.node.clone(),
+            class: volume.class.clone(),
+            capacity: volume.capacity,
+        });
+    }
+    Ok(stored)
+}
+
+/// Why the replica cannot use the volume by the claim, whatever becomes free.
+fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option<String> {
+    let name = &volume.name;
+    if let VolumeState::Lost(reason) = &volume.state {
+        return Some(format!("volume {name} is lost ({reason}); delete it, and an empty one is made in its place"));
+    }
+    if let Some(owner) = volume.owner.as_ref().filter(|owner| *owner != replica) {
+        return Some(format!("volume {name} is replica {owner}'s own"));
+    }
+    if volume.class != claim.class {
+        return Some(format!("volume {name} is of class {}, not {}", volume.class, claim.class));
+    }
+    let (has, wants) = (volume.capacity, claim.capacity);
+    (has < wants).then(|| format!("volume {name} has {has} bytes, and {wants} are wanted"))
+}
+
+pub(crate) fn delete(fleet: &Fleet, ask: &VolumeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let volume = fleet.volumes().get(&ask.name);
+    let volume = volume.ok_or_else(|| not_found(&Subject::Volume(ask.name.clone())))?;
+    let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Asker::Actor));
+    let removing = by.filter(|_| volume.removing.is_none()).map(|by| VolumeRemoving { name, by }.into());
+    Ok(removing.into_iter().collect())
+}
+
+/// What follows from a report.
+pub(crate) fn report(fleet: &Fleet, name: &VolumeName, report: &Report<VolumeId>, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(volume) = fleet.volumes().get(name).filter(|volume| volume.id == report.object) else {
+        return Vec::new();
+    };
+    let name = name.clone();
+    match (&volume.state, &report.saw) {
+        // It reflects less than what is asked now.
+        _ if report.revision < volume.revision => {}
+        (VolumeState::Ensuring, Saw::Ready { .. }) => draft.push(VolumeReady { name }),
+        (_, Saw::Failed { message, hope }) => failed(fleet, volume, message, *hope, ctx, &mut draft),
+        (VolumeState::Destroying, Saw::Gone) => draft.push(VolumeDestroyed { name }),
+        (VolumeState::Ensuring | VolumeState::Ready, Saw::Ended { exit, .. }) => {
+            let reason = match exit {
+                Exit::Failed { reason } => reason.clone(),
+                Exit::Clean => "it was taken away".to_owned(),
+            };
+            draft.push(VolumeLost { name, reason });
+        }
+        (VolumeState::Ensuring | VolumeState::Ready, Saw::Gone) => {
+            draft.push(VolumeLost { name, reason: "nothing of it was there any more".into() });
+        }
+        (
+            VolumeState::Ready | VolumeState::Lost(_) | VolumeState::Destroying,
+            Saw::Ready { .. } | Saw::Ended { .. } | Saw::Gone,
+        )
+        | (_, Saw::Ensured { .. } | Saw::NotReady { .. }) => {}
+    }
+    draft.done()
+}
+
+fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context, draft: &mut Draft) {
+    let Some(command) = volume.command.filter(|command| command.not_before <= ctx.now) else { return };
+    let wait = BACKOFF.wait(command.attempt, volume.id.position().get());
+    let wait = match (hope, command.effect) {
+        (Hope::Never, Effect::Ensure) => None,
+        (Hope::Retry, Effect::Ensure) => wait,
+        // An end that fails is a debt that is never given up.
+        (_, Effect::Stop | Effect::Kill) => wait.or(Some(BACKOFF.max)),
+    };
+    draft.push(VolumeFailed {
+        name: volume.name.clone(),
+        revision: volume.revision,
+        attempt: command.attempt,
+        error: error.into(),
+        not_before: wait.map(|wait| ctx.now + wait),
+    });
+    if wait.is_some() {
+        return;
+    }
+    if volume.removing.is_none() {
+        let by = Asker::Rule(UNMADE.into());
+        draft.push(VolumeRemoving { name: volume.name.clone(), by });
+    }
+    let reason = format!("volume {} could not be made: {error}", volume.name);
+    for id in fleet.index().volumes.awaiting(&volume.name) {
+        if let Some(operation) = fleet.incarnations().get(id).and_then(|it| brings_up(fleet, it)) {
+            operation::end(fleet, operation, OperationEnd::Failed { reason: reason.clone() }, draft);
+        }
+    }
+}
+
+fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
+    fleet.operations().get(&incarnation.operation).filter(|operation| operation.is_open())
+}
+
+/// Its node is gone, on the operator's word.
+pub(crate) fn lost(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    if let Some(volume) = fleet.volumes().get(name) {
+        let reason = format!("node {} was expunged", volume.node);
+        draft.push(VolumeLost { name: name.clone(), reason });
+    }
+    draft.done()
+}
+
+/// It is to go, and nothing uses it: on a node that is gone, it is gone with it.
+pub(crate) fn destroy(fleet: &Fleet, name: &VolumeName, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    if let Some(volume) = fleet.volumes().get(name) {
+        let name = name.clone();
+        if fleet.index().places.is_expunged(&volume.node) {
+            draft.push(VolumeDestroyed { name });
+        } else {
+            draft.push(VolumeDestroying { name });
+        }
+    }
+    draft.done()
+}
+
+/// A run that waits for its volumes alone: makes those that are not there; begins it when all are; or fails its
+/// operation, where that will never be.
+pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(incarnation) = fleet.incarnations().get(&id) else { return Vec::new() };
+    match wanting(fleet, incarnation) {
+        Err(reason) => {
+            if let Some(operation) = brings_up(fleet, incarnation) {
+                operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
+            }
+        }
+        Ok(missing) if missing.is_empty() => draft.push(IncarnationBegun {
+            incarnation: id,
+            replica: incarnation.replica.clone(),
+            deployment: incarnation.deployment.clone(),
+            deadline: incarnation::start_deadline(
+                fleet,
+                &incarnation.plan,
+                &incarnation.deployment,
+                ctx.now,
+            ),
+            mounts: incarnation.mounts.clone(),
+        }),
+        Ok(missing) => {
+            for created in missing {
+                draft.push(created);
+            }
+        }
+    }
+    draft.done()
+}
+
+/// The volumes that are to be made for the run, or why it will never have all.
+fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
+    let spec = spec_of(fleet, incarnation).ok_or("its version is forgotten")?;
+    let replica = &incarnation.replica;
+    let (mut missing, mut needed) = (Vec::new(), BTreeMap::<StorageClass, u64>::new());
+    for (name, claim) in spec.claims(replica) {
+        let capacity = match fleet.volumes().get(&name) {
+            Some(volume) => {
+                if let Some(reason) = misfit(volume, claim, replica) {
+                    return Err(reason);
+                }
+                if volume.cluster != incarnation.cluster {
+                    return Err(format!("volume {name} is in cluster {}", volume.cluster));
+                }
+                if volume.node == incarnation.node { 0 } else { volume.capacity }
+            }
+            None => {
+                missing.push(VolumeCreated {
+                    name: name.clone(),
+                    node: incarnation.node.clone(),
+                    class: claim.class.clone(),
+                    capacity: claim.capacity,
+                    incarnation: incarnation.id,
+                    owner: claim.volume.is_none().then(|| replica.clone()),
+                    on_delete: claim.on_delete,
+                });
+                claim.capacity
+            }
+        };
+        let sum = needed.entry(claim.class.clone()).or_default();
+        *sum = sum.saturating_add(capacity);
+    }
+    // What there was when its place was found may have gone since, or have come to another node.
+    for (class, held) in &incarnation.volumes {
+        needed.entry(class.clone()).and_modify(|sum| *sum = sum.saturating_sub(*held));
+    }
+    needed.retain(|_, bytes| *bytes > 0);
+    match fleet.index().places.lacks_storage(&incarnation.node, &needed) {
+        Some(class) if !planted::is(Bug::ForgetsStorage) => {
+            Err(format!("node {} has too little storage of class {class} by now", incarnation.node))
+        }
+        Some(_) | None => Ok(missing),
+    }
+}
+
+/// By what the run is, or would be.
+fn spec_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a PlanSpec> {
+    let plan = fleet.plans().get(&incarnation.plan)?;
+    let key = (plan.name.clone(), incarnation.deployment.clone());
+    Some(plan.spec_of(fleet.deployments().get(&key)?.generation))
+}
+
+/// The first volume that is counted on the node, with how many there are.
+pub(crate) fn on_node<'a>(fleet: &'a Fleet, node: &NodeName) -> Option<(&'a VolumeName, usize)> {
+    let on_it = fleet.index().volumes.on_node(node)?;
+    on_it.first().map(|first| (first, on_it.len()))
+}

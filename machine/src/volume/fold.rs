@@ -1,0 +1,139 @@
+//! Folding what becomes of volumes.
+
+use chancery_events::fact::{
+    Asker, Effect, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed, VolumeLost, VolumeReady,
+    VolumeRemoving,
+};
+use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::name::{NodeName, VolumeName};
+use chancery_events::spec::OnDelete;
+use chancery_events::subject::Subject;
+
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::state::{Incarnation, Node, Outstanding, Volume, VolumeState};
+
+pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result<(), Contradiction> {
+    let cluster = fleet.want::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| Contradiction {
+        subject: Subject::Volume(fact.name.clone()),
+        problem: format!("it is made on node {}, which is in no cluster", fact.node),
+    })?;
+    // From now on it holds itself what was held for it.
+    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
+        if let Some(held) = incarnation.volumes.get_mut(&fact.class) {
+            *held = held.saturating_sub(fact.capacity);
+        }
+        incarnation.volumes.retain(|_, held| *held > 0);
+        incarnation.meta.touch(at);
+    })?;
+    fleet.put(Volume {
+        id: VolumeId::issue(at.lineage, at.position),
+        name: fact.name.clone(),
+        cluster,
+        node: fact.node.clone(),
+        class: fact.class.clone(),
+        capacity: fact.capacity,
+        owner: fact.owner.clone(),
+        on_delete: fact.on_delete,
+        state: VolumeState::Ensuring,
+        removing: None,
+        user: None,
+        revision: 1,
+        command: Some(Outstanding { effect: Effect::Ensure, attempt: 1, not_before: at.time }),
+        error: None,
+        meta: Meta::new(at),
+    });
+    Ok(())
+}
+
+pub(crate) fn ready(fleet: &mut Fleet, fact: &VolumeReady, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Volume>(&fact.name, |volume| {
+        volume.state = VolumeState::Ready;
+        (volume.command, volume.error) = (None, None);
+        volume.meta.bump(at);
+    })
+}
+
+pub(crate) fn failed(fleet: &mut Fleet, fact: &VolumeFailed, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Volume>(&fact.name, |volume| {
+        volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| Outstanding {
+            effect: command.effect,
+            attempt: fact.attempt + 1,
+            not_before,
+        });
+        volume.error = Some(fact.error.clone());
+        volume.meta.bump(at);
+    })
+}
+
+pub(crate) fn lost(fleet: &mut Fleet, fact: &VolumeLost, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Volume>(&fact.name, |volume| {
+        volume.state = VolumeState::Lost(fact.reason.clone());
+        volume.command = None;
+        volume.meta.bump(at);
+    })
+}
+
+pub(crate) fn removing(fleet: &mut Fleet, fact: &VolumeRemoving, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Volume>(&fact.name, |volume| {
+        volume.removing = Some(fact.by.clone());
+        volume.meta.bump(at);
+    })
+}
+
+pub(crate) fn destroying(fleet: &mut Fleet, fact: &VolumeDestroying, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Volume>(&fact.name, |volume| {
+        volume.state = VolumeState::Destroying;
+        volume.revision += 1;
+        volume.command = Some(Outstanding { effect: Effect::Kill, attempt: 1, not_before: at.time });
+        volume.error = None;
+        volume.meta.bump(at);
+    })
+}
+
+pub(crate) fn destroyed(fleet: &mut Fleet, fact: &VolumeDestroyed) -> Result<(), Contradiction> {
+    fleet.remove::<Volume>(&fact.name)
+}
+
+/// A run begins to use them, and they come to its node.
+pub(crate) fn take(
+    fleet: &mut Fleet,
+    mounts: &[VolumeName],
+    user: IncarnationId,
+    node: &NodeName,
+    at: At,
+) -> Result<(), Contradiction> {
+    for name in mounts {
+        fleet.change::<Volume>(name, |volume| {
+            volume.user = Some(user);
+            volume.node = node.clone();
+            volume.meta.touch(at);
+        })?;
+    }
+    Ok(())
+}
+
+/// The run that used them is over.
+pub(crate) fn free(fleet: &mut Fleet, mounts: &[VolumeName], at: At) -> Result<(), Contradiction> {
+    for name in mounts {
+        fleet.change::<Volume>(name, |volume| {
+            volume.user = None;
+            volume.meta.touch(at);
+        })?;
+    }
+    Ok(())
+}
+
+/// The replica whose own they were is no more.
+pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result<(), Contradiction> {
+    for name in volumes {
+        fleet.change::<Volume>(name, |volume| {
+            let owner = volume.owner.take();
+            if volume.on_delete == OnDelete::Destroy && volume.removing.is_none() {
+                volume.removing = owner.map(|owner| Asker::Rule(format!("replica/{owner}/on_delete")));
+            }
+            volume.meta.touch(at);
+        })?;
+    }
+    Ok(())
+}

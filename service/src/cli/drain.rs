@@ -123,8 +123,9 @@ impl Emptying<'_> {
         loop {
             match self.look(client)? {
                 Seen::Empty => {
+                    self.done("is empty", output, out)?;
                     eprintln!("it is out of its cluster; to put it back: chancery undrain {node}");
-                    return self.done("is empty", output, out);
+                    return Ok(());
                 }
                 Seen::Removed => return self.done("is empty, and removed", output, out),
                 Seen::GivenUp => {

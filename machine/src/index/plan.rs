@@ -212,8 +212,15 @@ impl PlanIndex {
     /// in the fullest domain (of several as full, the first by name), then the newest there, then by name. The same
     /// journal gives the same choice.
     pub fn victim(&self) -> Option<&ReplicaName> {
+        // Those on their way out count no more.
+        let mut stay: BTreeMap<&DomainName, usize> = BTreeMap::new();
+        for (_, (_, domain), set) in self.candidates() {
+            if let Some(domain) = domain {
+                *stay.entry(domain).or_default() += set.len();
+            }
+        }
         let fullness =
-            |domain: &Option<DomainName>| domain.as_ref().map_or(0, |domain| self.domains.get(domain));
+            |domain: &Option<DomainName>| domain.as_ref().and_then(|domain| stay.get(domain)).copied();
         let rank = |stale: bool, (healthy, domain): &(bool, Option<DomainName>)| {
             (!*healthy, stale, fullness(domain), Reverse(domain.clone()))
         };

@@ -328,3 +328,20 @@ fn of_too_many_the_unhealthy_go_first_then_those_on_disturbed_nodes_then_the_old
     world.obey();
     assert!(!names(&world).contains(&disturbed.name));
 }
+
+#[test]
+fn what_is_left_of_too_many_is_spread_over_domains_whenever_they_are_approved() {
+    for approval in ["automatic", "manual"] {
+        let mut world = world(4, approval, &json!({}));
+        deploy(&mut world, "d1", "v1", 4, &rolling());
+        world.approve_all();
+        world.obey();
+        deploy(&mut world, "d2", "v1", 2, &rolling());
+        world.approve_all();
+        world.obey();
+        let left = world.fleet.replicas().sorted();
+        let domains: std::collections::BTreeSet<_> =
+            left.iter().filter_map(|replica| replica.active.as_ref()).map(|run| run.domain.clone()).collect();
+        assert_eq!((left.len(), domains.len()), (2, 2), "{approval}");
+    }
+}

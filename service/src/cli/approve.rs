@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use chancery_events::intent::{Intent, OperationApprove, OperationReject, Shown};
+use chancery_events::spec::OperationKind;
 use chancery_projector::rows::{OperationRow, OperationWord};
 use serde_json::{Value, json};
 
@@ -100,6 +101,7 @@ pub(super) fn run(
 
 fn place(row: &OperationRow) -> String {
     match &row.node {
+        Some(node) if row.kind == OperationKind::Relocate => format!("{} to {node}", row.replica),
         Some(node) => format!("{} on {node}", row.replica),
         None => row.replica.to_string(),
     }

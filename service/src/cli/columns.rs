@@ -337,8 +337,32 @@ pub(super) fn coordinates(row: &DeploymentRow) -> String {
 #[cfg(test)]
 mod tests {
     use chancery_events::spec::Day;
+    use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn whoever_asked_for_an_operation_is_named() {
+        for (by, deployment, wanted) in [
+            (json!({"actor": "ann"}), Value::Null, "ann"),
+            (json!({"rule": "plan/web/restart"}), Value::Null, "rule plan/web/restart"),
+            (
+                json!({"rule": "deployment/web/d-1/rollback"}),
+                json!("d-1"),
+                "rule deployment/web/d-1/rollback",
+            ),
+            (json!({"disruption": {"node": "n", "name": "drain"}}), Value::Null, "disruption n/drain"),
+            (Value::Null, json!("d-1"), "d-1"),
+        ] {
+            let row = json!({
+                "id": "00000000-0000-8252-8001-b24adb924579", "replica": "web-0100", "plan": "web", "kind": "delete",
+                "deployment": deployment, "by": by, "runs_by": "d-1", "state": "running", "hash": null, "node": null,
+                "incarnation": null, "approved_by": null, "message": "", "version": 1, "position": 3,
+                "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z",
+            });
+            assert_eq!(asker(&typed(&row).expect("a row")), wanted);
+        }
+    }
 
     #[test]
     fn spans_windows_and_strategies_are_shown_as_they_are_written() {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | is being emptied | that is over: what has not moved yet stays |
 //! | was emptied, and so evicted from its cluster | it is cleaned, made free, and put into the cluster that it was in last |
+//! | is on that way, or free | the rest of it |
 //! | is in use, and nothing empties it | unchanged |
 
 use std::io::Write;
@@ -105,6 +106,8 @@ struct Emptying<'a> {
 /// What one look says.
 enum Seen {
     Empty,
+    /// It was to be removed, and is.
+    Removed,
     /// Somebody has ended the disruption.
     GivenUp,
     Left(Vec<String>),
@@ -119,8 +122,12 @@ impl Emptying<'_> {
         let mut told = Vec::new();
         loop {
             match self.look(client)? {
-                Seen::Empty if output == Output::Table => return Ok(writeln!(out, "node/{node} is empty")?),
-                Seen::Empty => return Ok(()),
+                Seen::Empty => {
+                    self.done("is empty", output, out)?;
+                    eprintln!("it is out of its cluster; to put it back: chancery undrain {node}");
+                    return Ok(());
+                }
+                Seen::Removed => return self.done("is empty, and removed", output, out),
                 Seen::GivenUp => {
                     let what =
                         format!("drain node/{node}: disruption {name} was completed before it was empty");
@@ -141,12 +148,18 @@ impl Emptying<'_> {
         }
     }
 
+    fn done(&self, what: &str, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
+        if output == Output::Table {
+            writeln!(out, "node/{} {what}", self.node)?;
+        }
+        Ok(())
+    }
+
     fn look(&self, client: &Client<'_>) -> Result<Seen, CliError> {
         let node = self.node;
         let doing = format!("read node/{node}");
         let Some(item) = get::find(client, &doing, Kind::Node, node.as_str())? else {
-            // One that was to be removed.
-            return Ok(Seen::Empty);
+            return Ok(Seen::Removed);
         };
         let row: NodeRow = typed(&item)?;
         let disruption = row.disruptions.iter().find(|one| one.name == *self.name);
@@ -196,34 +209,34 @@ fn shortened(left: &[String]) -> String {
 pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let name: NodeName = read(Kind::Node, Kind::Node.name_in(&undrain.node)?)?;
     let row: NodeRow = typed(&get::one(client, Kind::Node, name.as_str())?)?;
-    let mut intents: Vec<Intent> = Vec::new();
+    let (doing, of) = (format!("undrain node/{name}"), format!("node/{name}"));
+    let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {
-        intents.push(DisruptionComplete { node: name.clone(), name: disruption.name.clone() }.into());
+        let intent = DisruptionComplete { node: name.clone(), name: disruption.name.clone() }.into();
+        verdict = Some(client.ask(&doing, &intent)?);
     }
+    // It may have become empty meanwhile, and been evicted.
+    let row = if verdict.is_some() { typed(&get::one(client, Kind::Node, name.as_str())?)? } else { row };
     let way: &[NodeState] = match row.state {
         NodeState::Evicted => &[NodeState::Sanitizing, NodeState::Unallocated, NodeState::Allocated],
         NodeState::Sanitizing => &[NodeState::Unallocated, NodeState::Allocated],
         NodeState::Unallocated => &[NodeState::Allocated],
         NodeState::Allocating | NodeState::Allocated | NodeState::Expunged => &[],
     };
+    // Known before the first step: without it, there is no way.
+    let cluster = if way.is_empty() { None } else { Some(cluster(&name, client)?) };
     for state in way {
-        let cluster = match state {
-            NodeState::Allocated => Some(cluster(&name, client)?),
-            _ => None,
-        };
-        intents.push(NodeSetState { name: name.clone(), state: *state, cluster }.into());
+        let cluster = cluster.clone().filter(|_| *state == NodeState::Allocated);
+        let intent = NodeSetState { name: name.clone(), state: *state, cluster }.into();
+        verdict = Some(client.ask(&doing, &intent)?);
     }
-    let of = format!("node/{name}");
-    let Some(last) = intents.pop() else {
-        eprintln!("nothing empties {of}, and it is {}", row.state);
-        let (position, version) = (row.position.get(), Some(row.version));
-        let verdict = Verdict { position, outcome: "unchanged".into(), version };
-        return shown(client, &of, "unchanged", &verdict, out);
-    };
-    for intent in &intents {
-        client.ask(&format!("undrain {of}"), intent)?;
+    if let Some(verdict) = verdict {
+        return shown(client, &of, "is in use again", &verdict, out);
     }
-    ask_as(client, "undrain", &of, &last, "is in use again", out)
+    eprintln!("nothing empties {of}, and it is {}", row.state);
+    let (position, version) = (row.position.get(), Some(row.version));
+    let verdict = Verdict { position, outcome: "unchanged".into(), version };
+    shown(client, &of, "unchanged", &verdict, out)
 }
 
 /// The cluster that the node was in last.

@@ -13,6 +13,7 @@ const WHAT: &[&str] = &[
     "kind",
     "rule",
     "evict",
+    "deployment",
     "version",
     "begins",
     "effect",
@@ -68,9 +69,9 @@ impl Told<'_> {
         }
         for field in WHAT {
             let value = if data[field].is_null() { &spec[field] } else { &data[field] };
-            // That of an operation names a deployment; others count changes, which says nothing here.
-            let counts = *field == "version" && value.is_number();
-            if let Some(value) = words(value).filter(|_| !counts) {
+            // That of an operation names a deployment, mostly its own; others count changes, which says nothing here.
+            let needless = *field == "version" && (value.is_number() || *value == data["deployment"]);
+            if let Some(value) = words(value).filter(|_| !needless) {
                 add(&mut text, format_args!(" {field}={value}"));
             }
         }
@@ -174,6 +175,9 @@ mod tests {
         assert_eq!(Told(&opened).what(), "operation.opened kind=relocate by=disruption/node-1/drain");
         let update = json!({"type": "operation.opened.v1", "data": {"kind": "update", "version": "d-2"}});
         assert_eq!(Told(&update).what(), "operation.opened kind=update version=d-2");
+        let update = json!({"kind": "update", "deployment": "d-2", "version": "d-2"});
+        let update = json!({"type": "operation.opened.v1", "data": update});
+        assert_eq!(Told(&update).what(), "operation.opened kind=update deployment=d-2");
         let ended = json!({"end": {"failed": {"reason": "it exited"}}, "again": {"at": 1, "row": 2}});
         let ended = json!({"type": "incarnation.ended.v1", "data": ended});
         assert_eq!(Told(&ended).what(), "incarnation.ended end=failed again=2");

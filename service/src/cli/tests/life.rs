@@ -142,7 +142,8 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
         events.map(told).collect::<Vec<_>>()
     };
     let during = disrupted(&json!([disruption("drain", "approved", "yes")]), 1);
-    let (result, asked) = told("chancery undrain node-1", vec![ok(&during), verdict()]);
+    let (result, asked) =
+        told("chancery undrain node-1", vec![ok(&during), verdict(), ok(&node("node-1", ""))]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "node": "node-1", "name": "drain" });
     assert_eq!(types(&asked), [("chancery.disruption.complete.v1".to_owned(), wanted)]);
@@ -152,13 +153,18 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let moved = |position: u64, to: &str, cluster: Value| json!({ "position": position, "type": "node.moved.v1", "data": { "name": "node-1", "to": to, "cluster": cluster } });
     let items = json!([moved(3, "allocated", json!("local")), moved(9, "evicted", Value::Null)]);
     let past = ok(&json!({ "items": items, "next_from": null, "position": 9 }));
-    let script = vec![ok(&emptied), past, verdict(), verdict(), verdict()];
+    let script = vec![ok(&emptied), past.clone(), verdict(), verdict(), verdict()];
     let (result, asked) = told("chancery undrain node-1", script);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let states: Vec<_> =
         types(&asked).into_iter().map(|(_, data)| (data["state"].clone(), data["cluster"].clone())).collect();
     let wanted = [("sanitizing", Value::Null), ("unallocated", Value::Null), ("allocated", json!("local"))];
     assert_eq!(states, wanted.map(|(state, cluster)| (json!(state), cluster)));
+
+    // It becomes empty at the very moment.
+    let script = vec![ok(&during), verdict(), ok(&emptied), past, verdict(), verdict(), verdict()];
+    let (result, asked) = told("chancery undrain node-1", script);
+    assert_eq!((result.expect("in use").as_str(), types(&asked).len()), ("node/node-1 is in use again\n", 4));
 
     let (result, asked) = told("chancery undrain node-1", vec![ok(&node("node-1", ""))]);
     assert_eq!((result.expect("nothing to do").as_str(), asked.len()), ("node/node-1 unchanged\n", 1));

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::fleet::{Contradiction, Fleet};
 use crate::keys::{Accepted, Keys, Known};
 use crate::meta::At;
-use crate::state::{Cluster, Incarnation, Operation, Plan, Replica};
+use crate::state::{Cluster, Incarnation, Operation, Plan, Replica, Volume};
 use crate::{
     catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session, volume,
 };

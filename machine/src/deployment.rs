@@ -82,6 +82,13 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
     let bound = format!("must be at most {most}, which is the server's setting limits.replicas");
     faults.check(spec.count <= most, "/spec/count", bound);
     check_strategy(&mut faults, spec);
+    if plan.claims_by_name() {
+        let one = "must be at most one: the plan claims a volume by name, which has one user at a time";
+        faults.check(spec.count <= 1, "/spec/count", one);
+        let rolling = matches!(spec.strategy, Strategy::Rolling { .. });
+        let beside = "must be rolling: two sets cannot both use the volume that the plan claims by name";
+        faults.check(rolling, "/spec/strategy", beside);
+    }
     for payload in spec.coordinates.keys() {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");
@@ -91,7 +98,9 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
         let coordinates = spec.coordinates.get(&payload.name);
         for (text, place) in plan::texts(payload, "") {
             let filled = template::fill(text, |name| {
-                let executor = plan::FILLED_BY_EXECUTOR.contains(&name) || name.starts_with("port.");
+                let executor = plan::FILLED_BY_EXECUTOR.contains(&name)
+                    || name.starts_with("port.")
+                    || name.starts_with("volume.");
                 if executor { Some(String::new()) } else { coordinates.and_then(|c| c.get(name).cloned()) }
             });
             if let Err(error) = filled {

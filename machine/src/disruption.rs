@@ -33,6 +33,7 @@ use crate::meta::{At, Stamp};
 use crate::operation::{self, Want};
 use crate::refuse::{Faults, bad_transition, not_found};
 use crate::state::{Disruption, Incarnation, IncarnationState, Node, Operation, Replica};
+use crate::volume;
 
 /// Disruptions of a node, at most.
 const MOST: usize = 100;
@@ -164,6 +165,11 @@ pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)>
         let Some(node) = fleet.nodes().get(name) else { continue };
         let mut draft = Draft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
+            // A node is forgotten without its volumes, or not at all: somebody deletes them first.
+            let goes = node.disruptions.get(disruption).map(|of| of.spec.evict) == Some(Evict::AndRemove);
+            if goes && volume::on_node(fleet, name).is_some() {
+                continue;
+            }
             completed(node, disruption, &mut draft);
         } else if turn.is_none_or(|turn| turn == domain) {
             turn = Some(domain);

@@ -64,8 +64,8 @@ pub(crate) fn start_deadline(
 }
 
 /// What follows from a report.
-pub(crate) fn report(fleet: &Fleet, report: &Report, ctx: &Context) -> Vec<Fact> {
-    let Some(incarnation) = fleet.incarnations().get(&report.incarnation) else { return Vec::new() };
+pub(crate) fn report(fleet: &Fleet, report: &Report<IncarnationId>, ctx: &Context) -> Vec<Fact> {
+    let Some(incarnation) = fleet.incarnations().get(&report.object) else { return Vec::new() };
     let mut draft = Draft::new(ctx);
     match (&incarnation.state, &report.saw) {
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}
@@ -230,6 +230,7 @@ fn revert(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut 
         replica: incarnation.replica.clone(),
         deployment: incarnation.deployment.clone(),
         deadline: None,
+        mounts: Vec::new(),
     });
     if let Some(operation) = brings_up(fleet, incarnation) {
         operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);

@@ -336,7 +336,8 @@ impl Index {
             if marks.commanded && !other.is_some_and(|other| other.commanded) {
                 self.command(&marks.cluster, marks.id.into(), up);
             }
-            let waits_for = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.waits_for.is_some());
+            let waits_for =
+                |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.waits_for.is_some());
             if let Some(needs) = marks.waits_for.as_ref().filter(|_| !waits_for(other)) {
                 self.volumes.run(marks.id, needs, up);
             }

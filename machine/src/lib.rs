@@ -24,7 +24,6 @@ pub mod operation;
 pub mod places;
 mod plan;
 mod policy;
-mod volume;
 mod refuse;
 pub mod replica;
 pub mod scheduler;
@@ -32,6 +31,7 @@ pub mod session;
 mod shelf;
 pub mod state;
 pub mod table;
+mod volume;
 
 #[cfg(test)]
 mod testing;

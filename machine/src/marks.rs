@@ -8,7 +8,8 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Asker};
 use chancery_events::id::{IncarnationId, OperationId, Position, VolumeId};
 use chancery_events::name::{
-    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass, VolumeName,
+    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass,
+    VolumeName,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{Approval, OperationKind, Strategy};

@@ -28,6 +28,7 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, bad_transition, not_found};
 use crate::state::Node;
+use crate::volume;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
     check(fleet, &ask.spec)?;
@@ -94,10 +95,12 @@ fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal>
         let detail = format!("placements hold {} of node {}; less cannot be had", held.amounts, now.name);
         return Err(Refusal::new(Code::InUse, detail).at("/spec/total", "is less than what is held"));
     }
-    for (class, bytes) in &held.volumes {
+    for class in held.volumes.keys().chain(held.stored.keys()) {
+        let bytes = held.storage(class);
         let has = spec.storage.iter().find(|s| s.class == *class).map_or(0, |s| s.capacity);
-        if has < *bytes {
-            let detail = format!("placements hold {bytes} bytes of class {class} on node {}", now.name);
+        if has < bytes {
+            let detail =
+                format!("placements and volumes hold {bytes} bytes of class {class} on node {}", now.name);
             return Err(Refusal::new(Code::InUse, detail).at("/spec/storage", "is less than what is held"));
         }
     }
@@ -148,6 +151,9 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
     if ask.state == Evicted {
         check_empty(fleet, now)?;
     }
+    if ask.state == Sanitizing {
+        check_without_volumes(fleet, now)?;
+    }
     let moved =
         |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
     Ok(steps.iter().map(moved).collect())
@@ -168,6 +174,16 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
     }
 }
 
+fn check_without_volumes(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
+    match volume::on_node(fleet, &node.name) {
+        None => Ok(()),
+        Some((first, count)) => {
+            let detail = format!("node {} has {count} volumes, among them {first}", node.name);
+            Err(Refusal::new(Code::InUse, detail))
+        }
+    }
+}
+
 pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
     match (check_empty(fleet, now), ask.cascade) {
@@ -177,6 +193,7 @@ pub(crate) fn delete(fleet: &Fleet, ask: &NodeDelete, ctx: &Context) -> Result<V
         (Err(in_use), Cascade::Yes) if now.state == NodeState::Expunged => return Err(in_use),
         (Err(_), Cascade::Yes) => return disruption::remove_node(fleet, ask, ctx),
     }
+    check_without_volumes(fleet, now)?;
     Ok(vec![NodeDeleted { name: ask.name.clone() }.into()])
 }
 

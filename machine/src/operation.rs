@@ -81,9 +81,6 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
 
 /// What stands in the way of running the spec on the node, whoever approves it.
 fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
-    if let Some(payload) = spec.payloads.iter().find(|payload| !payload.volumes.is_empty()) {
-        return Some(format!("payload {} needs volumes, which this build cannot provide yet", payload.name));
-    }
     let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
     let empty = spec.payloads.iter().find(|payload| payload.run.is_none());
     match (cluster.spec.runtime, empty) {

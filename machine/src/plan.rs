@@ -18,7 +18,7 @@ use chancery_events::fact::{
 };
 use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, Payload, PlanSpec, Probe, Protocol};
+use chancery_events::spec::{Activity, OnDelete, Payload, PlanSpec, Probe, Protocol};
 use chancery_events::subject::Subject;
 use chancery_events::template;
 
@@ -102,15 +102,22 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
         faults.check(volume.capacity <= largest, format!("{at}/capacity"), "is more than can be counted");
         faults.check(volume.mount.starts_with('/'), format!("{at}/mount"), "must be an absolute path");
         faults.check(mounts.insert(&volume.mount), format!("{at}/mount"), "is named twice");
+        let by_name = volume.volume.is_some() && volume.on_delete == OnDelete::Destroy;
+        faults.check(
+            !by_name,
+            format!("{at}/on_delete"),
+            "is for a replica's own volume; this one is deleted by name",
+        );
     }
     if let Some(run) = &payload.run {
         let program = run.argv.first().is_some_and(|program| !program.is_empty());
         faults.check(program, format!("{at}/run/argv"), "must begin with the program");
         for (text, place) in texts(payload, at) {
             faults.check(!text.contains('\0'), &place, "may not hold a zero byte");
-            let filled = template::fill(text, |name| match name.strip_prefix("port.") {
-                Some(port) => ports.keys().any(|known| known.as_str() == port).then(String::new),
-                None => Some(String::new()),
+            let filled = template::fill(text, |name| match name.split_once('.') {
+                Some(("port", port)) => ports.keys().any(|known| known.as_str() == port).then(String::new),
+                Some(("volume", mount)) => mounts.iter().any(|known| *known == mount).then(String::new),
+                Some(_) | None => Some(String::new()),
             });
             if let Err(error) = filled {
                 faults.add(place, error.to_string());

@@ -33,6 +33,7 @@ use crate::refuse::{bad_transition, not_found};
 use crate::state::{
     DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan, Replica, Will,
 };
+use crate::volume;
 
 /// What people see of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -353,6 +354,7 @@ pub(crate) fn deleted(fleet: &mut Fleet, fact: &ReplicaDeleted, at: At) -> Resul
     let replica = fleet.want::<Replica>(&fact.name)?;
     let (operations, incarnations) = (replica.operations.clone(), replica.incarnations.clone());
     let plan = replica.plan.clone();
+    volume::leave(fleet, &fact.volumes, at)?;
     for id in operations {
         fleet.remove::<Operation>(&id)?;
     }

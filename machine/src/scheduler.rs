@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::fact::Unfit;
-use chancery_events::name::{CapabilityName, DeploymentName, DomainName, NodeName, PlanName, StorageClass};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
+};
 use chancery_events::spec::{
     Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanSpec, Sharing,
 };
@@ -221,7 +223,7 @@ impl Field {
             limits.not != Some(node)
                 && !is_shared(&self.spec, index, node, limits)
                 && strain(fleet, &self.spec, node, limits, strict).is_none()
-                && self.has_storage(fleet, node, limits)
+                && has_storage(fleet, &self.spec, node, limits)
         };
         let mut next = self.order.first().copied();
         while let Some((known, rank)) = next {
@@ -244,15 +246,13 @@ impl Field {
     }
 }
 
-impl Field {
-    fn has_storage(&self, fleet: &Fleet, node: &NodeName, limits: &Limits<'_>) -> bool {
-        if self.spec.payloads.iter().all(|payload| payload.volumes.is_empty()) {
-            return true;
-        }
-        let needed = storage(&self.spec, limits.stored, node);
-        let near = fleet.nodes().get(node).is_some_and(|node| is_elsewhere(node, limits.stored).is_none());
-        near && fleet.index().places.lacks_storage(node, &needed).is_none()
+fn has_storage(fleet: &Fleet, spec: &PlanSpec, node: &NodeName, limits: &Limits<'_>) -> bool {
+    if spec.payloads.iter().all(|payload| payload.volumes.is_empty()) {
+        return true;
     }
+    let needed = storage(spec, limits.stored, node);
+    let near = fleet.nodes().get(node).is_some_and(|node| is_elsewhere(node, limits.stored).is_none());
+    near && fleet.index().places.lacks_storage(node, &needed).is_none()
 }
 
 /// Whether another replica of the plan is on the node, and may not be.

@@ -14,7 +14,7 @@
 use chancery_events::fact::{
     Fact, IncarnationEnd, IncarnationEnded, Judgement, ObjectJudged, SessionClosed, SessionOpened,
 };
-use chancery_events::id::{ScopeId, SessionId};
+use chancery_events::id::{ObjectId, ScopeId, SessionId};
 use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
 use chancery_events::planted::{self, Bug};
 
@@ -57,8 +57,8 @@ pub enum HelloRefused {
     },
     /// Something may be left where this executor does not look.
     #[error(
-        "replica {replica} of cluster {cluster} was given to executor {holder} in another folder (scope {scope}), and \
-         may run there: start the executor over that folder, or expunge node {node} if its machine is lost"
+        "{what} of cluster {cluster} was given to executor {holder} in another folder (scope {scope}), and \
+         may be there: start the executor over that folder, or expunge node {node} if its machine is lost"
     )]
     LeftElsewhere {
         /// The cluster.
@@ -67,8 +67,8 @@ pub enum HelloRefused {
         holder: String,
         /// Where that is.
         scope: ScopeId,
-        /// The first that may be left.
-        replica: String,
+        /// The first replica or volume that may be left.
+        what: String,
         /// Its place.
         node: String,
     },
@@ -105,14 +105,24 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
 /// What forbids that an executor of this scope takes the cluster: something that may be in another one.
 fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> Option<HelloRefused> {
     let old = cluster.scope.as_ref().filter(|old| Some(old.id) != scope)?;
-    let mut wanted = fleet.index().inventory(&cluster.name).filter_map(|id| fleet.incarnations().get(&id));
-    let left = wanted.find(|incarnation| old.may_hold(incarnation))?;
+    let mut wanted = fleet.index().inventory(&cluster.name);
+    let (what, node) = wanted.find_map(|id| match id {
+        ObjectId::Incarnation(id) => {
+            let left = fleet.incarnations().get(&id).filter(|incarnation| old.may_hold(incarnation))?;
+            Some((format!("replica {}", left.replica), left.node.to_string()))
+        }
+        ObjectId::Volume(id) => {
+            let left = fleet.volumes().get(fleet.index().volumes.name(id)?)?;
+            let may_be = old.until.is_none_or(|until| id.position() <= until);
+            may_be.then(|| (format!("volume {}", left.name), left.node.to_string()))
+        }
+    })?;
     Some(HelloRefused::LeftElsewhere {
         cluster: cluster.name.to_string(),
         holder: old.executor.to_string(),
         scope: old.id,
-        replica: left.replica.to_string(),
-        node: left.node.to_string(),
+        what,
+        node,
     })
 }
 
@@ -145,6 +155,7 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
                 displaces: None,
                 processes: Vec::new(),
                 again: None,
+                mounts: Vec::new(),
             };
             dead.then(|| ended.into())
         }));
@@ -156,16 +167,23 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
 /// its story is over; the head is past everything that the executor has seen, which is checked before this.
 pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
     let Some(session) = fleet.sessions().get(&saw.session) else { return Vec::new() };
-    let id = saw.incarnation;
-    let live = fleet.incarnations().get(&id).is_some_and(crate::state::Incarnation::is_live);
+    let id = saw.object;
+    let live = match id {
+        ObjectId::Incarnation(id) => {
+            fleet.incarnations().get(&id).is_some_and(crate::state::Incarnation::is_live)
+        }
+        ObjectId::Volume(id) => fleet.index().volumes.name(id).is_some(),
+    };
     if live {
         return Vec::new();
     }
-    let ours = fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
+    // Data is destroyed by name alone: what is left of a volume, though it was called destroyed, is for people to see.
+    let may_go = matches!(id, ObjectId::Incarnation(_));
+    let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
     let judgement =
         if ours || planted::is(Bug::RemovesForeign) { Judgement::Remove } else { Judgement::Quarantine };
     let revision = saw.revision.saturating_add(1);
-    vec![ObjectJudged { cluster: session.cluster.clone(), incarnation: id, judgement, revision }.into()]
+    vec![ObjectJudged { cluster: session.cluster.clone(), object: id, judgement, revision }.into()]
 }
 
 pub(crate) fn opened(fleet: &mut Fleet, fact: &SessionOpened, at: At) -> Result<(), Contradiction> {

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::Fact;
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, ScopeId, SessionId, Term};
+use chancery_events::fact::{Effect, Fact};
+use chancery_events::id::{
+    IncarnationId, Lineage, ObjectId, OperationId, Position, ScopeId, SessionId, Term,
+};
 use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{
     Exit, Hope, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw, SessionHello,
+    VolumeReported,
 };
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{OperationKind, Runtime};
@@ -282,7 +285,7 @@ impl World {
 
     pub(crate) fn report_at(&mut self, incarnation: IncarnationId, revision: u32, saw: Saw) -> Vec<Fact> {
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = Report { incarnation, revision, saw };
+        let report = Report { object: incarnation, revision, saw };
         let facts = self.see(&IncarnationReported { session, report }.into());
         self.run();
         facts
@@ -298,16 +301,43 @@ impl World {
         while self.obey_one() {}
     }
 
+    /// The incarnations of which something is asked.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = IncarnationId> {
+        self.fleet.index().outstanding.iter().filter_map(|(_, object)| match object {
+            ObjectId::Incarnation(id) => Some(*id),
+            ObjectId::Volume(_) => None,
+        })
+    }
+
     /// The next thing that was asked of an executor is done, well. Whether there was any.
     pub(crate) fn obey_one(&mut self) -> bool {
-        let next = self.fleet.index().outstanding.first().map(|(_, id)| *id);
-        let Some(id) = next else { return false };
-        let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
-        match asked {
-            Some(chancery_events::fact::Effect::Ensure) => self.report(id, ready()),
-            _ => self.report(id, ended(Exit::Clean)),
-        };
+        let next = self.fleet.index().outstanding.first().map(|(_, object)| *object);
+        match next {
+            None => return false,
+            Some(ObjectId::Volume(id)) => {
+                let name = self.fleet.index().volumes.name(id).expect("it is asked for").clone();
+                let asked = self.fleet.volumes().get(&name).and_then(|volume| volume.command);
+                let is_made = asked.is_some_and(|command| command.effect == Effect::Ensure);
+                let saw = if is_made { Saw::Ready { processes: vec![] } } else { Saw::Gone };
+                self.report_volume(name.as_str(), saw);
+            }
+            Some(ObjectId::Incarnation(id)) => {
+                let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
+                let saw = if asked == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
+                self.report(id, saw);
+            }
+        }
         true
+    }
+
+    /// What is seen of a volume, at its revision.
+    pub(crate) fn report_volume(&mut self, name: &str, saw: Saw) -> Vec<Fact> {
+        let volume = self.fleet.volumes().get(name).expect("a volume").clone();
+        let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+        let report = Report { object: volume.id, revision: volume.revision, saw };
+        let facts = self.see(&VolumeReported { session, name: volume.name, report }.into());
+        self.run();
+        facts
     }
 
     /// When something is due next.
@@ -338,7 +368,11 @@ impl World {
     }
 
     pub(crate) fn deployment(&self, deployment: &str) -> String {
-        let found = self.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment");
+        self.deployment_of("web", deployment)
+    }
+
+    pub(crate) fn deployment_of(&self, plan: &str, deployment: &str) -> String {
+        let found = self.fleet.deployments().get(&(name(plan), name(deployment))).expect("a deployment");
         match &found.state {
             crate::state::DeploymentState::Pending => "pending".into(),
             crate::state::DeploymentState::InProgress => "in progress".into(),

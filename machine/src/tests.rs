@@ -15,4 +15,5 @@ mod reports;
 mod scopes;
 mod strategies;
 mod undo;
+mod volumes;
 mod walk;

@@ -96,7 +96,9 @@ pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> R
 fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option<String> {
     let name = &volume.name;
     if let VolumeState::Lost(reason) = &volume.state {
-        return Some(format!("volume {name} is lost ({reason}); delete it, and an empty one is made in its place"));
+        return Some(format!(
+            "volume {name} is lost ({reason}); delete it, and an empty one is made in its place"
+        ));
     }
     if let Some(owner) = volume.owner.as_ref().filter(|owner| *owner != replica) {
         return Some(format!("volume {name} is replica {owner}'s own"));
@@ -117,7 +119,12 @@ pub(crate) fn delete(fleet: &Fleet, ask: &VolumeDelete, ctx: &Context) -> Result
 }
 
 /// What follows from a report.
-pub(crate) fn report(fleet: &Fleet, name: &VolumeName, report: &Report<VolumeId>, ctx: &Context) -> Vec<Fact> {
+pub(crate) fn report(
+    fleet: &Fleet,
+    name: &VolumeName,
+    report: &Report<VolumeId>,
+    ctx: &Context,
+) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(volume) = fleet.volumes().get(name).filter(|volume| volume.id == report.object) else {
         return Vec::new();
@@ -222,12 +229,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
             incarnation: id,
             replica: incarnation.replica.clone(),
             deployment: incarnation.deployment.clone(),
-            deadline: incarnation::start_deadline(
-                fleet,
-                &incarnation.plan,
-                &incarnation.deployment,
-                ctx.now,
-            ),
+            deadline: incarnation::start_deadline(fleet, &incarnation.plan, &incarnation.deployment, ctx.now),
             mounts: incarnation.mounts.clone(),
         }),
         Ok(missing) => {

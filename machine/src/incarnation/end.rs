@@ -13,7 +13,7 @@ use super::{running_operation, start_deadline};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Replica};
-use crate::{deployment, operation};
+use crate::{deployment, operation, volume};
 
 /// Ends the incarnation, and with it the operation that waited for that, or that needed it alive.
 pub(super) fn by_proof(
@@ -42,6 +42,7 @@ pub(super) fn by_proof(
         end,
         displaces: None,
         processes,
+        mounts: volume::used_by(fleet, incarnation),
     });
     let Some(operation) = running_operation(fleet, incarnation) else {
         by_itself(fleet, replica, incarnation, draft);
@@ -58,7 +59,7 @@ pub(super) fn by_proof(
         }
         OperationKind::Stop | OperationKind::Delete => {
             if other.is_none() {
-                succeed(operation, draft);
+                succeed(fleet, operation, draft);
             }
         }
     }
@@ -83,7 +84,7 @@ fn other<'a>(fleet: &'a Fleet, replica: &Replica, than: IncarnationId) -> Option
     runs.next().and_then(|id| fleet.incarnations().get(&id))
 }
 
-fn succeed(operation: &Operation, draft: &mut Draft) {
+fn succeed(fleet: &Fleet, operation: &Operation, draft: &mut Draft) {
     let replica = operation.replica.clone();
     draft.push(OperationEnded {
         operation: operation.id,
@@ -91,7 +92,7 @@ fn succeed(operation: &Operation, draft: &mut Draft) {
         end: OperationEnd::Succeeded,
     });
     if operation.kind == OperationKind::Delete {
-        draft.push(ReplicaDeleted { name: replica });
+        draft.push(ReplicaDeleted { volumes: volume::owned(fleet, &replica), name: replica });
     }
 }
 
@@ -115,17 +116,19 @@ fn replaced(
     }
     let new = other.filter(|new| operation.incarnation == Some(new.id));
     match new.map(|new| (&new.state, new)) {
-        // It was stopped first: now the other one may begin.
+        // It was stopped first: now the other one may begin, or waits for its volumes alone.
+        Some((IncarnationState::Reserved, new)) if !new.mounts.is_empty() => {}
         Some((IncarnationState::Reserved, new)) => draft.push(IncarnationBegun {
             incarnation: new.id,
             replica: new.replica.clone(),
             deployment: new.deployment.clone(),
             deadline: start_deadline(fleet, &new.plan, &new.deployment, ctx.now),
+            mounts: Vec::new(),
         }),
         // It ended by itself while the other one came up, which goes on.
         Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}
         // It had lost its place, and is over now.
-        Some(_) => succeed(operation, draft),
+        Some(_) => succeed(fleet, operation, draft),
         None => {}
     }
 }
@@ -183,5 +186,6 @@ pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String,
         displaces: (!planted::is(Bug::ForgetsDisplaced)).then_some(incarnation.operation),
         processes: Vec::new(),
         again: None,
+        mounts: Vec::new(),
     });
 }

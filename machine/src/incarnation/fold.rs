@@ -18,6 +18,7 @@ use crate::operation::{self, Version};
 use crate::state::{
     Active, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
 };
+use crate::volume;
 
 /// Incarnations of a replica that are over are kept so many.
 const KEPT: usize = 20;
@@ -85,6 +86,8 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         asked: None,
         command: None,
         deadline: None,
+        mounts: fact.mounts.clone(),
+        due: false,
         meta: Meta::new(at),
     });
     Ok(())
@@ -119,6 +122,12 @@ pub(crate) fn asked(
     fleet.change::<Incarnation>(&id, |incarnation| {
         if !down && own {
             let changes = incarnation.state != IncarnationState::Reserved;
+            if !changes && !incarnation.mounts.is_empty() {
+                // First its volumes.
+                incarnation.due = true;
+                incarnation.meta.touch(at);
+                return;
+            }
             let up = deadline.filter(|_| !planted::is(Bug::NoDeadline));
             incarnation.state =
                 if changes { IncarnationState::Updating(version) } else { IncarnationState::Creating };
@@ -143,8 +152,15 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
         incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
         let deadline = fact.deadline.filter(|_| !planted::is(Bug::NoDeadline));
         command(incarnation, Effect::Ensure, deadline, at);
+        if !fact.mounts.is_empty() {
+            // From now on they hold themselves what was held for them.
+            incarnation.volumes.clear();
+        }
+        incarnation.due = false;
         incarnation.meta.bump(at);
     })?;
+    let node = fleet.want::<Incarnation>(&fact.incarnation)?.node.clone();
+    volume::take(fleet, &fact.mounts, fact.incarnation, &node, at)?;
     fleet.change::<Replica>(&fact.replica, |replica| replica.meta.touch(at))
 }
 
@@ -242,12 +258,13 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         incarnation.state = IncarnationState::Ended(fact.end.clone());
         incarnation.command = None;
         incarnation.deadline = None;
-        incarnation.ready = false;
+        (incarnation.ready, incarnation.due) = (false, false);
         if !fact.processes.is_empty() {
             incarnation.processes.clone_from(&fact.processes);
         }
         incarnation.meta.bump(at);
     })?;
+    volume::free(fleet, &fact.mounts, at)?;
     let over: Vec<_> = {
         let live = |id: &IncarnationId| fleet.incarnations().get(id).is_some_and(Incarnation::is_live);
         fleet.want::<Replica>(&fact.replica)?.incarnations.iter().filter(|id| !live(id)).copied().collect()
@@ -287,9 +304,16 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded) -> Result<(), Contradic
         follows == Some(fact.incarnation) && !planted::is(Bug::FollowerHoldsNothing)
     });
     match follower {
-        Some(id) => fleet.change::<Incarnation>(&id, |follower| {
-            follower.shares = Amounts::ZERO;
-        }),
+        Some(id) => {
+            let by = fleet.want::<Incarnation>(&id)?.operation;
+            let begun =
+                fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running(_)));
+            fleet.change::<Incarnation>(&id, |follower| {
+                follower.shares = Amounts::ZERO;
+                follower.due =
+                    begun && follower.state == IncarnationState::Reserved && !follower.mounts.is_empty();
+            })
+        }
         None => Ok(()),
     }
 }

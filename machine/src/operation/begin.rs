@@ -16,7 +16,7 @@ use super::end::{end_with, holds_place};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, Replica};
-use crate::{deployment, incarnation};
+use crate::{deployment, incarnation, volume};
 
 /// An operation as far as beginning it needs: it may have been opened by the fact right before.
 pub(crate) struct Begun<'a> {
@@ -110,7 +110,7 @@ pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Contex
     if live.is_empty() || without_proof {
         draft.push(OperationEnded { operation: id, replica: replica.clone(), end: OperationEnd::Succeeded });
         if operation.kind == OperationKind::Delete {
-            draft.push(ReplicaDeleted { name: replica });
+            draft.push(ReplicaDeleted { volumes: volume::owned(fleet, &replica), name: replica });
         }
     }
 }

@@ -50,12 +50,13 @@ pub(super) fn end_with(
             displaces: None,
             processes: Vec::new(),
             again: None,
+            mounts: Vec::new(),
         });
     }
     let replica = fleet.replicas().get(&operation.replica);
     let create = operation.kind == OperationKind::Create;
     if create && !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
-        draft.push(ReplicaDeleted { name: operation.replica.clone() });
+        draft.push(ReplicaDeleted { name: operation.replica.clone(), volumes: Vec::new() });
     }
     if let (Some(cause), Blame::Deployment) = (cause, blame) {
         let cause = format!("{} of {}: {cause}", operation.kind, operation.replica);

@@ -11,9 +11,9 @@ use super::end::{end, end_with, holds_place};
 use super::place::up_hash;
 use super::{Blame, begin, rule};
 use crate::context::{Context, Draft};
-use crate::deployment;
 use crate::fleet::Fleet;
 use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica, Will};
+use crate::{deployment, volume};
 
 /// An operation that is wanted.
 pub(crate) struct Want<'a> {
@@ -56,7 +56,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
             end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
         }
         if waiting.is_empty() {
-            draft.push(ReplicaDeleted { name: replica.name.clone() });
+            draft.push(ReplicaDeleted { name: replica.name.clone(), volumes: Vec::new() });
         }
         return;
     }
@@ -126,6 +126,6 @@ fn changed_in_place<'a>(
     let can = fleet.clusters().get(&active.cluster)?.spec.runtime.changes_in_place();
     let runs = matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_));
     let spec = plan.spec_of(to.generation);
-    let alike = spec.amounts() == active.amounts && spec.volumes() == active.volumes;
+    let alike = spec.amounts() == active.amounts && volume::names(spec, &replica.name) == active.mounts;
     (can && runs && alike && deployment::affinity(spec) == active.groups).then_some((active, to))
 }

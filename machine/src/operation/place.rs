@@ -9,10 +9,10 @@ use chancery_events::spec::{NodeState, OperationKind, PlanSpec, Sharing, Success
 use super::begin::{Begun, How};
 use super::{begin, end, obstacle, rule, spec_of};
 use crate::context::{Context, Draft};
-use crate::deployment;
 use crate::fleet::Fleet;
-use crate::scheduler::{Limits, Need, Place, Search};
+use crate::scheduler::{Limits, Need, Place, Search, Stored};
 use crate::state::{Deployment, Incarnation, Operation, Plan, Replica};
+use crate::{deployment, volume};
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
 /// answer is the same as before.
@@ -32,8 +32,17 @@ pub(crate) fn prepare(
     if replica.passive.is_some() {
         return None;
     }
-    match find(fleet, search, plan, operation, old, (deployment, spec)) {
-        Ok(found) => reserve(fleet, plan, operation, replica, deployment, &found, ctx, &mut draft),
+    let stored = match volume::stored(fleet, spec, &replica.name) {
+        Ok(stored) => stored,
+        Err(reason) => {
+            end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
+            return Some(draft.done());
+        }
+    };
+    match find(fleet, search, plan, operation, old, (deployment, spec), &stored) {
+        Ok(found) => {
+            reserve(fleet, plan, operation, replica, deployment, &found, &stored, ctx, &mut draft);
+        }
         Err(reasons) if reasons == plan.unfit => return None,
         Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
     }
@@ -53,6 +62,7 @@ fn find(
     operation: &Operation,
     old: Option<&Incarnation>,
     (deployment, spec): (&Deployment, &std::sync::Arc<PlanSpec>),
+    stored: &[Stored],
 ) -> Result<Found, Vec<chancery_events::fact::Unfit>> {
     let stop_first = match operation.kind {
         OperationKind::Restart => true,
@@ -63,10 +73,16 @@ fn find(
         | OperationKind::Stop
         | OperationKind::Delete => false,
     };
+    // What is in a volume cannot be in two places.
+    let shares = |old: &Incarnation| {
+        volume::names(spec, &operation.replica).iter().any(|name| old.mounts.contains(name))
+    };
+    let stop_first = stop_first || old.is_some_and(shares);
     let follows = old.filter(|_| stop_first).map(|old| old.id);
     if let Some(old) = old.filter(|_| stop_first)
         && operation.wants.is_none()
-        && let Some(place) = stays(fleet, plan, spec, old)
+        && operation.kind != OperationKind::Relocate
+        && let Some(place) = stays(fleet, plan, spec, old, stored)
     {
         return Ok(Found { place, follows });
     }
@@ -74,14 +90,22 @@ fn find(
         only: operation.wants.as_ref(),
         not: old.filter(|_| operation.kind == OperationKind::Relocate).map(|old| &old.node),
         own: old,
+        stored,
     };
     let need = Need { plan: &plan.name, deployment: &deployment.name, spec };
+    // Where its volumes are, if they are somewhere: they need not come elsewhere.
+    let near = stored.first().map(|volume| &volume.node).filter(|_| limits.only.is_none());
+    if let Some(near) = near
+        && let Ok(place) = search.place(fleet, &need, &Limits { only: Some(near), ..limits })
+    {
+        return Ok(Found { place, follows });
+    }
     search.place(fleet, &need, &limits).map(|place| Found { place, follows })
 }
 
 /// The node that the old run is on, if the new one can be there when that is over: what both need, the old one holds
 /// for it until then.
-fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation) -> Option<Place> {
+fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation, stored: &[Stored]) -> Option<Place> {
     let node = fleet.nodes().get(&old.node)?;
     if node.state != NodeState::Allocated || !node.is_undisturbed() {
         return None;
@@ -89,7 +113,13 @@ fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation) -> Opti
     let hosts = fleet.index().plan_index(&plan.name).map_or(0, |index| index.hosts.get(&node.name));
     let alone = spec.sharing == Sharing::Allowed || hosts <= 1;
     let more = spec.amounts().less(old.amounts);
-    let fits = more.fits(fleet.index().places.free(node)) && crate::scheduler::suits_class(fleet, spec, node);
+    let places = &fleet.index().places;
+    let storage = crate::scheduler::storage(spec, stored, &node.name);
+    let near = stored.iter().all(|volume| node.cluster.as_ref() == Some(&volume.cluster));
+    let fits = more.fits(places.free(node))
+        && near
+        && places.lacks_storage(&node.name, &storage).is_none()
+        && crate::scheduler::suits_class(fleet, spec, node);
     let limits = Limits { own: Some(old), ..Limits::default() };
     let firm = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::Firm);
     let strained = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::All);
@@ -108,6 +138,7 @@ fn reserve(
     replica: &Replica,
     deployment: &Deployment,
     found: &Found,
+    stored: &[Stored],
     ctx: &Context,
     draft: &mut Draft,
 ) {
@@ -126,11 +157,12 @@ fn reserve(
         node: place.node.clone(),
         deployment: deployment.name.clone(),
         amounts: spec.amounts(),
-        volumes: spec.volumes(),
+        volumes: crate::scheduler::storage(spec, stored, &place.node),
         proposal: Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() },
         follows: *follows,
         groups: deployment::affinity(spec),
         strained: place.strained.clone(),
+        mounts: volume::names(spec, &replica.name),
     });
     let Some(by) = rule else { return };
     let begun = Begun {

@@ -172,7 +172,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
     let told = |world: &mut World, revision, saw| {
-        let report = Report { incarnation: id, revision, saw };
+        let report = Report { object: id, revision, saw };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
     };
@@ -385,7 +385,7 @@ fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes
         world.run();
         let is_gone = |world: &World| world.fleet.incarnations().get(&old).is_none_or(|old| !old.is_live());
         for _ in 0..10 {
-            let Some(id) = world.fleet.index().outstanding.first().map(|(_, id)| *id) else { break };
+            let Some(id) = world.asked().next() else { break };
             let stops = world.fleet.incarnations().get(&id).is_some_and(|i| i.asked != Some(Effect::Ensure));
             if stops {
                 world.report(id, ended(Exit::Clean));

@@ -299,8 +299,7 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
                     _ => ask(&mut world, kind),
                 }
                 for _ in 0..moment {
-                    let next = world.fleet.index().outstanding.first().map(|(_, id)| *id);
-                    let Some(id) = next else { break };
+                    let Some(id) = world.asked().next() else { break };
                     let saw =
                         if asked(&world, id) == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
                     world.report(id, saw);

@@ -158,7 +158,7 @@ fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
     world.see(&hello("far", "ex-2", 2).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
     let incarnation = world.commanded()[0];
-    let report = Report { incarnation, revision: 1, saw: crashed() };
+    let report = Report { object: incarnation, revision: 1, saw: crashed() };
     assert!(world.see(&IncarnationReported { session, report }.into()).is_empty());
 }
 
@@ -283,9 +283,13 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let live = world.commanded()[0];
-    let judged = |world: &mut World, incarnation| {
-        let saw =
-            ObjectReported { session, incarnation, revision: 2, seen: chancery_events::id::Position::ZERO };
+    let judged = |world: &mut World, incarnation: chancery_events::id::IncarnationId| {
+        let saw = ObjectReported {
+            session,
+            object: incarnation.into(),
+            revision: 2,
+            seen: chancery_events::id::Position::ZERO,
+        };
         world.see(&saw.into()).first().map_or(String::new(), |fact| format!("{fact:?}"))
     };
     let foreign = chancery_events::id::Lineage::from_random(99);

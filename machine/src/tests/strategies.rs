@@ -43,8 +43,7 @@ fn by(world: &World, deployment: &str) -> usize {
 }
 
 fn next(world: &World, wanted: Effect) -> Option<IncarnationId> {
-    let mut asked = world.fleet.index().outstanding.iter().map(|(_, id)| *id);
-    asked.find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
+    world.asked().find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
 }
 
 /// What is done to a world in a test.

@@ -13,8 +13,9 @@ use chancery_events::name::{
 };
 
 use chancery_events::spec::{
-    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete, Payload,
-    PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Succession, Timeouts, VolumeClaim,
+    Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete,
+    Payload, PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Succession, Timeouts,
+    VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;

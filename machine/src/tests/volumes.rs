@@ -1,0 +1,283 @@
+//! Volumes: made, used, handed over, moved and destroyed in the order of causes.
+
+use chancery_events::fact::{Effect, Fact};
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::refusal::Code;
+use serde_json::{Value, json};
+
+use crate::state::{IncarnationState, VolumeState};
+use crate::testing::{World, crashed};
+
+const GB: u64 = 1 << 30;
+
+/// A world of nodes with storage.
+fn world(nodes: usize, storage: u64) -> World {
+    let mut world = World::with_nodes(0);
+    for number in 1..=nodes {
+        let spec = json!({
+            "domain": format!("d{}", number % 2), "total": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
+            "storage": [{"class": "fast", "capacity": storage}],
+        });
+        let node = json!({"name": format!("node-{number}"), "cluster": "local", "spec": spec});
+        world.must("node.apply", &node);
+    }
+    world
+}
+
+fn claim(volume: Option<&str>, on_delete: &str) -> Value {
+    json!([{"volume": volume, "on_delete": on_delete, "class": "fast", "capacity": GB, "mount": "/data"}])
+}
+
+fn apply(world: &mut World, plan: &str, volumes: &Value) {
+    let payload = json!({
+        "name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}, "volumes": volumes,
+    });
+    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
+    let approval: serde_json::Map<_, _> =
+        kinds.iter().map(|kind| ((*kind).to_owned(), "automatic".into())).collect();
+    let spec = json!({
+        "namespace": "ns", "service": plan, "payloads": [payload], "approval": approval, "sharing": "allowed",
+    });
+    world.must("plan.apply", &json!({"name": plan, "spec": spec}));
+}
+
+fn put(world: &mut World, plan: &str, name: &str, count: u32) {
+    world.must("deployment.create", &json!({"plan": plan, "name": name, "spec": {"count": count}}));
+    world.run();
+}
+
+fn names(world: &World) -> Vec<String> {
+    world.fleet.volumes().sorted().iter().map(|volume| volume.name.to_string()).collect()
+}
+
+/// The states of the live runs, oldest first.
+fn live(world: &World) -> Vec<&'static str> {
+    let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
+    live.map(|run| match run.state {
+        IncarnationState::Reserved => "reserved",
+        IncarnationState::Running => "running",
+        IncarnationState::Stopping(_) => "stopping",
+        _ => "starting",
+    })
+    .collect()
+}
+
+fn made() -> Saw {
+    Saw::Ready { processes: vec![] }
+}
+
+fn only_replica(world: &World) -> String {
+    world.fleet.replicas().sorted()[0].name.to_string()
+}
+
+#[test]
+fn a_run_is_begun_when_its_volume_is_there_and_the_volume_outlives_it() {
+    let mut world = world(2, 2 * GB);
+    apply(&mut world, "web", &claim(None, "keep"));
+    put(&mut world, "web", "d1", 1);
+    let replica = only_replica(&world);
+    let name = format!("{replica}-app-data");
+    assert_eq!((names(&world), live(&world)), (vec![name.clone()], vec!["reserved"]));
+    assert!(world.asked().next().is_none(), "nothing is asked of the run yet");
+    world.report_volume(&name, made());
+    assert_eq!(live(&world), ["starting"]);
+    world.obey();
+    assert_eq!(world.deployment_of("web", "d1"), "completed");
+    world.must("replica.stop", &json!({"name": replica}));
+    world.run();
+    world.obey();
+    assert_eq!((names(&world), live(&world).len()), (vec![name.clone()], 0));
+    let node = world.fleet.volumes().get(name.as_str()).expect("kept").node.clone();
+    assert_eq!(world.fleet.index().places.held(&node).storage(&"fast".parse().expect("a class")), GB);
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    assert_eq!(live(&world), ["starting"], "it is there and free");
+    world.obey();
+    let run =
+        world.fleet.incarnations().sorted().into_iter().find(|run| run.is_live()).cloned().expect("it runs");
+    assert_eq!(run.node, node, "where its data is");
+}
+
+#[test]
+fn a_replicas_own_volume_is_kept_or_destroyed_with_it_as_its_plan_says_after_its_run() {
+    for (on_delete, left) in [("keep", 1), ("destroy", 0)] {
+        let mut world = world(1, 2 * GB);
+        apply(&mut world, "web", &claim(None, on_delete));
+        put(&mut world, "web", "d1", 1);
+        world.obey();
+        let replica = only_replica(&world);
+        world.must("replica.delete", &json!({"name": replica}));
+        world.run();
+        let name = format!("{replica}-app-data");
+        assert!(matches!(
+            world.fleet.volumes().get(name.as_str()).map(|v| &v.state),
+            Some(VolumeState::Ready)
+        ));
+        world.obey();
+        assert_eq!(names(&world).len(), left, "{on_delete}");
+        assert_eq!(world.fleet.replicas().len(), 0);
+    }
+}
+
+#[test]
+fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over() {
+    let mut world = world(2, 4 * GB);
+    apply(&mut world, "old", &claim(Some("db"), "keep"));
+    put(&mut world, "old", "d1", 1);
+    world.obey();
+    let (before, user) = {
+        let volume = world.fleet.volumes().get("db").expect("it is there");
+        (volume.id, volume.user)
+    };
+    // In one go: the new service claims it, and the old one is to go.
+    apply(&mut world, "new", &claim(Some("db"), "keep"));
+    put(&mut world, "new", "d1", 1);
+    put(&mut world, "old", "d2", 0);
+    assert_eq!(live(&world), ["stopping", "reserved"]);
+    let db = |world: &World| world.fleet.volumes().get("db").expect("it is there").clone();
+    assert_eq!(db(&world).user, user, "until the end is proved");
+    world.obey();
+    assert_eq!((live(&world), db(&world).id), (vec!["running"], before), "with all that is in it");
+    assert_ne!(db(&world).user, user);
+    assert_eq!(world.deployment_of("new", "d1"), "completed");
+}
+
+#[test]
+fn what_is_deleted_together_goes_user_first_and_what_is_made_in_its_place_comes_after() {
+    let mut world = world(1, GB);
+    apply(&mut world, "web", &claim(Some("db"), "keep"));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    let old = world.fleet.volumes().get("db").expect("it is there").id;
+    world.must("volume.delete", &json!({"name": "db"}));
+    world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    apply(&mut world, "other", &claim(Some("db"), "keep"));
+    put(&mut world, "other", "d1", 1);
+    let command = |world: &World| {
+        world.fleet.volumes().get("db").and_then(|volume| volume.command).map(|command| command.effect)
+    };
+    assert_eq!((live(&world)[0], command(&world)), ("stopping", None), "something uses it");
+    let run = world.asked().next().expect("it is stopped");
+    world.report(run, crate::testing::ended(Exit::Clean));
+    assert_eq!(command(&world), Some(Effect::Kill));
+    world.report_volume("db", Saw::Gone);
+    assert_eq!(command(&world), Some(Effect::Ensure), "the next one of that name");
+    world.obey();
+    assert_ne!(world.fleet.volumes().get("db").expect("made anew").id, old);
+    assert_eq!((world.deployment_of("other", "d1").as_str(), live(&world)), ("completed", vec!["running"]));
+    assert!(world.fleet.plans().get("web").is_none());
+}
+
+#[test]
+fn a_move_is_stop_first_and_takes_the_storage_along() {
+    let mut world = world(2, GB);
+    apply(&mut world, "web", &claim(None, "keep"));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    let class = "fast".parse().expect("a class");
+    let held = |world: &World, node: &str| {
+        world.fleet.index().places.held(&node.parse().expect("a node")).storage(&class)
+    };
+    let from = world.fleet.volumes().sorted()[0].node.to_string();
+    let to = if from == "node-1" { "node-2" } else { "node-1" };
+    world.must("replica.relocate", &json!({"name": only_replica(&world)}));
+    world.run();
+    assert_eq!(live(&world), ["stopping", "reserved"]);
+    assert_eq!((held(&world, &from), held(&world, to)), (GB, GB), "held in both until it has moved");
+    world.obey();
+    assert_eq!((live(&world), held(&world, &from), held(&world, to)), (vec!["running"], 0, GB));
+    assert_eq!(world.fleet.volumes().sorted()[0].node.as_str(), to);
+}
+
+#[test]
+fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
+    let mut world = world(1, 4 * GB);
+    apply(&mut world, "bad", &claim(Some("bad"), "keep"));
+    apply(&mut world, "good", &claim(Some("good"), "keep"));
+    put(&mut world, "bad", "d1", 1);
+    put(&mut world, "good", "d1", 1);
+    world.report_volume("bad", Saw::Failed { message: "no space".into(), hope: Hope::Never });
+    assert_eq!(world.deployment_of("bad", "d1"), "failed");
+    world.obey();
+    assert_eq!(
+        (world.deployment_of("good", "d1").as_str(), names(&world)),
+        ("completed", vec!["good".to_owned()])
+    );
+    // One that fails now and then is asked again.
+    put(&mut world, "bad", "d2", 1);
+    world.report_volume("bad", Saw::Failed { message: "busy".into(), hope: Hope::Retry });
+    assert_eq!(world.fleet.volumes().get("bad").and_then(|v| v.command).map(|c| c.attempt), Some(2));
+    world.wait(60);
+    world.obey();
+    assert_eq!(world.deployment_of("bad", "d2"), "completed");
+}
+
+#[test]
+fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
+    let mut world = world(2, 2 * GB);
+    apply(&mut world, "web", &claim(None, "keep"));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    let (name, replica) = (names(&world)[0].clone(), only_replica(&world));
+    let gone =
+        Saw::Ended { exit: Exit::Failed { reason: "its folder is not there".into() }, processes: vec![] };
+    world.report_volume(&name, gone);
+    assert_eq!(live(&world), ["running"], "whoever uses it goes on");
+    let run = world.commanded()[0];
+    world.report(run, crashed());
+    world.wait(60);
+    assert!(live(&world).is_empty());
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    let operations = world.fleet.operations().sorted();
+    let last = format!("{:?}", operations.last().expect("a start").state);
+    assert!(last.contains("its folder is not there") && last.contains("delete it"), "{last}");
+    world.must("volume.delete", &json!({"name": name}));
+    world.must("replica.start", &json!({"name": replica}));
+    world.run();
+    world.obey();
+    assert_eq!((live(&world), names(&world)), (vec!["running"], vec![name]));
+}
+
+#[test]
+fn with_its_node_goes_its_data_on_the_operators_word_alone() {
+    let mut world = world(2, 2 * GB);
+    apply(&mut world, "web", &claim(None, "keep"));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    let (name, node) = (names(&world)[0].clone(), world.fleet.volumes().sorted()[0].node.clone());
+    let forget = json!({"name": node});
+    assert_eq!(world.ask("node.delete", &forget).expect_err("it is in use").code, Code::InUse);
+    world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+    world.run();
+    assert!(matches!(world.fleet.volumes().get(name.as_str()).map(|v| &v.state), Some(VolumeState::Lost(_))));
+    let refusal = world.ask("node.delete", &forget).expect_err("a volume is on it");
+    assert!(refusal.code == Code::InUse && refusal.detail.contains(&name), "{refusal:?}");
+    world.must("volume.delete", &json!({"name": name}));
+    world.run();
+    assert!(names(&world).is_empty(), "nobody has to prove what the operator said");
+    world.must("node.delete", &forget);
+}
+
+#[test]
+fn plans_say_what_volumes_can_do() {
+    let mut world = world(1, GB);
+    apply(&mut world, "web", &claim(Some("db"), "keep"));
+    let two = json!({"plan": "web", "name": "d1", "spec": {"count": 2}});
+    let refusal = world.ask("deployment.create", &two).expect_err("one user at a time");
+    assert!(refusal.errors.contains_key("/spec/count"), "{refusal:?}");
+    let graceful = json!({"graceful": {"timeout": 1000, "on_timeout": "rollback"}});
+    let beside = json!({"plan": "web", "name": "d1", "spec": {"count": 1, "strategy": graceful}});
+    let refusal = world.ask("deployment.create", &beside).expect_err("two sets");
+    assert!(refusal.errors.contains_key("/spec/strategy"), "{refusal:?}");
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    // Another class than it has.
+    let other = json!([{"volume": "db", "class": "slow", "capacity": GB, "mount": "/data"}]);
+    apply(&mut world, "other", &other);
+    put(&mut world, "other", "d1", 1);
+    assert_eq!(world.deployment_of("other", "d1"), "failed");
+    let facts = world.must("volume.delete", &json!({"name": "db"}));
+    assert!(facts.iter().any(|fact| matches!(fact, Fact::VolumeRemoving(_))));
+    assert!(world.must("volume.delete", &json!({"name": "db"})).is_empty(), "it is to go already");
+}

@@ -357,8 +357,8 @@ impl Index {
 
     /// `at`: when the change was.
     pub(crate) fn volume(&mut self, old: Option<&VolumeMarks>, new: Option<&VolumeMarks>, at: Position) {
-        let place = |marks: &VolumeMarks| (marks.node.clone(), marks.capacity);
-        if old.is_some() && old.map(place) != new.map(place) {
+        // There is more room somewhere, or somebody can use it that could not.
+        if old.is_some() {
             self.grown = self.grown.max(at);
         }
         for (volume, up) in old.map(|v| (v, false)).into_iter().chain(new.map(|v| (v, true))) {

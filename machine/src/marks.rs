@@ -222,7 +222,7 @@ impl From<&Operation> for OperationMarks {
             domain: operation.domain.clone(),
             updates: operation.kind == OperationKind::Update,
             evicts: matches!(operation.by, Some(Asker::Disruption { .. })),
-            alone: !alike || operation.wants.is_some(),
+            alone: !alike || operation.wants.is_some() || operation.stores,
             about: operation.into(),
             by_policy,
         }

@@ -298,6 +298,8 @@ pub struct Operation {
     pub wants: Option<NodeName>,
     /// Its state.
     pub state: OperationState,
+    /// Whether what it brings up uses volumes.
+    pub stores: bool,
     /// The hash of what it does, once it is known.
     pub hash: Option<Digest>,
     /// Who approved it.

@@ -24,6 +24,9 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     // What needs no place is about the run that is there.
     let active = replica.active.as_ref().filter(|_| fact.proposal.is_some()).cloned();
     let in_place = fact.kind == OperationKind::Update;
+    let key = (plan.clone(), version.clone());
+    let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
+    let stores = of.is_some_and(|(plan, of)| !plan.spec_of(of.generation).volumes().is_empty());
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.change::<Replica>(&fact.replica, |replica| {
@@ -54,6 +57,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         by: fact.by.clone(),
         version,
         wants: fact.node.clone(),
+        stores,
         state,
         hash: fact.proposal.map(|proposal| proposal.hash),
         approved: None,

@@ -1,7 +1,7 @@
 //! Finding a place for an operation, and holding it until somebody approves.
 
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal};
+use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal, Unfit};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{NodeName, ReplicaName};
 use chancery_events::spec::{NodeState, OperationKind, PlanSpec, Sharing, Succession};
@@ -32,15 +32,14 @@ pub(crate) fn prepare(
     if replica.passive.is_some() {
         return None;
     }
-    let stored = match volume::stored(fleet, spec, &replica.name) {
-        Ok(stored) => stored,
-        Err(reason) => {
-            end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
-            return Some(draft.done());
-        }
-    };
-    match find(fleet, search, plan, operation, old, (deployment, spec), &stored) {
-        Ok(found) => {
+    let stored = volume::stored(fleet, spec, &replica.name);
+    let found =
+        stored.map_err(|reason| vec![Unfit { reason, count: 0, nodes: Vec::new() }]).and_then(|stored| {
+            find(fleet, search, plan, operation, old, (deployment, spec), &stored)
+                .map(|found| (found, stored))
+        });
+    match found {
+        Ok((found, stored)) => {
             reserve(fleet, plan, operation, replica, deployment, &found, &stored, ctx, &mut draft);
         }
         Err(reasons) if reasons == plan.unfit => return None,
@@ -63,7 +62,7 @@ fn find(
     old: Option<&Incarnation>,
     (deployment, spec): (&Deployment, &std::sync::Arc<PlanSpec>),
     stored: &[Stored],
-) -> Result<Found, Vec<chancery_events::fact::Unfit>> {
+) -> Result<Found, Vec<Unfit>> {
     let stop_first = match operation.kind {
         OperationKind::Restart => true,
         OperationKind::Update => spec.update == Succession::StopFirst,

@@ -277,17 +277,15 @@ fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
 #[test]
 fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
     let mut world = World::with_nodes(1);
-    let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-    world.must("node.apply", &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "storage": [{"class": "s", "capacity": 9}]}}));
-    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["a"]}, "volumes": [{"class": "s", "capacity": 1, "mount": "/d"}]});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
     world.must(
         "plan.apply",
         &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}),
     );
     world.deploy("d1", 1);
     let id = world.pending()[0].id;
-    let refusal = world.approve(id).expect_err("volumes");
-    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("volumes"), "{refusal:?}");
+    let refusal = world.approve(id).expect_err("nothing to run");
+    assert!(refusal.code == Code::Unsupported && refusal.detail.contains("nothing to run"), "{refusal:?}");
     let state = world.fleet.operations().get(&id).expect("kept").state.clone();
     assert!(matches!(state, OperationState::PendingApproval(_)));
 }

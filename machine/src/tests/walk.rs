@@ -6,7 +6,7 @@ use chancery_events::observation::{Exit, Hope, Saw};
 use chancery_events::spec::Runtime;
 use serde_json::{Value, json};
 
-use crate::state::{DeploymentState, IncarnationState, OperationState};
+use crate::state::{DeploymentState, IncarnationState, Operation, OperationState, VolumeState};
 use crate::testing::{Dice, World, crashed, ended, failed, hello, ready};
 
 fn world(dice: &mut Dice) -> World {
@@ -15,7 +15,7 @@ fn world(dice: &mut Dice) -> World {
     let runtime = if in_place { "simulated" } else { "process" };
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": runtime}}));
     for i in 1..=dice.below(4) + 1 {
-        world.add_node(&format!("node-{i}"), &format!("d{}", i % 2));
+        add_node(&mut world, &format!("node-{i}"), &format!("d{}", i % 2));
     }
     let mut hello = hello("local", "ex-1", 1);
     hello.runtime = if in_place { Runtime::Simulated } else { Runtime::Process };
@@ -24,6 +24,23 @@ fn world(dice: &mut Dice) -> World {
         apply_plan(&mut world, plan, dice);
     }
     world
+}
+
+fn add_node(world: &mut World, name: &str, domain: &str) {
+    let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
+    let spec = json!({"domain": domain, "total": total, "storage": [{"class": "s", "capacity": 3}]});
+    world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
+}
+
+/// Its own, or one that both plans know; of different sizes.
+fn claims(dice: &mut Dice) -> Value {
+    if dice.below(3) > 0 {
+        return json!([]);
+    }
+    let named = dice.below(2) == 0;
+    let (volume, on_delete) =
+        if named { (Some(dice.of(&["v", "w"])), "keep") } else { (None, dice.of(&["keep", "destroy"])) };
+    json!([{"volume": volume, "on_delete": on_delete, "class": "s", "capacity": 1 + dice.below(2), "mount": "/data"}])
 }
 
 fn apply_plan(world: &mut World, plan: &str, dice: &mut Dice) {
@@ -35,7 +52,9 @@ fn apply_plan(world: &mut World, plan: &str, dice: &mut Dice) {
     let cpu = dice.of(&[500, 1500, 2500]);
     let mut spec = json!({
         "namespace": "ns", "service": plan, "approval": approval, "sharing": dice.of(&["allowed", "never"]),
-        "payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": 1 << 20}, "run": {"argv": ["app"]}}],
+        "payloads": [{
+            "name": "app", "resources": {"cpu": cpu, "memory": 1 << 20}, "run": {"argv": ["app"]}, "volumes": claims(dice),
+        }],
         "restart": dice.of(&["always", "best_effort", "never"]), "cooldown": 1000,
         "update": dice.of(&["beside", "stop_first"]), "budget": 1 + dice.below(2),
     });
@@ -104,9 +123,7 @@ fn ask(world: &mut World, dice: &mut Dice, round: u64) {
         }
         22 => drop(world.ask("node.delete", &json!({"name": node, "cascade": dice.of(&["yes", "no"])}))),
         23 => {
-            let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-            let spec = json!({"domain": "d1", "total": total});
-            world.ask("node.apply", &json!({"name": node, "cluster": "local", "spec": spec})).ok();
+            add_node(world, &node, "d1");
         }
         24 => apply_plan(world, plan, dice),
         25 => {
@@ -121,11 +138,32 @@ fn ask(world: &mut World, dice: &mut Dice, round: u64) {
         27 => {
             drop(world.ask("plan.delete", &json!({"name": plan, "cascade": dice.of(&["yes", "no", "no"])})));
         }
+        28 => {
+            let volumes: Vec<_> = world.fleet.volumes().sorted().iter().map(|v| v.name.clone()).collect();
+            if let Some(name) = volumes.get(dice.below(4) as usize) {
+                world.ask("volume.delete", &json!({"name": name})).ok();
+            }
+        }
         _ => {}
     }
 }
 
+fn tell_of_volume(world: &mut World, dice: &mut Dice) {
+    let volumes: Vec<_> = world.fleet.volumes().sorted().into_iter().cloned().collect();
+    let Some(volume) = volumes.get(dice.below(volumes.len().max(1) as u64) as usize) else { return };
+    let saw = match dice.below(10) {
+        0 => failed(dice.of(&[Hope::Retry, Hope::Never])),
+        1 => ended(Exit::Clean),
+        _ if volume.state == VolumeState::Destroying => Saw::Gone,
+        _ => Saw::Ready { processes: vec![] },
+    };
+    world.report_volume(volume.name.as_str(), saw);
+}
+
 fn tell(world: &mut World, dice: &mut Dice) {
+    if dice.below(4) == 0 {
+        return tell_of_volume(world, dice);
+    }
     let live: Vec<_> = world.commanded();
     let Some(id) = live.get(dice.below(live.len().max(1) as u64) as usize).copied() else { return };
     let incarnation = world.fleet.incarnations().get(&id).expect("it is live");
@@ -158,6 +196,19 @@ fn holds(world: &World, why: &str) {
         let held = &fleet.index().places.held(&node.name).amounts;
         let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Amounts::ZERO);
         assert!(held.fits(room), "{why}: node {} has {room}, and {held} are held", node.name);
+        let class = "s".parse().expect("a class");
+        let stored = fleet.index().places.held(&node.name).storage(&class);
+        assert!(stored <= 3, "{why}: node {} has 3 bytes of storage, and {stored} are held", node.name);
+    }
+    for volume in fleet.volumes().sorted() {
+        let user = volume.user.map(|id| fleet.incarnations().get(&id).expect("its user is known"));
+        let uses = |user: &crate::state::Incarnation| user.is_live() && user.mounts.contains(&volume.name);
+        assert!(user.is_none_or(uses), "{why}: {volume:?} {user:?}");
+        assert!(user.is_none() || volume.state != VolumeState::Destroying, "{why}: {volume:?}");
+    }
+    for run in fleet.incarnations().sorted().into_iter().filter(|run| run.is_live()) {
+        let has = |name| fleet.volumes().get(name).is_some_and(|volume| volume.user == Some(run.id));
+        assert!(run.state == IncarnationState::Reserved || run.mounts.iter().all(has), "{why}: {run:?}");
     }
     for replica in fleet.replicas().sorted() {
         let live: Vec<_> = replica
@@ -182,6 +233,16 @@ fn holds(world: &World, why: &str) {
     }
 }
 
+/// Whether it waits for a volume that somebody else uses.
+fn lacks_volume(world: &World, operation: &Operation) -> bool {
+    let run = operation.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
+    run.filter(|run| run.due).is_some_and(|run| {
+        run.mounts
+            .iter()
+            .any(|name| world.fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some()))
+    })
+}
+
 /// Everybody approves, everything is done well, and time passes.
 fn settle(world: &mut World, why: &str) {
     world.ask("policy.delete", &json!({"name": "p"})).ok();
@@ -202,11 +263,13 @@ fn settle(world: &mut World, why: &str) {
     for operation in world.fleet.operations().sorted() {
         let waits = operation.state == OperationState::Preparing
             && world.fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
-        assert!(!operation.is_open() || waits, "{why}: {operation:?}");
+        assert!(!operation.is_open() || waits || lacks_volume(world, operation), "{why}: {operation:?}");
     }
     for deployment in world.fleet.deployments().sorted() {
         let plan = world.fleet.plans().get(&deployment.plan).expect("its plan");
-        let waits = !plan.unfit.is_empty() || matches!(deployment.state, DeploymentState::Pending);
+        let open = |operation: &&Operation| operation.is_open() && lacks_volume(world, operation);
+        let lacks = world.fleet.operations().sorted().into_iter().any(|it| it.plan == plan.name && open(&it));
+        let waits = !plan.unfit.is_empty() || matches!(deployment.state, DeploymentState::Pending) || lacks;
         assert!(deployment.is_over() || waits, "{why}: {deployment:?}");
     }
     for incarnation in world.fleet.incarnations().sorted() {

@@ -11,6 +11,7 @@ use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
 use chancery_events::protocol::{Command, ObjectSpec, RunSpec, Standing};
 
 mod reader;
+mod volumes;
 
 use reader::Reader;
 
@@ -41,6 +42,12 @@ pub trait Subject: Sync {
 
     /// How many processes of it exist, whatever the orchestrator says.
     fn running(&self, incarnation: IncarnationId) -> usize;
+
+    /// Whether there is a volume, whatever the orchestrator says.
+    fn holds(&self, volume: VolumeId) -> bool;
+
+    /// Takes away what is in a volume, behind the orchestrator's back.
+    fn lose(&self, volume: VolumeId);
 
     /// Puts things there that are not ours.
     fn plant_foreign_things(&self);
@@ -73,7 +80,20 @@ pub async fn check<S: Subject>(subject: &S) {
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
     a_judged_object_is_removed(subject, next(), next()).await;
     what_runs_is_not_forgotten(subject, next()).await;
+    check_volumes(subject, at.plus(1)).await;
     subject.check_foreign_things();
+}
+
+async fn check_volumes<S: Subject>(subject: &S, mut at: Position) {
+    let run = IncarnationId::issue(Lineage::from_random(42), at);
+    let mut next = || {
+        at = at.plus(1);
+        VolumeId::issue(Lineage::from_random(42), at)
+    };
+    volumes::a_volume_is_made_once_and_destroyed_for_ever(subject, next()).await;
+    volumes::what_was_a_volume_once_is_not_made_again(subject, next(), next()).await;
+    volumes::a_run_waits_for_its_volume_and_keeps_it(subject, next(), run).await;
+    volumes::a_judged_volume_is_removed(subject, next(), next()).await;
 }
 
 async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {

@@ -223,9 +223,8 @@ pub fn misfit(command: &Command) -> Option<&'static str> {
         (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Stop) => Some("a volume cannot be stopped"),
         (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Ensure | Effect::Kill)
         | (ObjectId::Incarnation(_), ObjectSpec::Run(_), _) => None,
-        (ObjectId::Volume(_), ObjectSpec::Run(_), _) | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => {
-            Some("its spec is that of something else")
-        }
+        (ObjectId::Volume(_), ObjectSpec::Run(_), _)
+        | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => Some("its spec is that of something else"),
     }
 }
 

@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use chancery_events::fact::Judgement;
-use chancery_events::id::{Attach, ObjectId, Lineage};
+use chancery_events::id::{Attach, Lineage, ObjectId};
 use chancery_events::observation::Report;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
@@ -310,9 +310,7 @@ impl Core {
                 tracing::warn!(%object, "left as it is: the fleet does not know it as its own");
                 false
             }
-            Judgement::Remove if knows_all && its_own && object.position() <= envelope.head.position => {
-                true
-            }
+            Judgement::Remove if knows_all && its_own && object.position() <= envelope.head.position => true,
             Judgement::Remove => {
                 tracing::error!(%object, "not removed: the decider cannot know that it may be");
                 false

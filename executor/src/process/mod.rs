@@ -354,7 +354,8 @@ impl Shared {
                 tracing::warn!(folder = %path.display(), "not ours: left as it is");
             }
         }
-        let mut found: Vec<Tended> = volumes::find(&self.volumes())?.into_iter().map(Tended::Volume).collect();
+        let mut found: Vec<Tended> =
+            volumes::find(&self.volumes())?.into_iter().map(Tended::Volume).collect();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {

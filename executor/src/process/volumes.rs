@@ -210,7 +210,8 @@ impl Warden {
         if self.home.has_data().unwrap_or(true) {
             return;
         }
-        let reason = format!("what was in it is not there any more: {} is no folder", self.home.data().display());
+        let reason =
+            format!("what was in it is not there any more: {} is no folder", self.home.data().display());
         tracing::error!(reason, volume = %self.volume, "a volume is lost");
         if let Err(error) = self.keep(Kept { phase: Phase::Lost { reason }, ..kept.clone() }) {
             tracing::error!(%error, volume = %self.volume, "record that it is lost");
@@ -366,7 +367,10 @@ impl Warden {
             return Ok(());
         };
         let was_never_told = matches!(kept.phase, Phase::Accepted | Phase::Failed { .. });
-        if kept.is_being_destroyed() || kept.phase == Phase::Made || (!was_never_told && self.home.has_data()?) {
+        if kept.is_being_destroyed()
+            || kept.phase == Phase::Made
+            || (!was_never_told && self.home.has_data()?)
+        {
             return Err(io::Error::other("it is not over"));
         }
         // Fails if anything is in it.

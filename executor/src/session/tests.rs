@@ -1,5 +1,5 @@
 use chancery_events::fact::Effect;
-use chancery_events::id::{Instance, Position, ScopeId, SessionId, Term};
+use chancery_events::id::{IncarnationId, Instance, Position, ScopeId, SessionId, Term};
 use chancery_events::observation::Saw;
 use chancery_events::protocol::{Life, RunSpec, Standing};
 use chancery_events::record::Hash;

@@ -1,6 +1,6 @@
 //! What goes into the session's core and what comes out.
 
-use chancery_events::id::{ObjectId, Lineage, ScopeId};
+use chancery_events::id::{Lineage, ObjectId, ScopeId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
 use chancery_events::protocol::{FromDecider, Head, Life, ToDecider};

@@ -108,7 +108,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     let processes = open(&root, 2).await;
     // Nobody is told of an end before it is clear that there is one.
     let first = processes.list().await;
-    let first = first.iter().find(|report| report.incarnation == id(1)).expect("it is listed");
+    let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
     assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
     assert!(
         told(first).iter().all(|process| process.pid != told(&before)[0].pid),

@@ -13,7 +13,14 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
     let ports = BTreeMap::from([("http".parse().unwrap(), 8080)]);
     let coordinates = BTreeMap::from([("version".parse().unwrap(), "1.2".to_owned())]);
     let volumes = BTreeMap::from([("/var/lib".to_owned(), PathBuf::from("/here/data"))]);
-    let values = Values { incarnation, spec: &spec, index: 3, ports: &ports, coordinates: &coordinates, volumes: &volumes };
+    let values = Values {
+        incarnation,
+        spec: &spec,
+        index: 3,
+        ports: &ports,
+        coordinates: &coordinates,
+        volumes: &volumes,
+    };
     let cases = [
         ("plain", Ok("plain".to_owned())),
         ("${port.http}/${replica}/${node}/${process}", Ok("8080/web-1/n1/3".to_owned())),

@@ -123,7 +123,9 @@ impl Home {
                 let foreign = || Found::Foreign(format!("{shown} has no record of ours"));
                 Ok(if is_begun { Found::Nothing } else { foreign() })
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+            {
                 Ok(Found::Foreign(format!("{shown} has no record that can be read: {error}")))
             }
             Err(error) => Err(error),

@@ -46,7 +46,8 @@ pub(super) fn empty(home: &Home, stop: &AtomicBool) -> io::Result<()> {
 pub(super) fn mounted_inside(home: &Home) -> Option<PathBuf> {
     let path = std::fs::canonicalize(home.path()).ok()?;
     let mounts = std::fs::read("/proc/self/mountinfo").ok()?;
-    let points = mounts.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    let points =
+        mounts.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
     points.map(unescaped).find(|point| point.starts_with(&path))
 }
 
@@ -54,7 +55,8 @@ pub(super) fn mounted_inside(home: &Home) -> Option<PathBuf> {
 fn unescaped(mut text: &[u8]) -> PathBuf {
     let mut bytes = Vec::new();
     while let Some((first, rest)) = text.split_first() {
-        let code = rest.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let code =
+            rest.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
         if let Some(byte) = code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
             bytes.push(byte);
             text = &rest[3..];

@@ -66,7 +66,8 @@ fn count(data: &Path, most: u64) -> io::Result<Used> {
         // What goes away meanwhile is not counted; what may not be looked at neither.
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         for entry in entries {
-            let Ok(metadata) = entry.as_ref().map_err(|_| ()).and_then(|e| e.metadata().map_err(|_| ())) else {
+            let Ok(metadata) = entry.as_ref().map_err(|_| ()).and_then(|e| e.metadata().map_err(|_| ()))
+            else {
                 continue;
             };
             if used.files == most {

@@ -271,6 +271,7 @@ impl Warden {
             Step::Start => self.make(order, spec),
             // A volume is never changed.
             Step::Adopt | Step::Change => self.adopt(order, spec),
+            Step::Bury if order.aim == Aim::Up => self.take_as_it_is(order, spec),
             Step::End(_) | Step::Bury => self.destroy(order, spec),
         };
         if let Err(error) = carried_out {
@@ -290,6 +291,13 @@ impl Warden {
         }
         self.home.make_data()?;
         self.keep(Kept { phase: Phase::Made, ..kept })
+    }
+
+    /// It was told to be there once: it is, or it is gone. Nothing is removed for want of a record.
+    fn take_as_it_is(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let phase = if self.home.has_data()? { Phase::Made } else { Phase::Gone };
+        self.shown = None;
+        self.keep(Kept { volume: self.volume, order, spec, phase })
     }
 
     fn adopt(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {

@@ -30,7 +30,7 @@ async fn open(root: &Root, number: u64) -> Processes {
 }
 
 /// Everything that runs under the root dies, as with its machine.
-fn power_cut(root: &Root) {
+pub(crate) fn power_cut(root: &Root) {
     wait_until("everything is dead", || {
         let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
         for pid in &left {

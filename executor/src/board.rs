@@ -1,11 +1,11 @@
-//! The newest report of each incarnation, and which of them nobody has read yet.
+//! The newest report of each object, and which of them nobody has read yet.
 //!
 //! A level, not a queue: a reader that is slow finds the last state, and memory follows what lives.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::observation::Report;
 use tokio::sync::Notify;
 
@@ -18,17 +18,17 @@ pub struct Board {
 
 #[derive(Debug, Default)]
 struct Shown {
-    current: BTreeMap<IncarnationId, Report>,
+    current: BTreeMap<ObjectId, Report>,
     /// In the order of their first unread change.
-    unread: VecDeque<IncarnationId>,
-    is_unread: BTreeSet<IncarnationId>,
+    unread: VecDeque<ObjectId>,
+    is_unread: BTreeSet<ObjectId>,
 }
 
 impl Board {
     /// Shows a report that must be read, even if it is the one that was read last.
     pub fn show(&self, report: Report) {
         let mut shown = self.lock();
-        let id = report.incarnation;
+        let id = report.object;
         shown.current.insert(id, report);
         if shown.is_unread.insert(id) {
             shown.unread.push_back(id);
@@ -41,16 +41,16 @@ impl Board {
     /// nobody has read yet.
     pub fn show_in_lists(&self, report: Report) {
         let mut shown = self.lock();
-        if !shown.is_unread.contains(&report.incarnation) {
-            shown.current.insert(report.incarnation, report);
+        if !shown.is_unread.contains(&report.object) {
+            shown.current.insert(report.object, report);
         }
     }
 
-    /// Takes an incarnation off.
-    pub fn clear(&self, incarnation: IncarnationId) {
+    /// Takes an object off.
+    pub fn clear(&self, object: ObjectId) {
         let mut shown = self.lock();
-        shown.current.remove(&incarnation);
-        shown.is_unread.remove(&incarnation);
+        shown.current.remove(&object);
+        shown.is_unread.remove(&object);
     }
 
     /// Everything; what was unread is read by this.

@@ -6,11 +6,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
-use chancery_events::protocol::{Command, RunSpec, Standing};
+use chancery_events::protocol::{Command, ObjectSpec, RunSpec, Standing};
 
 mod reader;
+mod volumes;
 
 use reader::Reader;
 
@@ -41,6 +42,12 @@ pub trait Subject: Sync {
 
     /// How many processes of it exist, whatever the orchestrator says.
     fn running(&self, incarnation: IncarnationId) -> usize;
+
+    /// Whether there is a volume, whatever the orchestrator says.
+    fn holds(&self, volume: VolumeId) -> bool;
+
+    /// Takes away what is in a volume, behind the orchestrator's back.
+    fn lose(&self, volume: VolumeId);
 
     /// Puts things there that are not ours.
     fn plant_foreign_things(&self);
@@ -73,7 +80,20 @@ pub async fn check<S: Subject>(subject: &S) {
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
     a_judged_object_is_removed(subject, next(), next()).await;
     what_runs_is_not_forgotten(subject, next()).await;
+    check_volumes(subject, at.plus(1)).await;
     subject.check_foreign_things();
+}
+
+async fn check_volumes<S: Subject>(subject: &S, mut at: Position) {
+    let run = IncarnationId::issue(Lineage::from_random(42), at);
+    let mut next = || {
+        at = at.plus(1);
+        VolumeId::issue(Lineage::from_random(42), at)
+    };
+    volumes::a_volume_is_made_once_and_destroyed_for_ever(subject, next()).await;
+    volumes::what_was_a_volume_once_is_not_made_again(subject, next(), next()).await;
+    volumes::a_run_waits_for_its_volume_and_keeps_it(subject, next(), run).await;
+    volumes::a_judged_volume_is_removed(subject, next(), next()).await;
 }
 
 async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {
@@ -149,7 +169,7 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: Subject>(subje
     let failed = reader.until(id, 3, "it cannot be changed to that", never).await;
     assert_eq!(subject.running(id), 2, "what ran before runs on");
     let mut reader = reader.restart(subject).await;
-    assert_eq!(reader.list().await.get(&id), Some(&failed), "nothing else is said of that order");
+    assert_eq!(reader.list().await.get(&id.into()), Some(&failed), "nothing else is said of that order");
     reader.order(id, 3, Effect::Ensure, &bad).await;
     assert_eq!(reader.told(id).await, failed, "the same order again is answered with its failure");
     reader.order(id, 4, Effect::Ensure, &other).await;
@@ -157,10 +177,10 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: Subject>(subje
     assert_eq!(adopted.saw, changed.saw, "as it is");
     reader.order(id, 5, Effect::Ensure, &bad).await;
     reader.until(id, 5, "it cannot be changed to that", never).await;
-    reader.orchestrator.forget(id).await;
+    reader.orchestrator.forget(id.into()).await;
     let listed = reader.list().await;
     assert_eq!(
-        listed.get(&id).map(|r| &r.saw),
+        listed.get(&id.into()).map(|r| &r.saw),
         Some(&changed.saw),
         "what runs is told as it is, not forgotten"
     );
@@ -279,14 +299,14 @@ async fn a_restart_finds_everything<S: Subject>(
     reader.until(runs, 1, "what runs is adopted as it is", |saw| *saw == ready.saw).await;
     assert_eq!(subject.running(runs), 1, "a restart neither ends nor doubles anything");
     let listed = reader.list().await;
-    assert_eq!(listed.get(&ended), Some(&over), "what ended is kept until it is forgotten");
-    assert_eq!(listed.get(&gone).map(|r| &r.saw), Some(&Saw::Gone), "so is a tombstone");
+    assert_eq!(listed.get(&ended.into()), Some(&over), "what ended is kept until it is forgotten");
+    assert_eq!(listed.get(&gone.into()).map(|r| &r.saw), Some(&Saw::Gone), "so is a tombstone");
     reader.forget(ended).await;
     reader.forget(gone).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
     assert!(
-        !listed.contains_key(&ended) && !listed.contains_key(&gone),
+        !listed.contains_key(&ended.into()) && !listed.contains_key(&gone.into()),
         "what was forgotten stays so: {listed:?}"
     );
     reader.end(runs, 2, &stays).await;
@@ -312,10 +332,10 @@ async fn a_judged_object_is_removed<S: Subject>(subject: &S, runs: IncarnationId
     let spec = subject.spec(Behaves::Stays, 2);
     reader.order(runs, 1, Effect::Ensure, &spec).await;
     reader.until(runs, 1, "it is ready", is_ready).await;
-    reader.orchestrator.remove(runs, 4).await;
+    reader.orchestrator.remove(runs.into(), 4).await;
     reader.until(runs, 4, "what was removed is gone", is_gone).await;
     assert_eq!(subject.running(runs), 0, "gone means that nothing exists");
-    reader.orchestrator.remove(unknown, 1).await;
+    reader.orchestrator.remove(unknown.into(), 1).await;
     let gone = reader.until(unknown, 1, "removing what is not there is proof of absence too", is_gone).await;
     reader.order(unknown, 1, Effect::Ensure, &spec).await;
     assert_eq!(reader.told(unknown).await, gone, "and a tombstone");
@@ -328,8 +348,8 @@ async fn what_runs_is_not_forgotten<S: Subject>(subject: &S, id: IncarnationId) 
     let spec = subject.spec(Behaves::Stays, 1);
     reader.order(id, 1, Effect::Ensure, &spec).await;
     let ready = reader.until(id, 1, "it is ready", is_ready).await;
-    reader.orchestrator.forget(id).await;
-    assert_eq!(reader.list().await.get(&id), Some(&ready), "what runs is never forgotten");
+    reader.orchestrator.forget(id.into()).await;
+    assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "what runs is never forgotten");
     assert_eq!(subject.running(id), 1, "nor ended by that");
     reader.end(id, 2, &spec).await;
 }
@@ -346,7 +366,20 @@ fn is_clean(saw: &Saw) -> bool {
     matches!(saw, Saw::Ended { exit: Exit::Clean, .. })
 }
 
-fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
-    let (standing, grace) = (Standing::Open, Duration::from_secs(20));
-    Command { incarnation, revision, attempt: 1, effect, standing, grace, spec: spec.clone() }
+fn command(
+    object: impl Into<ObjectId>,
+    revision: u32,
+    effect: Effect,
+    spec: &(impl Clone + Into<ObjectSpec>),
+) -> Command {
+    let (object, spec) = (object.into(), spec.clone().into());
+    Command {
+        object,
+        revision,
+        attempt: 1,
+        effect,
+        standing: Standing::Open,
+        grace: Duration::from_secs(20),
+        spec,
+    }
 }

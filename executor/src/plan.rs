@@ -3,7 +3,7 @@
 //! An order is *old* if its (revision, attempt) is below that of the last one recorded: it is answered with what is
 //! there, and nothing is done. Any other:
 //!
-//! | there is | up (ensure) | down (stop, kill) | removed (judged) |
+//! | there is | up (ensure) | down (stop, kill) | removed (judged; of a volume, kill) |
 //! |---|---|---|---|
 //! | nothing, or an order that was not begun | start | bury | bury |
 //! | starting, up | adopt: only the revision rises, and the rule of starting again is taken over; with another spec: change, or fail, never, where the runtime cannot | end | end, then gone |
@@ -23,17 +23,22 @@
 //! failure until a higher one comes, or it comes again as one that had its outcome: what runs is not what it asked for,
 //! so nothing else may be reported at its revision but an end. What has not come up yet when another spec comes is
 //! started with that one. Which runtimes can change what runs is [`Changes`].
+//!
+//! A volume is an object without processes: *start* makes it, *up* is that it is there, *end* destroys it with all that is
+//! in it, and it is *ended* when it was there and is not any more, though nobody ordered that. It is never stopped
+//! ([`misfit`]), and never changed: every spec is right for what is there, so that an ensure with another one is *adopt*,
+//! and the newest is recorded.
 
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
 use chancery_events::planted::{self, Bug};
-use chancery_events::protocol::{Command, RunSpec, Standing};
+use chancery_events::protocol::{Command, ObjectSpec, Standing};
 use serde::{Deserialize, Serialize};
 
-/// What is wanted of an incarnation, by a command or a judgement.
+/// What is wanted of an object, by a command or a judgement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Order {
     /// A higher one closes all lower ones.
@@ -57,13 +62,13 @@ pub enum Changes {
     Never,
 }
 
-/// How an incarnation is wanted.
+/// How an object is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Running.
+    /// Running; of a volume, there.
     Up,
-    /// Ended; how it ended is kept.
+    /// Ended; how it ended is kept. Not of volumes.
     Down,
     /// Ended, and nothing kept but a tombstone.
     Removed,
@@ -72,10 +77,11 @@ pub enum Aim {
 impl Order {
     /// The order that a command gives.
     pub fn of(command: &Command) -> Order {
-        let (aim, grace) = match command.effect {
-            Effect::Ensure => (Aim::Up, command.grace),
-            Effect::Stop => (Aim::Down, command.grace),
-            Effect::Kill => (Aim::Down, Duration::ZERO),
+        let (aim, grace) = match (command.effect, command.object) {
+            (Effect::Ensure, _) => (Aim::Up, command.grace),
+            (Effect::Stop, _) => (Aim::Down, command.grace),
+            (Effect::Kill, ObjectId::Incarnation(_)) => (Aim::Down, Duration::ZERO),
+            (Effect::Kill, ObjectId::Volume(_)) => (Aim::Removed, Duration::ZERO),
         };
         Order { revision: command.revision, attempt: command.attempt, aim, standing: command.standing, grace }
     }
@@ -96,18 +102,18 @@ impl Order {
     }
 }
 
-/// What a runtime durably knows of an incarnation.
+/// What a runtime durably knows of an object.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Present {
     /// The highest order recorded.
     pub order: Order,
     /// What it is; not known of an object that was removed unseen.
-    pub spec: Option<RunSpec>,
+    pub spec: Option<ObjectSpec>,
     /// What is there.
     pub state: State,
 }
 
-/// What is there of an incarnation.
+/// What is there of an object.
 #[derive(Clone, PartialEq, Debug)]
 pub enum State {
     /// Nothing: the order was recorded and not begun.
@@ -211,8 +217,19 @@ pub enum Step {
     Refuse(&'static str, Hope),
 }
 
+/// Why a command can never be carried out, by any runtime, if that is so.
+pub fn misfit(command: &Command) -> Option<&'static str> {
+    match (command.object, &command.spec, command.effect) {
+        (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Stop) => Some("a volume cannot be stopped"),
+        (ObjectId::Volume(_), ObjectSpec::Volume(_), Effect::Ensure | Effect::Kill)
+        | (ObjectId::Incarnation(_), ObjectSpec::Run(_), _) => None,
+        (ObjectId::Volume(_), ObjectSpec::Run(_), _)
+        | (ObjectId::Incarnation(_), ObjectSpec::Volume(_), _) => Some("its spec is that of something else"),
+    }
+}
+
 /// What `order` means for what is there; `spec` is what it brings along, and `changes` what the runtime can do.
-pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, changes: Changes) -> Step {
+pub fn step(present: Option<&Present>, order: &Order, spec: Option<&ObjectSpec>, changes: Changes) -> Step {
     // Met: it was up once. What is not there any more is never started a second time in the same incarnation.
     let begin = if order.may_start() { Step::Start } else { Step::Bury };
     let Some(present) = present else {
@@ -258,16 +275,16 @@ pub fn step(present: Option<&Present>, order: &Order, spec: Option<&RunSpec>, ch
     }
 }
 
-fn runs_as(there: Option<&RunSpec>, brought: Option<&RunSpec>) -> bool {
+fn runs_as(there: Option<&ObjectSpec>, brought: Option<&ObjectSpec>) -> bool {
     match (there, brought) {
-        (Some(there), Some(brought)) => there.runs_as(brought),
+        (Some(there), Some(brought)) => there.is_as(brought),
         (there, brought) => there.is_none() && brought.is_none(),
     }
 }
 
 /// The spec of what is there, when an order was adopted that brought another one: of something that runs alike, the
-/// rule of starting again is the newest.
-pub fn adopted(there: Option<RunSpec>, brought: Option<&RunSpec>) -> Option<RunSpec> {
+/// rule of starting again is the newest; of a volume, everything.
+pub fn adopted(there: Option<ObjectSpec>, brought: Option<&ObjectSpec>) -> Option<ObjectSpec> {
     if runs_as(there.as_ref(), brought) { brought.cloned() } else { there }
 }
 
@@ -281,9 +298,9 @@ pub enum Told {
 }
 
 /// What is to be reported of what is there.
-pub fn report(incarnation: IncarnationId, present: &Present) -> Told {
+pub fn report(object: ObjectId, present: &Present) -> Told {
     let Order { revision, aim, .. } = present.order;
-    let report = |revision, saw| Report { incarnation, revision, saw };
+    let report = |revision, saw| Report { object, revision, saw };
     // It reflects less than what is ordered now.
     let below = |saw| Told::ListOnly(report(revision.saturating_sub(1), saw));
     match &present.state {

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
 use chancery_events::protocol::ToDecider;
@@ -111,8 +111,8 @@ struct Loop<O, C, F> {
     outbox: VecDeque<ToDecider>,
     listing: Option<Pin<Box<dyn Future<Output = Vec<Report>> + Send>>>,
     works: JoinSet<()>,
-    /// What each task in `works` works on, so that one that panics still gives its incarnation back.
-    on: HashMap<tokio::task::Id, IncarnationId>,
+    /// What each task in `works` works on, so that one that panics still gives its object back.
+    on: HashMap<tokio::task::Id, ObjectId>,
 }
 
 enum Woken {
@@ -161,8 +161,8 @@ where
                     return Input::Listed(reports);
                 }
                 Woken::Done(task) => {
-                    if let Some(incarnation) = self.on.remove(&task) {
-                        return Input::Done(incarnation);
+                    if let Some(object) = self.on.remove(&task) {
+                        return Input::Done(object);
                     }
                 }
                 Woken::Unread(error) => tracing::error!(%error, "a message of the decider cannot be read"),
@@ -185,7 +185,7 @@ where
             Some(done) = self.works.join_next_with_id() => Woken::Done(match done {
                 Ok((id, ())) => id,
                 Err(error) => {
-                    tracing::error!(%error, "work on an incarnation broke off");
+                    tracing::error!(%error, "work on an object broke off");
                     error.id()
                 }
             }),
@@ -240,16 +240,16 @@ where
     }
 
     fn begin(&mut self, work: Work) {
-        let incarnation = work.incarnation();
+        let object = work.object();
         let orchestrator = self.orchestrator.clone();
         let task = self.works.spawn(async move {
             match work {
                 Work::CarryOut(command) => orchestrator.carry_out(command).await,
-                Work::Remove { incarnation, revision } => orchestrator.remove(incarnation, revision).await,
-                Work::Forget(incarnation) => orchestrator.forget(incarnation).await,
+                Work::Remove { object, revision } => orchestrator.remove(object, revision).await,
+                Work::Forget(object) => orchestrator.forget(object).await,
             }
         });
-        self.on.insert(task.id(), incarnation);
+        self.on.insert(task.id(), object);
     }
 
     /// Lets work that was begun come to its end, sends what waits, and closes the link when it was heard.

@@ -9,14 +9,14 @@
 //! | attached | – | – | – | renew, queue | → waiting | → waiting | hang up, → waiting |
 //!
 //! What must stay true: no work is begun after ¾ of the lease since the sending of the last heartbeat (or hello) that
-//! was answered; none is begun on a head that is not on disk; none overlaps other work on the same incarnation; a
+//! was answered; none is begun on a head that is not on disk; none overlaps other work on the same object; a
 //! decider that knows less than this executor has seen changes nothing. Time is a duration on the executor's own
 //! monotonic clock.
 
 use std::time::Duration;
 
 use chancery_events::fact::Judgement;
-use chancery_events::id::{Attach, IncarnationId, Lineage};
+use chancery_events::id::{Attach, Lineage, ObjectId};
 use chancery_events::observation::Report;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
@@ -118,7 +118,7 @@ impl Core {
                 }
             }
             Input::Changed(reports) => self.changed(reports, &mut out),
-            Input::Done(incarnation) => self.queue.done(incarnation),
+            Input::Done(object) => self.queue.done(object),
             Input::Tick => self.tick(now, &mut out),
             Input::Leave => {
                 if let Phase::Listing(c) | Phase::Attached(c) = &self.phase {
@@ -197,18 +197,18 @@ impl Core {
                 self.hang_up(now, out);
             }
             FromDecider::Command { envelope, command } => {
-                if self.believes(&envelope)? && issued(command.incarnation, &envelope, self.lineage()) {
+                if self.believes(&envelope)? && issued(command.object, &envelope, self.lineage()) {
                     self.queue.add(Work::CarryOut(command));
                 }
             }
-            FromDecider::Forget { envelope, incarnation } => {
+            FromDecider::Forget { envelope, object } => {
                 if self.believes(&envelope)? && !planted::is(Bug::NeverForgets) {
-                    self.queue.add(Work::Forget(incarnation));
+                    self.queue.add(Work::Forget(object));
                 }
             }
-            FromDecider::Judged { envelope, incarnation, judgement, revision } => {
-                if self.believes(&envelope)? && self.may_remove(&envelope, incarnation, judgement) {
-                    self.queue.add(Work::Remove { incarnation, revision });
+            FromDecider::Judged { envelope, object, judgement, revision } => {
+                if self.believes(&envelope)? && self.may_remove(&envelope, object, judgement) {
+                    self.queue.add(Work::Remove { object, revision });
                 }
             }
             FromDecider::Accepted { envelope, sequence } => {
@@ -268,14 +268,14 @@ impl Core {
         &mut self,
         envelope: &Envelope,
         commands: Vec<Command>,
-        rest: Option<IncarnationId>,
+        rest: Option<ObjectId>,
         out: &mut Vec<Output>,
     ) -> Result<(), Stop> {
         if !self.believes(envelope)? {
             return Ok(());
         }
         for command in commands {
-            if issued(command.incarnation, envelope, self.lineage()) {
+            if issued(command.object, envelope, self.lineage()) {
                 self.queue.add(Work::CarryOut(command));
             }
         }
@@ -302,19 +302,17 @@ impl Core {
     }
 
     /// A judgement is carried out only if it cannot be that of a decider, or a journal, that does not know better.
-    fn may_remove(&self, envelope: &Envelope, incarnation: IncarnationId, judgement: Judgement) -> bool {
+    fn may_remove(&self, envelope: &Envelope, object: ObjectId, judgement: Judgement) -> bool {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
-        let its_own = Some(incarnation.lineage()) == self.lineage() || planted::is(Bug::RemovesForeign);
+        let its_own = Some(object.lineage()) == self.lineage() || planted::is(Bug::RemovesForeign);
         match judgement {
             Judgement::Quarantine => {
-                tracing::warn!(%incarnation, "left as it is: the fleet does not know it as its own");
+                tracing::warn!(%object, "left as it is: the fleet does not know it as its own");
                 false
             }
-            Judgement::Remove if knows_all && its_own && incarnation.position() <= envelope.head.position => {
-                true
-            }
+            Judgement::Remove if knows_all && its_own && object.position() <= envelope.head.position => true,
             Judgement::Remove => {
-                tracing::error!(%incarnation, "not removed: the decider cannot know that it may be");
+                tracing::error!(%object, "not removed: the decider cannot know that it may be");
                 false
             }
         }
@@ -330,7 +328,7 @@ impl Core {
         };
         let connection = Connection { ..*c };
         let head = self.seen.map(|seen| seen.head.position).unwrap_or_default();
-        let mut ours = reports.iter().map(|r| r.incarnation).filter(|id| id.lineage() == connection.lineage);
+        let mut ours = reports.iter().map(|r| r.object).filter(|id| id.lineage() == connection.lineage);
         if let Some(id) = ours.find(|id| id.position() > head) {
             return Err(Stop::NewerElsewhere(format!("{id} is here, and this one has not issued it yet")));
         }
@@ -377,10 +375,10 @@ impl Core {
 }
 
 /// What is wanted must have been issued before it is wanted.
-fn issued(incarnation: IncarnationId, envelope: &Envelope, lineage: Option<Lineage>) -> bool {
-    let issued = Some(incarnation.lineage()) != lineage || incarnation.position() <= envelope.head.position;
+fn issued(object: ObjectId, envelope: &Envelope, lineage: Option<Lineage>) -> bool {
+    let issued = Some(object.lineage()) != lineage || object.position() <= envelope.head.position;
     if !issued {
-        tracing::error!(%incarnation, "a command for an incarnation that its journal has not issued is ignored");
+        tracing::error!(%object, "a command for an object that its journal has not issued is ignored");
     }
     issued
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::ObjectSpec;
 
 use super::{Subject, command, is_clean};
 use crate::orchestrator::Orchestrator;
@@ -19,7 +19,7 @@ const LIMIT: usize = 3;
 /// One life of an orchestrator, and what its reader knows.
 pub(super) struct Reader<O> {
     pub(super) orchestrator: O,
-    pub(super) known: BTreeMap<IncarnationId, Report>,
+    pub(super) known: BTreeMap<ObjectId, Report>,
 }
 
 impl<O: Orchestrator> Reader<O> {
@@ -36,28 +36,29 @@ impl<O: Orchestrator> Reader<O> {
 
     pub(super) async fn order(
         &self,
-        incarnation: IncarnationId,
+        object: impl Into<ObjectId>,
         revision: u32,
         effect: Effect,
-        spec: &RunSpec,
+        spec: &(impl Clone + Into<ObjectSpec>),
     ) {
-        self.orchestrator.carry_out(command(incarnation, revision, effect, spec)).await;
+        self.orchestrator.carry_out(command(object.into(), revision, effect, spec)).await;
     }
 
-    pub(super) async fn list(&mut self) -> BTreeMap<IncarnationId, Report> {
-        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.incarnation, r)).collect();
+    pub(super) async fn list(&mut self) -> BTreeMap<ObjectId, Report> {
+        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.object, r)).collect();
         self.known.clone()
     }
 
     /// Waits for what is told next of one.
-    pub(super) async fn told(&mut self, id: IncarnationId) -> Report {
+    pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> Report {
+        let id = id.into();
         self.known.remove(&id);
         self.wait(id, "it is told of", |_| true).await
     }
 
     pub(super) async fn until(
         &mut self,
-        id: IncarnationId,
+        id: impl Into<ObjectId>,
         revision: u32,
         what: &str,
         is: impl Fn(&Saw) -> bool,
@@ -67,17 +68,18 @@ impl<O: Orchestrator> Reader<O> {
 
     pub(super) async fn wait(
         &mut self,
-        id: IncarnationId,
+        id: impl Into<ObjectId>,
         what: &str,
         is: impl Fn(&Report) -> bool,
     ) -> Report {
+        let id = id.into();
         let found = tokio::time::timeout(PATIENCE, async {
             loop {
                 if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
                     return report.clone();
                 }
                 let news = self.orchestrator.changes(LIMIT).await;
-                self.known.extend(news.into_iter().map(|report| (report.incarnation, report)));
+                self.known.extend(news.into_iter().map(|report| (report.object, report)));
             }
         });
         match found.await {
@@ -87,13 +89,20 @@ impl<O: Orchestrator> Reader<O> {
     }
 
     /// Ends one and forgets it.
-    pub(super) async fn end(&mut self, id: IncarnationId, revision: u32, spec: &RunSpec) {
+    pub(super) async fn end(
+        &mut self,
+        id: impl Into<ObjectId>,
+        revision: u32,
+        spec: &(impl Clone + Into<ObjectSpec>),
+    ) {
+        let id = id.into();
         self.order(id, revision, Effect::Kill, spec).await;
         self.until(id, revision, "it ended", is_clean).await;
         self.forget(id).await;
     }
 
-    pub(super) async fn forget(&mut self, id: IncarnationId) {
+    pub(super) async fn forget(&mut self, id: impl Into<ObjectId>) {
+        let id = id.into();
         self.orchestrator.forget(id).await;
         assert!(!self.list().await.contains_key(&id), "what is over is forgotten when that is asked");
     }

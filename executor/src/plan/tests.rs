@@ -1,15 +1,20 @@
-use chancery_events::id::{Lineage, Position};
+use chancery_events::id::{IncarnationId, Lineage, Position, VolumeId};
+use chancery_events::protocol::{RunSpec, VolumeSpec};
 use chancery_events::spec::Restart;
 
 use super::*;
 
-fn spec(replica: &str) -> RunSpec {
+fn spec(replica: &str) -> ObjectSpec {
+    run(replica, Restart::BestEffort).into()
+}
+
+fn run(replica: &str, restart: Restart) -> RunSpec {
     let name = |name: &str| name.parse().unwrap();
     RunSpec {
         replica: replica.parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
-        restart: Restart::BestEffort,
+        restart,
         payloads: vec![],
     }
 }
@@ -196,7 +201,7 @@ fn another_spec_changes_what_runs_where_that_can_be_done_and_is_refused_elsewher
 #[test]
 fn a_report_names_the_revision_that_it_reflects() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
-    let revision = |aim, state| match report(id, &present(order(aim, 5, 1), state)) {
+    let revision = |aim, state| match report(id.into(), &present(order(aim, 5, 1), state)) {
         Told::Change(report) => (report.revision, "change"),
         Told::ListOnly(report) => (report.revision, "list"),
     };
@@ -220,7 +225,7 @@ fn a_report_names_the_revision_that_it_reflects() {
 #[test]
 fn ready_means_all_online() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
-    let saw = |state| match report(id, &present(order(Aim::Up, 1, 1), state)) {
+    let saw = |state| match report(id.into(), &present(order(Aim::Up, 1, 1), state)) {
         Told::Change(report) => report.saw,
         Told::ListOnly(report) => panic!("{report:?}"),
     };
@@ -242,7 +247,7 @@ fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
 
 #[test]
 fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() {
-    let rule = |restart| RunSpec { restart, ..spec("web-1") };
+    let rule = |restart| ObjectSpec::Run(run("web-1", restart));
     let there = present(order(Aim::Up, 2, 1), runs());
     let met = Order { standing: Standing::Met, ..order(Aim::Up, 2, 1) };
     for (order, because) in [
@@ -256,8 +261,61 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
     }
     let late = step(Some(&there), &order(Aim::Up, 1, 1), Some(&rule(Restart::Always)), Changes::Never);
     assert_eq!(late, Step::Answer, "not with a lower one");
-    let adopt = |brought: &RunSpec| adopted(there.spec.clone(), Some(brought)).map(|spec| spec.restart);
-    assert_eq!(adopt(&rule(Restart::Always)), Some(Restart::Always));
-    let other = RunSpec { restart: Restart::Always, ..spec("web-2") };
-    assert_eq!(adopt(&other), Some(Restart::BestEffort), "what runs is not what that rule is for");
+    let adopt = |brought: &ObjectSpec| match adopted(there.spec.clone(), Some(brought)) {
+        Some(ObjectSpec::Run(spec)) => spec.restart,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(adopt(&rule(Restart::Always)), Restart::Always);
+    let other = run("web-2", Restart::Always).into();
+    assert_eq!(adopt(&other), Restart::BestEffort, "what runs is not what that rule is for");
+}
+
+fn volume(capacity: u64) -> ObjectSpec {
+    let (class, node) = ("disk".parse().unwrap(), "n1".parse().unwrap());
+    ObjectSpec::Volume(VolumeSpec { name: "data".parse().unwrap(), node, class, capacity })
+}
+
+#[test]
+fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
+    use Aim::{Removed, Up};
+    let up = || State::Up { processes: vec![], before: Before::Ready };
+    let lost = || State::Ended { exit: Exit::Failed { reason: "lost".into() }, processes: vec![] };
+    let cases = [
+        (order(Up, 1, 1), up(), order(Up, 2, 1), Step::Adopt, "another spec changes nothing"),
+        (order(Up, 1, 1), up(), order(Up, 1, 1), Step::Adopt, "nor with the same order"),
+        (order(Up, 1, 1), lost(), order(Up, 2, 1), Step::Adopt, "what is lost is not made again"),
+        (order(Up, 1, 1), up(), order(Removed, 2, 1), Step::End(Duration::from_secs(9)), "it is destroyed"),
+        (order(Up, 1, 1), lost(), order(Removed, 2, 1), Step::Bury, "nothing is left of it"),
+        (order(Removed, 2, 1), State::Gone, order(Up, 1, 9), Step::Answer, "and it stays so"),
+    ];
+    for (last, state, order, then, because) in cases {
+        let there = Present { order: last, spec: Some(volume(1)), state };
+        for changes in [Changes::InPlace, Changes::Never] {
+            assert_eq!(step(Some(&there), &order, Some(&volume(2)), changes), then, "{because}");
+        }
+    }
+    assert_eq!(adopted(Some(volume(1)), Some(&volume(2))), Some(volume(2)), "the newest is recorded");
+}
+
+#[test]
+fn a_command_fits_what_it_is_on() {
+    let at = (Lineage::from_random(1), Position::FIRST);
+    let (run, disk) = (IncarnationId::issue(at.0, at.1).into(), VolumeId::issue(at.0, at.1).into());
+    let cases: [(ObjectId, ObjectSpec, Effect, Option<Aim>); 8] = [
+        (run, spec("web-1"), Effect::Ensure, Some(Aim::Up)),
+        (run, spec("web-1"), Effect::Stop, Some(Aim::Down)),
+        (run, spec("web-1"), Effect::Kill, Some(Aim::Down)),
+        (disk, volume(1), Effect::Ensure, Some(Aim::Up)),
+        (disk, volume(1), Effect::Kill, Some(Aim::Removed)),
+        (disk, volume(1), Effect::Stop, None),
+        (disk, spec("web-1"), Effect::Ensure, None),
+        (run, volume(1), Effect::Kill, None),
+    ];
+    for (object, spec, effect, then) in cases {
+        let (standing, grace) = (Standing::Open, Duration::from_secs(9));
+        let command = Command { object, revision: 3, attempt: 2, effect, standing, grace, spec };
+        let told = misfit(&command).is_none().then(|| Order::of(&command));
+        assert_eq!(told.map(|order| order.aim), then, "{effect:?} on {object:?}");
+        assert!(told.is_none_or(|order| (order.revision, order.attempt) == (3, 2)));
+    }
 }

@@ -1,7 +1,8 @@
 //! Placeholders in argv and environment: `${port.NAME}`, `${replica}`, `${incarnation}`, `${node}`, `${process}`,
-//! coordinates as `${KEY}`; `$$` is a dollar.
+//! `${volume.MOUNT}`, coordinates as `${KEY}`; `$$` is a dollar.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{Key, PortName};
@@ -16,6 +17,8 @@ pub(super) struct Values<'a> {
     pub(super) index: u16,
     pub(super) ports: &'a BTreeMap<PortName, u16>,
     pub(super) coordinates: &'a BTreeMap<Key, String>,
+    /// Where each volume of the payload is, by where it is to be mounted.
+    pub(super) volumes: &'a BTreeMap<String, PathBuf>,
 }
 
 /// Fills in one text.
@@ -26,6 +29,9 @@ pub(super) fn fill(text: &str, values: &Values<'_>) -> Result<String, BadTemplat
 fn value(name: &str, values: &Values<'_>) -> Option<String> {
     if let Some(port) = name.strip_prefix("port.") {
         return values.ports.get(port).map(u16::to_string);
+    }
+    if let Some(mount) = name.strip_prefix("volume.") {
+        return values.volumes.get(mount).map(|path| path.display().to_string());
     }
     match name {
         "replica" => Some(values.spec.replica.to_string()),
@@ -38,8 +44,20 @@ fn value(name: &str, values: &Values<'_>) -> Option<String> {
 
 /// The variable that holds a port: `PORT_HTTP` for `http`.
 pub(super) fn port_variable(name: &PortName) -> String {
+    format!("PORT_{}", upper(name.as_str()))
+}
+
+/// What the variables that hold volumes begin with.
+pub(super) const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
+
+/// The variable that says where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` for `/var/lib/db`.
+pub(super) fn volume_variable(mount: &str) -> String {
+    format!("{VOLUME_VARIABLE}{}", upper(mount).trim_start_matches('_'))
+}
+
+fn upper(name: &str) -> String {
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    format!("PORT_{}", name.as_str().chars().map(upper).collect::<String>())
+    name.chars().map(upper).collect()
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PayloadName;
 use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus};
-use chancery_events::protocol::{RunPayload, RunSpec};
+use chancery_events::protocol::{ObjectSpec, RunPayload, RunSpec};
 use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
@@ -48,6 +48,9 @@ pub(super) struct Wanted {
     pub(super) files: Option<u64>,
     #[serde(default)]
     pub(super) boot: Option<Boot>,
+    /// Where volumes are kept.
+    #[serde(default)]
+    pub(super) volumes: Option<PathBuf>,
 }
 
 impl Wanted {
@@ -309,5 +312,5 @@ pub(super) fn present(
             }
         }
     };
-    Present { order: wanted.order, spec: wanted.spec.clone(), state }
+    Present { order: wanted.order, spec: wanted.spec.clone().map(ObjectSpec::Run), state }
 }

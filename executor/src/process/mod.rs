@@ -33,10 +33,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
-use chancery_events::observation::Report;
-use chancery_events::protocol::Command;
+use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::protocol::{Command, ObjectSpec};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -57,6 +57,7 @@ mod reboot;
 mod start;
 mod tender;
 mod trampoline;
+mod volumes;
 mod wire;
 
 pub use capture::OutputLimits;
@@ -65,14 +66,16 @@ pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
 pub use reader::Reader;
 pub use trampoline::trampoline_main;
+pub use volumes::Used;
 
 use crate::board::Board;
 use crate::durable;
 use crate::orchestrator::Orchestrator;
-use crate::plan::{Changes, Order};
+use crate::plan::{self, Changes, Order};
 use drift::{Loss, Watcher};
 use folder::Folder;
 use tender::{Ask, Tender};
+use volumes::Warden;
 
 /// Keepers that are being started at once: each writes to the disk and executes two programs.
 const STARTS_AT_ONCE: usize = 16;
@@ -81,7 +84,7 @@ const TENDER_THREADS: usize = 4;
 /// Where processes are kept and what keeps them.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Holds `nodes/<node>/<incarnation>/`. May be the root of the executor.
+    /// Holds `nodes/<node>/<incarnation>/` and `volumes/<volume>/`. May be the root of the executor.
     pub root: PathBuf,
     /// How a keeper is started.
     pub program: KeeperProgram,
@@ -112,7 +115,7 @@ pub struct KeeperProgram {
 pub struct Processes {
     shared: Arc<Shared>,
     /// A tender ends when its sender is dropped; what it tends goes on.
-    tenders: Mutex<BTreeMap<IncarnationId, mpsc::Sender<Ask>>>,
+    tenders: Mutex<BTreeMap<ObjectId, mpsc::Sender<Ask>>>,
     /// What earlier lives left is not listed before it was looked at.
     settling: tokio::sync::Mutex<Vec<oneshot::Receiver<()>>>,
     /// Tenders write to disks and look through `/proc`: on threads of their own, nobody else waits for that.
@@ -140,6 +143,26 @@ struct Shared {
     watcher: Arc<Watcher>,
     board: Board,
     starts: Arc<Semaphore>,
+    /// Held from looking whether volumes are there until the run that uses them is recorded, and from looking whether a
+    /// volume is used until its end is.
+    using: Mutex<()>,
+    /// One volume is measured at a time.
+    measures: Arc<Semaphore>,
+}
+
+/// What a task tends.
+enum Tended {
+    Incarnation(IncarnationId, Folder, Option<Loss>),
+    Volume(VolumeId),
+}
+
+impl Tended {
+    fn object(&self) -> ObjectId {
+        match self {
+            Tended::Incarnation(id, ..) => ObjectId::Incarnation(*id),
+            Tended::Volume(id) => ObjectId::Volume(*id),
+        }
+    }
 }
 
 impl Processes {
@@ -166,6 +189,8 @@ impl Processes {
             watcher,
             board,
             starts,
+            using: Mutex::default(),
+            measures: Arc::new(Semaphore::new(1)),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
@@ -181,49 +206,55 @@ impl Processes {
         };
         let found = tokio::task::spawn_blocking(move || shared.find()).await.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
-        for (incarnation, folder, lost) in found {
+        for tended in found {
             let (settled, settles) = oneshot::channel();
-            processes.tend(incarnation, folder, lost, Some(settled));
+            processes.tend(tended, Some(settled));
             settling.push(settles);
         }
         drop(settling);
         Ok(processes)
     }
 
-    fn tend(
-        &self,
-        id: IncarnationId,
-        folder: Folder,
-        lost: Option<Loss>,
-        settled: Option<oneshot::Sender<()>>,
-    ) -> mpsc::Sender<Ask> {
+    fn tend(&self, tended: Tended, settled: Option<oneshot::Sender<()>>) -> mpsc::Sender<Ask> {
         let (sender, asks) = mpsc::channel(1);
-        if let Some(runtime) = &self.runtime {
-            runtime.spawn(Tender::new(id, folder, self.shared.clone(), lost).tend(asks, settled));
+        let (object, shared) = (tended.object(), self.shared.clone());
+        match (&self.runtime, tended) {
+            (Some(runtime), Tended::Incarnation(id, folder, lost)) => {
+                drop(runtime.spawn(Tender::new(id, folder, shared, lost).tend(asks, settled)));
+            }
+            (Some(runtime), Tended::Volume(id)) => {
+                drop(runtime.spawn(Warden::new(id, shared).tend(asks, settled)));
+            }
+            // It is being dropped.
+            (None, _) => {}
         }
-        self.lock_tenders().insert(id, sender.clone());
+        self.lock_tenders().insert(object, sender.clone());
         sender
     }
 
-    fn lock_tenders(&self) -> std::sync::MutexGuard<'_, BTreeMap<IncarnationId, mpsc::Sender<Ask>>> {
+    fn lock_tenders(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<Ask>>> {
         self.tenders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tender of an incarnation; a new one if there is none, or if the last one broke.
-    fn tender(&self, id: IncarnationId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
-        let known = self.lock_tenders().get(&id).filter(|sender| !sender.is_closed()).cloned();
-        known.unwrap_or_else(|| self.tend(id, self.shared.folder(id, node), None, None))
+    /// The tender of an object; a new one if there is none, or if the last one broke.
+    fn tender(&self, object: ObjectId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
+        let known = self.lock_tenders().get(&object).filter(|sender| !sender.is_closed()).cloned();
+        let tended = || match object {
+            ObjectId::Incarnation(id) => Tended::Incarnation(id, self.shared.folder(id, node), None),
+            ObjectId::Volume(id) => Tended::Volume(id),
+        };
+        known.unwrap_or_else(|| self.tend(tended(), None))
     }
 
     async fn ask(
         &self,
-        id: IncarnationId,
+        object: ObjectId,
         node: Option<&NodeName>,
         ask: impl FnOnce(oneshot::Sender<()>) -> Ask,
     ) {
         let (done, answered) = oneshot::channel();
-        if self.tender(id, node).send(ask(done)).await.is_err() || answered.await.is_err() {
-            tracing::error!(incarnation = %id, "an order was dropped; the decider will give it again");
+        if self.tender(object, node).send(ask(done)).await.is_err() || answered.await.is_err() {
+            tracing::error!(%object, "an order was dropped; the decider will give it again");
         }
     }
 }
@@ -233,25 +264,33 @@ impl Orchestrator for Processes {
     const CHANGES: Changes = Changes::Never;
 
     async fn carry_out(&self, command: Command) {
-        let order = Order::of(&command);
-        let (id, spec) = (command.incarnation, command.spec);
-        let node = spec.node.clone();
-        self.ask(id, Some(&node), |done| Ask::Order { order, spec: Some(spec), done }).await;
-    }
-
-    async fn remove(&self, incarnation: IncarnationId, revision: u32) {
-        let order = Order::removal(revision);
-        self.ask(incarnation, None, |done| Ask::Order { order, spec: None, done }).await;
-    }
-
-    async fn forget(&self, incarnation: IncarnationId) {
-        if !self.lock_tenders().contains_key(&incarnation) {
+        if let Some(message) = plan::misfit(&command) {
+            let saw = Saw::Failed { message: message.to_owned(), hope: Hope::Never };
+            self.shared.board.show(Report { object: command.object, revision: command.revision, saw });
             return;
         }
-        self.ask(incarnation, None, Ask::Forget).await;
+        let order = Order::of(&command);
+        let (object, spec) = (command.object, command.spec);
+        let node = match &spec {
+            ObjectSpec::Run(spec) => Some(spec.node.clone()),
+            ObjectSpec::Volume(_) => None,
+        };
+        self.ask(object, node.as_ref(), |done| Ask::Order { order, spec: Some(spec), done }).await;
+    }
+
+    async fn remove(&self, object: ObjectId, revision: u32) {
+        let order = Order::removal(revision);
+        self.ask(object, None, |done| Ask::Order { order, spec: None, done }).await;
+    }
+
+    async fn forget(&self, object: ObjectId) {
+        if !self.lock_tenders().contains_key(&object) {
+            return;
+        }
+        self.ask(object, None, Ask::Forget).await;
         let mut tenders = self.lock_tenders();
-        if tenders.get(&incarnation).is_some_and(mpsc::Sender::is_closed) {
-            tenders.remove(&incarnation);
+        if tenders.get(&object).is_some_and(mpsc::Sender::is_closed) {
+            tenders.remove(&object);
         }
     }
 
@@ -277,6 +316,15 @@ impl Shared {
         })
     }
 
+    /// Where volumes are kept.
+    fn volumes(&self) -> PathBuf {
+        volumes::root(&self.root)
+    }
+
+    fn lock_using(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.using.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Where a folder is moved before its files are removed one by one, so that half of it is never taken for whole.
     fn forgotten(&self) -> PathBuf {
         self.root.join("forgotten")
@@ -295,8 +343,8 @@ impl Shared {
         }
     }
 
-    /// What earlier lives left: folders of incarnations, and what runs though its folder was lost.
-    fn find(&self) -> io::Result<Vec<(IncarnationId, Folder, Option<Loss>)>> {
+    /// What earlier lives left: volumes, folders of incarnations, and what runs though its folder was lost.
+    fn find(&self) -> io::Result<Vec<Tended>> {
         durable::make_folder(&self.root)?;
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -306,7 +354,8 @@ impl Shared {
                 tracing::warn!(folder = %path.display(), "not ours: left as it is");
             }
         }
-        let mut found = Vec::new();
+        let mut found: Vec<Tended> =
+            volumes::find(&self.volumes())?.into_iter().map(Tended::Volume).collect();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
@@ -314,7 +363,7 @@ impl Shared {
             let folder = Folder::at(path);
             match (id, folder.wanted(durable::Reader::Another)) {
                 (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => {
-                    found.push((id, folder, None));
+                    found.push(Tended::Incarnation(id, folder, None));
                 }
                 (_, wanted) => {
                     let error = wanted.err().map(tracing::field::display);
@@ -327,10 +376,10 @@ impl Shared {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let is_place = path.parent().and_then(Path::parent) == Some(&nodes);
             if let (Some(id), true) = (id, is_place)
-                && !found.iter().any(|(known, ..)| *known == id)
+                && !found.iter().any(|known| known.object() == ObjectId::Incarnation(id))
             {
                 tracing::error!(folder = %path.display(), "something runs, and its folder was lost");
-                found.push((id, Folder::at(path), Some(Loss::Removed)));
+                found.push(Tended::Incarnation(id, Folder::at(path), Some(Loss::Removed)));
             }
         }
         Ok(found)

@@ -12,16 +12,17 @@ use std::process::{Command, Stdio};
 
 use chancery_events::name::{PayloadName, PortName};
 use chancery_events::observation::{Address, Hope};
-use chancery_events::protocol::{RunPayload, RunSpec};
+use chancery_events::protocol::{Mount, RunPayload, RunSpec};
 use chancery_events::spec::{Port, Protocol};
 use chancery_events::template::BadTemplate;
 
 use super::capture::{self, Capture};
-use super::fill::{Values, fill, port_variable};
+use super::fill::{Values, fill, port_variable, volume_variable};
 use super::folder::{Folder, Started, Wanted};
 use super::group;
 use super::identity::Stat;
 use super::trampoline::{Execute, NotExecuted, hope};
+use super::volumes;
 use crate::durable;
 
 /// Where programs are looked for, unless the run says otherwise.
@@ -100,6 +101,7 @@ fn prepare_one(
     let Some(run) = &payload.run else {
         return Err(never(format!("payload {name} has nothing to run")));
     };
+    let volumes = volumes_of(wanted, payload)?;
     let mut ports = BTreeMap::new();
     let mut held = Vec::new();
     for port in &payload.ports {
@@ -113,6 +115,7 @@ fn prepare_one(
         index,
         ports: &ports,
         coordinates: &payload.coordinates,
+        volumes: &volumes,
     };
     let fill = |text: &str| fill(text, &values);
     let bad = |bad: BadTemplate| never(format!("payload {name}: {bad}"));
@@ -125,6 +128,7 @@ fn prepare_one(
     // Last: what says who a process is, is not the run's to change.
     env.extend(marks(folder, wanted, spec, name, index));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
+    env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
     let address = |(port, number): (&PortName, &u16)| Address {
         port: port.clone(),
         address: format!("{}:{number}", Ipv4Addr::LOCALHOST),
@@ -135,6 +139,17 @@ fn prepare_one(
     let memory = payload.memory.filter(|_| group.is_none());
     let execute = Execute { argv, env, memory, files: wanted.files };
     Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
+}
+
+/// Where each volume of a payload is, by where it is to be mounted.
+fn volumes_of(wanted: &Wanted, payload: &RunPayload) -> Result<BTreeMap<String, PathBuf>, NotExecuted> {
+    let place = |mount: &Mount| {
+        let missing = || format!("volume {} is not here", mount.volume);
+        let root = wanted.volumes.as_ref().ok_or_else(missing)?;
+        Ok((mount.path.clone(), volumes::place(root, mount.volume)?))
+    };
+    let retry = |message| NotExecuted { message, hope: Hope::Retry };
+    payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
 }
 
 /// Names the incarnation's folder in the environment of its processes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Hope, Report, Saw};
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::drift::{Loss, Seen, Watch};
@@ -30,13 +30,13 @@ const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 /// What a tender is asked; it answers when the work has begun.
 #[derive(Debug)]
 pub(super) enum Ask {
-    Order { order: Order, spec: Option<RunSpec>, done: oneshot::Sender<()> },
+    Order { order: Order, spec: Option<ObjectSpec>, done: oneshot::Sender<()> },
     Forget(oneshot::Sender<()>),
 }
 
 /// Whether the tender has anything left to tend.
 #[derive(PartialEq)]
-enum Next {
+pub(super) enum Next {
     GoOn,
     Over,
 }
@@ -231,7 +231,7 @@ impl Tender {
         }
         self.keep_watch();
         let Some(present) = self.present() else { return };
-        let told = plan::report(self.incarnation, &present);
+        let told = plan::report(self.incarnation.into(), &present);
         if let Told::Change(Report { saw: Saw::Ready { .. }, .. }) = &told
             && self.before == Before::NeverReady
         {
@@ -315,7 +315,7 @@ impl Tender {
         }
     }
 
-    async fn order(&mut self, order: Order, spec: Option<RunSpec>) {
+    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
         self.catch_up().await;
         if let Hold::Unknown = self.hold {
             self.look();
@@ -346,7 +346,7 @@ impl Tender {
     /// Says that an order cannot be carried out; what is there stays as it is.
     fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
         let saw = Saw::Failed { message, hope };
-        self.shared.board.show(Report { incarnation: self.incarnation, revision, saw });
+        self.shared.board.show(Report { object: self.incarnation.into(), revision, saw });
     }
 }
 

@@ -1,9 +1,9 @@
-//! Work that waits: one piece an incarnation, the newest, in the order of arrival; so many at once, and never two on
-//! one incarnation.
+//! Work that waits: one piece an object, the newest, in the order of arrival; so many at once, and never two on
+//! one object.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::protocol::Command;
 
 /// What an orchestrator is to begin.
@@ -14,20 +14,20 @@ pub enum Work {
     /// [`crate::Orchestrator::remove`].
     Remove {
         /// Which.
-        incarnation: IncarnationId,
+        object: ObjectId,
         /// At which revision.
         revision: u32,
     },
     /// [`crate::Orchestrator::forget`].
-    Forget(IncarnationId),
+    Forget(ObjectId),
 }
 
 impl Work {
-    /// On which incarnation.
-    pub fn incarnation(&self) -> IncarnationId {
+    /// On which object.
+    pub fn object(&self) -> ObjectId {
         match self {
-            Work::CarryOut(command) => command.incarnation,
-            Work::Remove { incarnation, .. } | Work::Forget(incarnation) => *incarnation,
+            Work::CarryOut(command) => command.object,
+            Work::Remove { object, .. } | Work::Forget(object) => *object,
         }
     }
 
@@ -45,11 +45,11 @@ impl Work {
 #[derive(Debug)]
 pub(super) struct Queue {
     at_once: usize,
-    waiting: BTreeMap<IncarnationId, Work>,
-    order: VecDeque<IncarnationId>,
-    busy: BTreeSet<IncarnationId>,
-    /// Waiting, but with work on the same incarnation under way when their turn came.
-    held: BTreeSet<IncarnationId>,
+    waiting: BTreeMap<ObjectId, Work>,
+    order: VecDeque<ObjectId>,
+    busy: BTreeSet<ObjectId>,
+    /// Waiting, but with work on the same object under way when their turn came.
+    held: BTreeSet<ObjectId>,
 }
 
 impl Queue {
@@ -63,9 +63,9 @@ impl Queue {
         }
     }
 
-    /// Lets work wait, in the place of older work on the same incarnation.
+    /// Lets work wait, in the place of older work on the same object.
     pub(super) fn add(&mut self, work: Work) {
-        let id = work.incarnation();
+        let id = work.object();
         match self.waiting.get_mut(&id) {
             Some(waits) if waits.rank() > work.rank() => {}
             Some(waits) => *waits = work,
@@ -98,11 +98,11 @@ impl Queue {
         None
     }
 
-    /// The work on an incarnation was begun, or is over.
-    pub(super) fn done(&mut self, incarnation: IncarnationId) {
-        self.busy.remove(&incarnation);
-        if self.held.remove(&incarnation) {
-            self.order.push_front(incarnation);
+    /// The work on an object was begun, or is over.
+    pub(super) fn done(&mut self, object: ObjectId) {
+        self.busy.remove(&object);
+        if self.held.remove(&object) {
+            self.order.push_front(object);
         }
     }
 }

@@ -1,5 +1,5 @@
 use chancery_events::fact::Effect;
-use chancery_events::id::{Instance, Position, ScopeId, SessionId, Term};
+use chancery_events::id::{IncarnationId, Instance, Position, ScopeId, SessionId, Term};
 use chancery_events::observation::Saw;
 use chancery_events::protocol::{Life, RunSpec, Standing};
 use chancery_events::record::Hash;
@@ -13,8 +13,8 @@ fn lineage() -> Lineage {
     Lineage::from_random(42)
 }
 
-fn id(position: u64) -> IncarnationId {
-    IncarnationId::issue(lineage(), Position::new(position))
+fn id(position: u64) -> ObjectId {
+    IncarnationId::issue(lineage(), Position::new(position)).into()
 }
 
 fn head(position: u64, hash: u8, term: u64) -> Head {
@@ -37,13 +37,13 @@ fn command(position: u64, revision: u32) -> Command {
     };
     let grace = Duration::ZERO;
     Command {
-        incarnation: id(position),
+        object: id(position),
         revision,
         attempt: 1,
         standing: Standing::Open,
         effect: Effect::Ensure,
         grace,
-        spec,
+        spec: spec.into(),
     }
 }
 
@@ -52,7 +52,7 @@ fn given(position: u64, revision: u32) -> FromDecider {
 }
 
 fn gone(position: u64) -> Report {
-    Report { incarnation: id(position), revision: 1, saw: Saw::Gone }
+    Report { object: id(position), revision: 1, saw: Saw::Gone }
 }
 
 fn secs(secs: u64) -> Duration {
@@ -96,7 +96,7 @@ fn attached(commands: Vec<Command>) -> (Core, Vec<Output>) {
 
 fn begun(out: &[Output]) -> Vec<u64> {
     let begun = |output: &Output| match output {
-        Output::Begin(work) => Some(work.incarnation().position().get()),
+        Output::Begin(work) => Some(work.object().position().get()),
         _ => None,
     };
     out.iter().filter_map(begun).collect()
@@ -160,7 +160,7 @@ fn nothing_is_begun_after_three_quarters_of_the_lease() {
 }
 
 #[test]
-fn work_on_one_incarnation_never_overlaps_and_the_newest_waits() {
+fn work_on_one_object_never_overlaps_and_the_newest_waits() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
     assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 2)))), [0; 0], "it is busy");
@@ -169,7 +169,7 @@ fn work_on_one_incarnation_never_overlaps_and_the_newest_waits() {
     assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(9, 1)))), [0; 0], "two at once is the bound");
     let out = core.handle(secs(1), Input::Done(id(7)));
     let [Output::Begin(Work::CarryOut(command))] = &out[..] else { panic!("{out:?}") };
-    assert_eq!((command.incarnation, command.revision), (id(7), 3));
+    assert_eq!((command.object, command.revision), (id(7), 3));
     assert_eq!(begun(&core.handle(secs(1), Input::Done(id(7)))), [9]);
 }
 
@@ -208,7 +208,7 @@ fn a_decider_that_knows_less_changes_nothing() {
 
 #[test]
 fn only_a_decider_that_knows_all_removes_and_only_its_own() {
-    let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7));
+    let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7)).into();
     let cases = [
         (id(7), Judgement::Remove, head(100, 1, 3), 1, "its own, issued, and it knows all"),
         (id(7), Judgement::Quarantine, head(100, 1, 3), 0, "left as it is"),
@@ -216,9 +216,9 @@ fn only_a_decider_that_knows_all_removes_and_only_its_own() {
         (id(101), Judgement::Remove, head(100, 1, 3), 0, "not issued yet"),
         (id(7), Judgement::Remove, head(99, 1, 3), 0, "behind what was seen"),
     ];
-    for (incarnation, judgement, head, then, because) in cases {
+    for (object, judgement, head, then, because) in cases {
         let (mut core, _) = attached(vec![]);
-        let judged = FromDecider::Judged { envelope: envelope(head), incarnation, judgement, revision: 2 };
+        let judged = FromDecider::Judged { envelope: envelope(head), object, judgement, revision: 2 };
         assert_eq!(begun(&core.handle(secs(1), Input::Heard(judged))).len(), then, "{because}");
     }
 }

@@ -1,6 +1,6 @@
 //! What goes into the session's core and what comes out.
 
-use chancery_events::id::{IncarnationId, Lineage, ScopeId};
+use chancery_events::id::{Lineage, ObjectId, ScopeId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
 use chancery_events::protocol::{FromDecider, Head, Life, ToDecider};
@@ -66,8 +66,8 @@ pub enum Input {
     Listed(Vec<Report>),
     /// The orchestrator saw changes. Only while [`super::Core::takes_changes`].
     Changed(Vec<Report>),
-    /// Work on an incarnation has been begun, and the next on it may follow.
-    Done(IncarnationId),
+    /// Work on an object has been begun, and the next on it may follow.
+    Done(ObjectId),
     /// The time of [`super::Core::due`] has come.
     Tick,
     /// The executor is to leave.

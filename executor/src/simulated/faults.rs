@@ -1,4 +1,4 @@
-//! How simulated incarnations behave: well, unless a rule, a seed or their own coordinates say otherwise.
+//! How simulated objects behave: well, unless a rule, a seed or their own coordinates say otherwise.
 //!
 //! The coordinate `simulate` of a payload is a list of words, as `delay:50ms,crash:3@1s`:
 //!
@@ -14,18 +14,21 @@
 //!
 //! Being changed in place goes as starting does, by the words of the new spec, and by a seed in a way of its own for each
 //! change; what fails to be changed goes on as it was.
+//!
+//! A volume has no coordinates: it misbehaves by a rule or a seed. Making it goes as starting does, and its end, by
+//! whichever word, is the loss of what is in it. No seed draws that for it, nor that it can never be made.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::observation::Hope;
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::ObjectSpec;
 
 /// The coordinate that holds a behaviour.
 const COORDINATE: &str = "simulate";
 
-/// What an incarnation does.
+/// What an object does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Behaviour {
     /// From the command until everything is started, or changed.
@@ -114,6 +117,10 @@ pub enum Which {
     Incarnation(IncarnationId),
     /// Every replica whose name begins so.
     Replicas(String),
+    /// One volume.
+    Volume(VolumeId),
+    /// Every volume whose name begins so.
+    Volumes(String),
     /// All.
     Any,
 }
@@ -133,58 +140,69 @@ impl Faults {
         self
     }
 
-    /// Lets so many of a thousand incarnations misbehave, each in its own way, the same for the same seed.
+    /// Lets so many of a thousand objects misbehave, each in its own way, the same for the same seed.
     #[must_use]
     pub fn seeded(mut self, seed: u64, of_a_thousand: u64) -> Faults {
         self.seeded = Some((seed, of_a_thousand));
         self
     }
 
-    /// How an incarnation behaves that is started.
-    pub fn of(&self, incarnation: IncarnationId, spec: &RunSpec) -> Result<Behaviour, BadBehaviour> {
-        self.find(incarnation, spec, 0)
+    /// How an object behaves that is started, or made.
+    pub fn of(&self, object: ObjectId, spec: &ObjectSpec) -> Result<Behaviour, BadBehaviour> {
+        self.find(object, spec, 0)
     }
 
     /// How it behaves when it is changed, by the order with this revision.
     pub fn of_change(
         &self,
-        incarnation: IncarnationId,
+        object: ObjectId,
         revision: u32,
-        spec: &RunSpec,
+        spec: &ObjectSpec,
     ) -> Result<Behaviour, BadBehaviour> {
-        self.find(incarnation, spec, mix(u64::from(revision)))
+        self.find(object, spec, mix(u64::from(revision)))
     }
 
-    fn find(&self, incarnation: IncarnationId, spec: &RunSpec, salt: u64) -> Result<Behaviour, BadBehaviour> {
-        for payload in &spec.payloads {
+    fn find(&self, object: ObjectId, spec: &ObjectSpec, salt: u64) -> Result<Behaviour, BadBehaviour> {
+        let payloads = match spec {
+            ObjectSpec::Run(spec) => &spec.payloads[..],
+            ObjectSpec::Volume(_) => &[],
+        };
+        for payload in payloads {
             if let Some(text) = payload.coordinates.get(COORDINATE) {
                 return text.parse();
             }
         }
-        let fits = |which: &Which| match which {
-            Which::Incarnation(id) => *id == incarnation,
-            Which::Replicas(prefix) => spec.replica.as_str().starts_with(prefix.as_str()),
-            Which::Any => true,
+        let fits = |which: &Which| match (which, spec) {
+            (Which::Any, _) => true,
+            (Which::Incarnation(id), _) => object == ObjectId::Incarnation(*id),
+            (Which::Volume(id), _) => object == ObjectId::Volume(*id),
+            (Which::Replicas(prefix), ObjectSpec::Run(spec)) => spec.replica.as_str().starts_with(&**prefix),
+            (Which::Volumes(prefix), ObjectSpec::Volume(spec)) => spec.name.as_str().starts_with(&**prefix),
+            (Which::Replicas(_), ObjectSpec::Volume(_)) | (Which::Volumes(_), ObjectSpec::Run(_)) => false,
         };
         if let Some((_, behaviour)) = self.rules.iter().find(|(which, _)| fits(which)) {
             return Ok(*behaviour);
         }
-        Ok(self.seeded.and_then(|(seed, share)| drawn(seed ^ salt, share, incarnation)).unwrap_or_default())
+        Ok(self.seeded.and_then(|(seed, share)| drawn(seed ^ salt, share, object)).unwrap_or_default())
     }
 }
 
-fn drawn(seed: u64, of_a_thousand: u64, incarnation: IncarnationId) -> Option<Behaviour> {
-    let (high, low) = incarnation.uuid().as_u64_pair();
+fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<Behaviour> {
+    let (high, low) = object.uuid().as_u64_pair();
     let draw = mix(seed ^ mix(high ^ mix(low)));
     if draw % 1000 >= of_a_thousand {
         return None;
     }
     let well = Behaviour::default();
     let after = Duration::from_millis((draw >> 40) % 1000);
-    Some(match (draw >> 16) % 8 {
-        0 => Behaviour { delay: after, ..well },
+    let ways = match object {
+        ObjectId::Incarnation(_) => 0..8,
+        ObjectId::Volume(_) => 8..11,
+    };
+    Some(match ways.start + (draw >> 16) % (ways.end - ways.start) {
+        0 | 8 => Behaviour { delay: after, ..well },
         1 => Behaviour { fail: Some((Hope::Never, u32::MAX)), ..well },
-        2 => Behaviour { fail: Some((Hope::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
+        2 | 9 => Behaviour { fail: Some((Hope::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
         3 => Behaviour { end: Some((after, Ending::Crash(1))), ..well },
         4 => Behaviour { end: Some((after, Ending::Exit(0))), ..well },
         5 => Behaviour { readiness: Readiness::Partial, ..well },

@@ -1,13 +1,13 @@
-//! One simulated incarnation, and what its processes look like.
+//! One simulated object, and what the processes of an incarnation look like.
 
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::observation::{Address, Exit, Process, ProcessStatus};
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::{Mount, ObjectSpec};
 
 use super::faults::{Behaviour, Ending};
-use crate::plan::{Before, Present, State};
+use crate::plan::{Aim, Before, Present, State};
 
 /// What is there of one.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Item {
 pub(super) struct Change {
     /// When it is made, or fails.
     pub(super) at: Duration,
-    pub(super) spec: Option<RunSpec>,
+    pub(super) spec: Option<ObjectSpec>,
     pub(super) processes: Vec<Process>,
     pub(super) before: Before,
     pub(super) behaviour: Behaviour,
@@ -48,8 +48,20 @@ impl Item {
     }
 
     /// What they are.
-    pub(super) fn spec(&self) -> Option<&RunSpec> {
+    pub(super) fn spec(&self) -> Option<&ObjectSpec> {
         self.change.as_ref().map_or(&self.present.spec, |change| &change.spec).as_ref()
+    }
+
+    /// Whether it uses the volume, or may yet.
+    pub(super) fn uses(&self, volume: VolumeId) -> bool {
+        let specs = self.spec().into_iter().chain(self.present.spec.as_ref());
+        !self.present.state.is_over() && specs.flat_map(mounts).any(|mount| mount.volume == volume)
+    }
+
+    /// Whether it is a volume that may be used.
+    pub(super) fn is_volume(&self) -> bool {
+        let is_up = matches!(self.present.state, State::Up { .. }) && self.present.order.aim == Aim::Up;
+        is_up && matches!(self.present.spec, Some(ObjectSpec::Volume(_)))
     }
 }
 
@@ -64,7 +76,20 @@ pub(super) fn settle(state: &mut State) {
     }
 }
 
-pub(super) fn ended(id: IncarnationId, spec: Option<&RunSpec>, ending: Ending) -> (Exit, Vec<Process>) {
+/// The volumes of a run.
+pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &Mount> {
+    let payloads = match spec {
+        ObjectSpec::Run(spec) => &spec.payloads[..],
+        ObjectSpec::Volume(_) => &[],
+    };
+    payloads.iter().flat_map(|payload| &payload.mounts)
+}
+
+/// How it ends by itself: a volume is lost, however.
+pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> (Exit, Vec<Process>) {
+    if let ObjectId::Volume(_) = id {
+        return (Exit::Failed { reason: "simulated loss of what was in it".to_owned() }, Vec::new());
+    }
     let (Ending::Crash(code) | Ending::Exit(code)) = ending;
     let mut processes = processes(id, spec, |_| match ending {
         Ending::Crash(_) => ProcessStatus::Signaled { signal: 15 },
@@ -83,11 +108,11 @@ pub(super) fn ended(id: IncarnationId, spec: Option<&RunSpec>, ending: Ending) -
 }
 
 pub(super) fn processes(
-    id: IncarnationId,
-    spec: Option<&RunSpec>,
+    id: ObjectId,
+    spec: Option<&ObjectSpec>,
     status: impl Fn(bool) -> ProcessStatus,
 ) -> Vec<Process> {
-    let Some(spec) = spec else { return Vec::new() };
+    let Some(ObjectSpec::Run(spec)) = spec else { return Vec::new() };
     let mut all = Vec::new();
     for payload in &spec.payloads {
         for index in 0..payload.processes {

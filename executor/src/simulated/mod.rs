@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::observation::Report;
 use chancery_events::protocol::Command;
 use tokio::sync::Notify;
@@ -78,16 +78,16 @@ impl Orchestrator for Simulated {
         self.sooner.notify_one();
     }
 
-    async fn remove(&self, incarnation: IncarnationId, revision: u32) {
-        let (told, _) = self.at_present(|world| world.remove(incarnation, revision));
+    async fn remove(&self, object: ObjectId, revision: u32) {
+        let (told, _) = self.at_present(|world| world.remove(object, revision));
         self.show(told);
     }
 
-    async fn forget(&self, incarnation: IncarnationId) {
-        let (told, _) = self.at_present(|world| world.forget(incarnation));
+    async fn forget(&self, object: ObjectId) {
+        let (told, _) = self.at_present(|world| world.forget(object));
         match told {
             Some(told) => self.show(told),
-            None => self.board.clear(incarnation),
+            None => self.board.clear(object),
         }
     }
 

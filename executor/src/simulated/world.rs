@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
-use chancery_events::protocol::{Command, RunSpec};
+use chancery_events::protocol::{Command, ObjectSpec};
 
 use super::Simulated;
-use super::faults::{Behaviour, Ending, Faults, Readiness};
-use super::item::{Change, Item, ended, failed, processes, settle};
+use super::faults::{BadBehaviour, Behaviour, Ending, Faults, Readiness};
+use super::item::{Change, Item, ended, failed, mounts, processes, settle};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
@@ -19,8 +19,8 @@ use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 pub struct World {
     faults: Faults,
     now: Duration,
-    items: BTreeMap<IncarnationId, Item>,
-    timers: BTreeSet<(Duration, IncarnationId)>,
+    items: BTreeMap<ObjectId, Item>,
+    timers: BTreeSet<(Duration, ObjectId)>,
     starts: u64,
     changes: u64,
     misbehaving: u64,
@@ -54,7 +54,7 @@ impl World {
 
     /// How many processes of an incarnation exist.
     pub fn running(&self, incarnation: IncarnationId) -> usize {
-        self.items.get(&incarnation).and_then(Item::alive).map_or(0, <[Process]>::len)
+        self.items.get(&incarnation.into()).and_then(Item::alive).map_or(0, <[Process]>::len)
     }
 
     /// How often anything was started, ever.
@@ -89,16 +89,29 @@ impl World {
 
     /// What runs: each incarnation of which processes exist, and how many.
     pub fn alive(&self) -> impl Iterator<Item = (IncarnationId, usize)> {
-        self.items.iter().filter_map(|(id, item)| Some((*id, item.alive()?.len())))
+        self.items.iter().filter_map(|(id, item)| match id {
+            ObjectId::Incarnation(id) => Some((*id, item.alive()?.len())),
+            ObjectId::Volume(_) => None,
+        })
     }
 
-    /// Kills what runs of an incarnation, as the machine or somebody may. What has changed, if it ran.
-    pub fn strike(&mut self, incarnation: IncarnationId) -> Option<Told> {
-        let item = self.items.get(&incarnation)?;
+    /// The volumes that are there, and may be used.
+    pub fn volumes(&self) -> impl Iterator<Item = VolumeId> {
+        self.items.iter().filter(|(_, item)| item.is_volume()).filter_map(|(id, _)| match id {
+            ObjectId::Volume(id) => Some(*id),
+            ObjectId::Incarnation(_) => None,
+        })
+    }
+
+    /// Kills what runs of an incarnation, or loses what is in a volume, as the machine or somebody may. What has changed,
+    /// if it was there.
+    pub fn strike(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
+        let object = object.into();
+        let item = self.items.get(&object)?;
         item.alive()?;
-        let (exit, processes) = ended(incarnation, item.spec(), Ending::Crash(137));
-        self.set(incarnation, item.present.order, None, Some(State::Ended { exit, processes }));
-        Some(plan::report(incarnation, &self.items[&incarnation].present))
+        let (exit, processes) = ended(object, item.spec(), Ending::Crash(137));
+        self.set(object, item.present.order, None, Some(State::Ended { exit, processes }));
+        Some(plan::report(object, &self.items[&object].present))
     }
 
     /// Loses everything, as a machine does that gets a new disk: what ran, and what was known of it.
@@ -109,25 +122,29 @@ impl World {
 
     /// Carries out a command.
     pub fn carry_out(&mut self, command: &Command) -> Told {
-        self.order(command.incarnation, Order::of(command), Some(&command.spec))
+        if let Some(message) = plan::misfit(command) {
+            return refused(command.object, command.revision, message.to_owned(), Hope::Never);
+        }
+        self.order(command.object, Order::of(command), Some(&command.spec))
     }
 
     /// Removes an object that was judged.
-    pub fn remove(&mut self, incarnation: IncarnationId, revision: u32) -> Told {
-        self.order(incarnation, Order::removal(revision), None)
+    pub fn remove(&mut self, object: impl Into<ObjectId>, revision: u32) -> Told {
+        self.order(object.into(), Order::removal(revision), None)
     }
 
     /// Drops one that is over; one that is not is told again.
-    pub fn forget(&mut self, incarnation: IncarnationId) -> Option<Told> {
-        let item = self.items.get_mut(&incarnation)?;
+    pub fn forget(&mut self, object: impl Into<ObjectId>) -> Option<Told> {
+        let object = object.into();
+        let item = self.items.get_mut(&object)?;
         match item.present.state {
             State::Starting { .. } | State::Up { .. } | State::Changing { .. } | State::Unchanged { .. } => {
                 // Nobody waits for the outcome of a change any more: what is there is told.
                 settle(&mut item.present.state);
-                Some(plan::report(incarnation, &item.present))
+                Some(plan::report(object, &item.present))
             }
             State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => {
-                self.items.remove(&incarnation);
+                self.items.remove(&object);
                 None
             }
         }
@@ -135,15 +152,22 @@ impl World {
 
     /// Everything.
     pub fn list(&self) -> Vec<Report> {
-        let report = |(id, item): (&IncarnationId, &Item)| match plan::report(*id, &item.present) {
+        let report = |(id, item): (&ObjectId, &Item)| match plan::report(*id, &item.present) {
             Told::Change(report) | Told::ListOnly(report) => report,
         };
         self.items.iter().map(report).collect()
     }
 
-    fn order(&mut self, id: IncarnationId, order: Order, spec: Option<&RunSpec>) -> Told {
+    fn order(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
         let item = self.items.get(&id);
-        match plan::step(item.map(|item| &item.present), &order, spec, Simulated::CHANGES) {
+        let step = plan::step(item.map(|item| &item.present), &order, spec, Simulated::CHANGES);
+        if let (ObjectId::Volume(volume), Step::End(_) | Step::Bury) = (id, &step)
+            && let Some((user, _)) = self.items.iter().find(|(_, item)| item.uses(volume))
+        {
+            let message = format!("volume {volume} is in use by {user}");
+            return refused(id, order.revision, message, Hope::Retry);
+        }
+        match step {
             Step::Start => return self.start(id, order, spec),
             Step::Change => return self.change(id, order, spec),
             Step::Adopt => {
@@ -160,20 +184,17 @@ impl World {
             }
             Step::End(_) | Step::Bury => self.set(id, order, spec, Some(State::Gone)),
             Step::Answer => {}
-            Step::Refuse(message, hope) => {
-                let saw = Saw::Failed { message: message.to_owned(), hope };
-                return Told::Change(Report { incarnation: id, revision: order.revision, saw });
-            }
+            Step::Refuse(message, hope) => return refused(id, order.revision, message.to_owned(), hope),
         }
         plan::report(id, &self.items[&id].present)
     }
 
-    fn item(&mut self, id: IncarnationId) -> &mut Item {
+    fn item(&mut self, id: ObjectId) -> &mut Item {
         self.items.get_mut(&id).expect("only what is there is looked at")
     }
 
     /// Records an order; with a state, what was due is not any more.
-    fn set(&mut self, id: IncarnationId, order: Order, spec: Option<&RunSpec>, state: Option<State>) {
+    fn set(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>, state: Option<State>) {
         let item = self.items.entry(id).or_insert_with(|| Item {
             present: Present { order, spec: spec.cloned(), state: State::Accepted },
             behaviour: Behaviour::default(),
@@ -190,15 +211,15 @@ impl World {
         }
     }
 
-    fn start(&mut self, id: IncarnationId, order: Order, spec: Option<&RunSpec>) -> Told {
+    fn start(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
         self.set(id, order, spec, Some(State::Accepted));
-        let behaviour = spec.map(|spec| self.faults.of(id, spec)).transpose();
+        let behaviour = self.behaviour(spec, |faults, spec| faults.of(id, spec));
         let item = self.item(id);
         item.present.spec = spec.cloned();
         let behaviour = match behaviour {
-            Ok(behaviour) => behaviour.unwrap_or_default(),
-            Err(bad) => {
-                item.present.state = State::Failed { message: bad.to_string(), hope: Hope::Never };
+            Ok(behaviour) => behaviour,
+            Err((message, hope)) => {
+                item.present.state = State::Failed { message, hope };
                 return plan::report(id, &item.present);
             }
         };
@@ -207,9 +228,23 @@ impl World {
         self.behave(id, behaviour, None)
     }
 
+    /// How what is wanted behaves, or why it cannot be begun.
+    fn behaviour(
+        &self,
+        spec: Option<&ObjectSpec>,
+        find: impl FnOnce(&Faults, &ObjectSpec) -> Result<Behaviour, BadBehaviour>,
+    ) -> Result<Behaviour, (String, Hope)> {
+        let Some(spec) = spec else { return Ok(Behaviour::default()) };
+        let is_here = |volume: VolumeId| self.items.get(&volume.into()).is_some_and(Item::is_volume);
+        if let Some(mount) = mounts(spec).find(|mount| !is_here(mount.volume)) {
+            return Err((format!("volume {} is not here", mount.volume), Hope::Retry));
+        }
+        find(&self.faults, spec).map_err(|bad| (bad.to_string(), Hope::Never))
+    }
+
     /// Begins to give what runs another spec.
-    fn change(&mut self, id: IncarnationId, order: Order, spec: Option<&RunSpec>) -> Told {
-        let behaviour = spec.map(|spec| self.faults.of_change(id, order.revision, spec)).transpose();
+    fn change(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
+        let behaviour = self.behaviour(spec, |faults, spec| faults.of_change(id, order.revision, spec));
         let item = self.item(id);
         let (at, end) = (Duration::ZERO, item.due);
         let mut change = match (item.change.take(), &item.present.state) {
@@ -226,20 +261,20 @@ impl World {
             process.status = ProcessStatus::Initializing;
         }
         self.set(id, order, None, Some(State::Changing { processes }));
-        let delay = behaviour.as_ref().map_or(Duration::ZERO, |b| b.unwrap_or_default().delay);
+        let delay = behaviour.as_ref().map_or(Duration::ZERO, |behaviour| behaviour.delay);
         change.at = self.now + delay;
         let end = change.end.filter(|end| *end < change.at);
         let item = self.item(id);
         item.present.spec = spec.cloned();
         item.change = Some(change);
         match behaviour {
-            Ok(behaviour) => self.behave(id, behaviour.unwrap_or_default(), end),
-            Err(bad) => self.leave_unchanged(id, bad.to_string(), Hope::Never),
+            Ok(behaviour) => self.behave(id, behaviour, end),
+            Err((message, hope)) => self.leave_unchanged(id, message, hope),
         }
     }
 
     /// Lets what begins have its delay; something else may be due before.
-    fn behave(&mut self, id: IncarnationId, behaviour: Behaviour, before: Option<Duration>) -> Told {
+    fn behave(&mut self, id: ObjectId, behaviour: Behaviour, before: Option<Duration>) -> Told {
         self.misbehaving += u64::from(behaviour != Behaviour::default());
         self.item(id).behaviour = behaviour;
         if behaviour.delay.is_zero() && before.is_none() {
@@ -250,13 +285,13 @@ impl World {
         told
     }
 
-    fn wake(&mut self, id: IncarnationId, due: Duration) {
+    fn wake(&mut self, id: ObjectId, due: Duration) {
         self.item(id).due = Some(due);
         self.timers.insert((due, id));
     }
 
     /// What its behaviour lets happen next.
-    fn happen(&mut self, id: IncarnationId) -> Option<Told> {
+    fn happen(&mut self, id: ObjectId) -> Option<Told> {
         let item = self.items.get_mut(&id)?;
         item.due = None;
         let Item { present, behaviour, change, .. } = item;
@@ -290,7 +325,7 @@ impl World {
     }
 
     /// Everything that the spec asks for is there.
-    fn come_up(&mut self, id: IncarnationId) -> Told {
+    fn come_up(&mut self, id: ObjectId) -> Told {
         let Item { present, behaviour, .. } = self.item(id);
         let readiness = behaviour.readiness;
         let processes = processes(id, present.spec.as_ref(), |last| match readiness {
@@ -300,8 +335,7 @@ impl World {
         });
         present.state = State::Up { processes, before: Before::NeverReady };
         let told = if behaviour.late && present.order.attempt == 1 {
-            let saw = Saw::Failed { message: "simulated timeout".to_owned(), hope: Hope::Retry };
-            Told::Change(Report { incarnation: id, revision: present.order.revision, saw })
+            refused(id, present.order.revision, "simulated timeout".to_owned(), Hope::Retry)
         } else {
             plan::report(id, present)
         };
@@ -313,7 +347,7 @@ impl World {
     }
 
     /// A change came to nothing: what ran before runs on, and ends when it would have.
-    fn leave_unchanged(&mut self, id: IncarnationId, message: String, hope: Hope) -> Told {
+    fn leave_unchanged(&mut self, id: ObjectId, message: String, hope: Hope) -> Told {
         let Item { present, behaviour, change, .. } = self.item(id);
         let Some(Change { spec, processes, before, behaviour: its, end, .. }) = change.take() else {
             return plan::report(id, present);
@@ -328,13 +362,17 @@ impl World {
     }
 
     /// It ends by itself, if it is to.
-    fn end(&mut self, id: IncarnationId) -> Option<Told> {
+    fn end(&mut self, id: ObjectId) -> Option<Told> {
         let Item { present, behaviour, .. } = self.item(id);
         let (_, ending) = behaviour.end?;
         let (exit, processes) = ended(id, present.spec.as_ref(), ending);
         present.state = State::Ended { exit, processes };
         Some(plan::report(id, present))
     }
+}
+
+fn refused(object: ObjectId, revision: u32, message: String, hope: Hope) -> Told {
+    Told::Change(Report { object, revision, saw: Saw::Failed { message, hope } })
 }
 
 #[cfg(test)]

@@ -130,8 +130,8 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
             assert_eq!(until(&processes, id(1), "its end is kept", |_| true).await, ended, "{what}");
             processes.carry_out(command(id(1), 2, Effect::Stop, &stubborn())).await;
             until(&processes, id(1), "a stop finds it so", |r| r.revision == 2 && is_ended(r)).await;
-            processes.forget(id(1)).await;
-            assert!(!processes.list().await.iter().any(|report| report.incarnation == id(1)));
+            processes.forget(id(1).into()).await;
+            assert!(!processes.list().await.iter().any(|report| report.object == id(1).into()));
         }
     }
 }

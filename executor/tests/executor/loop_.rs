@@ -130,16 +130,16 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     let ToDecider::Level { reports, part: Part::Last, .. } = decider.hear_news().await else {
         panic!("a level")
     };
-    assert_eq!(reports.iter().map(|r| r.incarnation).collect::<Vec<_>>(), [id(7), foreign]);
+    assert_eq!(reports.iter().map(|r| r.object).collect::<Vec<_>>(), [id(7).into(), foreign.into()]);
     let ToDecider::Report { sequence: 1, report, .. } = decider.hear_news().await else { panic!("a report") };
-    assert_eq!((report.incarnation, matches!(report.saw, Saw::Ready { .. })), (id(8), true));
+    assert_eq!((report.object, matches!(report.saw, Saw::Ready { .. })), (id(8).into(), true));
     let envelope = decider.envelope();
-    for incarnation in [foreign, id(7)] {
+    for object in [foreign.into(), id(7).into()] {
         let (envelope, judgement) = (envelope.clone(), Judgement::Remove);
-        decider.say(FromDecider::Judged { envelope, incarnation, judgement, revision: 5 }).await;
+        decider.say(FromDecider::Judged { envelope, object, judgement, revision: 5 }).await;
     }
     let ToDecider::Report { sequence: 2, report, .. } = decider.hear_news().await else { panic!("a report") };
-    assert_eq!((report.incarnation, report.revision, report.saw), (id(7), 5, Saw::Gone));
+    assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, Saw::Gone));
     assert_eq!(world.lock().unwrap().running(foreign), 1, "what is of another lineage is not touched");
     // Leases are renewed many times over, so it goes on acting.
     for _ in 0..6 {

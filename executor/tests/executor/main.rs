@@ -11,6 +11,7 @@ mod outputs;
 mod payloads;
 mod reboots;
 mod records;
+mod volumes;
 mod world;
 
 use std::path::Path;
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
         [_, "as-trampoline"] => chancery_executor::process::trampoline_main(),
         [_, "as-victim", root, count] => lives::victim(Path::new(root), count.parse().expect("a number")),
         [_, "as-rebooted", root, boot] => reboots::victim(Path::new(root), boot.parse().expect("a number")),
+        [_, "as-maker", root, what, count] => {
+            volumes::victim(Path::new(root), what, count.parse().expect("a number"))
+        }
         _ => run_tests(),
     }
 }
@@ -81,6 +85,20 @@ fn run_tests() -> ExitCode {
         drift::what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended,
         drift::records_that_are_removed_or_altered_are_written_again_and_end_nothing,
         drift::a_lock_and_a_socket_that_are_taken_away_are_made_anew,
+        volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
+        volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
+        volumes::what_is_begun_to_be_destroyed_goes_on_without_being_told_to,
+        volumes::what_is_not_ours_is_never_touched,
+        volumes::links_that_lead_out_of_a_volume_are_removed_and_not_followed,
+        volumes::a_file_system_that_is_mounted_inside_is_left_and_named,
+        volumes::what_is_in_a_volume_outlives_executor_run_and_reboot,
+        volumes::a_volume_whose_data_is_removed_has_ended_and_is_not_made_again,
+        volumes::one_damaged_copy_of_its_record_loses_nothing,
+        volumes::what_was_told_to_be_there_is_not_removed_for_want_of_a_record,
+        volumes::a_process_finds_its_volume_by_placeholder_and_variable,
+        volumes::a_process_that_is_left_of_a_lost_run_keeps_its_volume,
+        volumes::a_volume_that_has_no_room_waits_and_what_one_uses_is_told,
+        volumes::a_run_and_a_destruction_at_once_end_in_one_of_both,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

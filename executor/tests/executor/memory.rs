@@ -133,7 +133,7 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     let spec = limited(64 * MIB, &["sleep", "3600"]);
     processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
     until(&processes, id(1), "it is gone", |report| report.saw == Saw::Gone).await;
-    processes.forget(id(1)).await;
+    processes.forget(id(1).into()).await;
     assert!(!group(&parent, id(1)).exists());
     assert!(group(&parent, id(2)).exists(), "another's stays");
 }

@@ -30,7 +30,7 @@ async fn open(root: &Root, number: u64) -> Processes {
 }
 
 /// Everything that runs under the root dies, as with its machine.
-fn power_cut(root: &Root) {
+pub(crate) fn power_cut(root: &Root) {
     wait_until("everything is dead", || {
         let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
         for pid in &left {
@@ -108,7 +108,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     let processes = open(&root, 2).await;
     // Nobody is told of an end before it is clear that there is one.
     let first = processes.list().await;
-    let first = first.iter().find(|report| report.incarnation == id(1)).expect("it is listed");
+    let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
     assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
     assert!(
         told(first).iter().all(|process| process.pid != told(&before)[0].pid),

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{Report, Saw};
-use chancery_events::protocol::{Command, RunPayload, RunSpec, Standing};
+use chancery_events::protocol::{Command, ObjectSpec, RunPayload, RunSpec, Standing};
 use chancery_events::spec::{Restart, Run};
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
@@ -55,6 +55,7 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
         coordinates: BTreeMap::new(),
         run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),
         ready: None,
+        mounts: vec![],
     }
 }
 
@@ -73,30 +74,36 @@ pub(crate) fn sleeper(processes: u16) -> RunSpec {
     spec(vec![payload("web", processes, &["sleep", "3600"])])
 }
 
-pub(crate) fn command(incarnation: IncarnationId, revision: u32, effect: Effect, spec: &RunSpec) -> Command {
+pub(crate) fn command(
+    object: impl Into<ObjectId>,
+    revision: u32,
+    effect: Effect,
+    spec: &(impl Clone + Into<ObjectSpec>),
+) -> Command {
     Command {
-        incarnation,
+        object: object.into(),
         revision,
         attempt: 1,
         standing: Standing::Open,
         effect,
         grace: Duration::from_secs(20),
-        spec: spec.clone(),
+        spec: spec.clone().into(),
     }
 }
 
-/// Waits for a report of one incarnation.
+/// Waits for a report of one object.
 pub(crate) async fn until(
     orchestrator: &impl Orchestrator,
-    id: IncarnationId,
+    id: impl Into<ObjectId>,
     what: &str,
     is: impl Fn(&Report) -> bool,
 ) -> Report {
+    let id = id.into();
     let mut last = None;
     let found = tokio::time::timeout(PATIENCE, async {
         let mut reports = orchestrator.list().await;
         loop {
-            for report in reports.into_iter().filter(|report| report.incarnation == id) {
+            for report in reports.into_iter().filter(|report| report.object == id) {
                 if is(&report) {
                     return report;
                 }
@@ -142,6 +149,10 @@ impl Root {
 
     pub(crate) fn folder(&self, id: IncarnationId) -> PathBuf {
         self.path().join("nodes/n1").join(id.to_string())
+    }
+
+    pub(crate) fn volume(&self, id: VolumeId) -> PathBuf {
+        self.path().join("volumes").join(id.to_string())
     }
 
     pub(crate) async fn open(&self) -> Processes {
@@ -233,6 +244,15 @@ impl Subject for Real {
         self.0.payloads_of(id).len()
     }
 
+    fn holds(&self, volume: VolumeId) -> bool {
+        let folder = self.0.volume(volume);
+        ["data", "data.new", "doomed"].iter().any(|name| folder.join(name).exists())
+    }
+
+    fn lose(&self, volume: VolumeId) {
+        std::fs::remove_dir(self.0.volume(volume).join("data")).unwrap();
+    }
+
     fn plant_foreign_things(&self) {
         let node = self.0.path().join("nodes/n1");
         std::fs::create_dir_all(node.join("someone-elses")).unwrap();
@@ -240,6 +260,9 @@ impl Subject for Real {
         std::fs::create_dir_all(node.join(id(1_000_000).to_string())).unwrap();
         std::fs::write(node.join(id(1_000_000).to_string()).join("spec.json"), "not json").unwrap();
         std::fs::write(node.join("a-file"), "x").unwrap();
+        let volumes = self.0.path().join("volumes");
+        std::fs::create_dir_all(volumes.join("someone-elses/data")).unwrap();
+        std::fs::write(volumes.join("someone-elses/data/file"), "x").unwrap();
     }
 
     fn check_foreign_things(&self) {
@@ -249,6 +272,8 @@ impl Subject for Real {
         assert_eq!(std::fs::read(broken.join("spec.json")).unwrap(), b"not json");
         assert_eq!(std::fs::read_dir(broken).unwrap().count(), 1, "nothing was added");
         assert_eq!(std::fs::read(node.join("a-file")).unwrap(), b"x");
+        let theirs = self.0.path().join("volumes/someone-elses/data/file");
+        assert_eq!(std::fs::read(theirs).unwrap(), b"x");
     }
 }
 
@@ -279,6 +304,14 @@ impl Subject for InMemory {
 
     fn running(&self, id: IncarnationId) -> usize {
         self.0.lock().unwrap().running(id)
+    }
+
+    fn holds(&self, volume: VolumeId) -> bool {
+        self.0.lock().unwrap().volumes().any(|id| id == volume)
+    }
+
+    fn lose(&self, volume: VolumeId) {
+        self.0.lock().unwrap().strike(volume).unwrap();
     }
 
     // Nothing that is not ours can be in memory.

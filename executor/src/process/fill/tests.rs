@@ -12,7 +12,15 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
     );
     let ports = BTreeMap::from([("http".parse().unwrap(), 8080)]);
     let coordinates = BTreeMap::from([("version".parse().unwrap(), "1.2".to_owned())]);
-    let values = Values { incarnation, spec: &spec, index: 3, ports: &ports, coordinates: &coordinates };
+    let volumes = BTreeMap::from([("/var/lib".to_owned(), PathBuf::from("/here/data"))]);
+    let values = Values {
+        incarnation,
+        spec: &spec,
+        index: 3,
+        ports: &ports,
+        coordinates: &coordinates,
+        volumes: &volumes,
+    };
     let cases = [
         ("plain", Ok("plain".to_owned())),
         ("${port.http}/${replica}/${node}/${process}", Ok("8080/web-1/n1/3".to_owned())),
@@ -20,6 +28,8 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
         ("v${version}", Ok("v1.2".to_owned())),
         ("$$5 $${replica}", Ok("$5 ${replica}".to_owned())),
         ("${port.grpc}", Err(BadTemplate::Unknown { name: "port.grpc".to_owned() })),
+        ("${volume./var/lib}/db", Ok("/here/data/db".to_owned())),
+        ("${volume./var}", Err(BadTemplate::Unknown { name: "volume./var".to_owned() })),
         ("${}", Err(BadTemplate::Unknown { name: String::new() })),
         ("a$b", Err(BadTemplate::Dollar { at: 2 })),
         ("${version", Err(BadTemplate::Dollar { at: 1 })),
@@ -27,5 +37,6 @@ fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
     for (text, then) in cases {
         assert_eq!(fill(text, &values), then, "{text}");
     }
+    assert_eq!(volume_variable("/var/lib-1/db"), "CHANCERY_VOLUME_VAR_LIB_1_DB");
     assert_eq!(port_variable(&"admin-v2.x".parse().unwrap()), "PORT_ADMIN_V2_X");
 }

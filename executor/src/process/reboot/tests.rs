@@ -27,6 +27,7 @@ fn wanted(aim: Aim, restart: Restart) -> Wanted {
         cgroup: None,
         files: None,
         boot: None,
+        volumes: None,
     }
 }
 

@@ -17,7 +17,7 @@ impl Tender {
         let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
         match dropped {
             Ok(()) => {
-                self.shared.board.clear(self.incarnation);
+                self.shared.board.clear(self.incarnation.into());
                 Next::Over
             }
             Err(error) => {

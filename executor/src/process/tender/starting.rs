@@ -3,37 +3,24 @@
 use std::io;
 
 use chancery_events::observation::Exit;
-use chancery_events::protocol::RunSpec;
+use chancery_events::protocol::{ObjectSpec, RunSpec};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::folder::{Phase, Record, Wanted};
 use super::super::hold::{self, Hold, KeeperLink, Start};
-use super::super::{foster, reboot};
+use super::super::{foster, reboot, volumes};
 use super::Tender;
 use crate::plan::{self, Aim, Order, Step};
 
 impl Tender {
     /// Records the order, then does what it asks for. Burying is left to `conclude`.
-    pub(super) async fn take(&mut self, step: &Step, order: Order, spec: Option<RunSpec>) -> io::Result<()> {
-        if let Hold::Nothing = self.hold {
-            self.folder.make()?;
-            self.look();
-        }
-        if *step == Step::Start {
-            // What failed before would be taken for the outcome of this order.
-            self.folder.drop_record()?;
-            self.record = None;
-        }
-        let kept = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
-        let spec = if kept.is_some() { plan::adopted(kept, spec.as_ref()) } else { spec };
-        let wanted = self.as_configured(order, spec);
-        let written = self.folder.want(&wanted);
-        self.wanted = Some(wanted);
-        if written.is_err() {
-            // What is on disk counts.
-            self.hold = Hold::Unknown;
-        }
-        written?;
+    pub(super) async fn take(
+        &mut self,
+        step: &Step,
+        order: Order,
+        spec: Option<ObjectSpec>,
+    ) -> io::Result<()> {
+        self.write(step, order, spec)?;
         self.shown = None;
         match (step, &mut self.hold) {
             (Step::Start, _) => {
@@ -50,6 +37,43 @@ impl Tender {
         Ok(())
     }
 
+    /// Records the order; one that starts something, only while everything is there that it uses.
+    fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let _using = match &spec {
+            Some(ObjectSpec::Run(spec)) if *step == Step::Start => {
+                let using = shared.lock_using();
+                volumes::check(&shared.volumes(), spec).map_err(io::Error::other)?;
+                Some(using)
+            }
+            Some(_) | None => None,
+        };
+        if let Hold::Nothing = self.hold {
+            self.folder.make()?;
+            self.look();
+        }
+        if *step == Step::Start {
+            // What failed before would be taken for the outcome of this order.
+            self.folder.drop_record()?;
+            self.record = None;
+        }
+        let kept = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
+        let kept = kept.map(ObjectSpec::Run);
+        let spec = if kept.is_some() { plan::adopted(kept, spec.as_ref()) } else { spec };
+        let spec = match spec {
+            Some(ObjectSpec::Run(spec)) => Some(spec),
+            Some(ObjectSpec::Volume(_)) | None => None,
+        };
+        let wanted = self.as_configured(order, spec);
+        let written = self.folder.want(&wanted);
+        self.wanted = Some(wanted);
+        if written.is_err() {
+            // What is on disk counts.
+            self.hold = Hold::Unknown;
+        }
+        written
+    }
+
     /// What is wanted, with what this executor is configured with.
     pub(super) fn as_configured(&self, order: Order, spec: Option<RunSpec>) -> Wanted {
         Wanted {
@@ -61,6 +85,7 @@ impl Tender {
             cgroup: self.shared.cgroup.clone(),
             files: self.shared.files,
             boot: self.shared.given_boot.clone(),
+            volumes: Some(self.shared.volumes()),
         }
     }
 

@@ -1,8 +1,9 @@
 use chancery_events::fact::Effect;
 use chancery_events::id::{Lineage, Position};
-use chancery_events::protocol::{RunPayload, Standing};
+use chancery_events::protocol::{Mount, RunPayload, RunSpec, Standing, VolumeSpec};
 use chancery_events::spec::Restart;
 
+use super::super::Which;
 use super::*;
 
 fn id() -> IncarnationId {
@@ -18,6 +19,7 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
         coordinates: BTreeMap::new(),
         run: None,
         ready: None,
+        mounts: vec![],
     };
     if !simulate.is_empty() {
         payload.coordinates.insert("simulate".parse().unwrap(), simulate.to_owned());
@@ -32,9 +34,9 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
 }
 
 fn order(world: &mut World, revision: u32, attempt: u32, effect: Effect, spec: &RunSpec) -> Told {
-    let (incarnation, grace, spec) = (id(), Duration::ZERO, spec.clone());
+    let (object, grace, spec) = (id().into(), Duration::ZERO, spec.clone().into());
     let standing = Standing::Open;
-    world.carry_out(&Command { incarnation, revision, attempt, effect, standing, grace, spec })
+    world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec })
 }
 
 fn ensure(world: &mut World, revision: u32, spec: &RunSpec) -> Told {
@@ -175,10 +177,105 @@ fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
 #[test]
 fn a_seed_draws_anew_for_each_change() {
     let faults = Faults::default().seeded(7, 500);
-    let spec = spec(1, "");
-    let drawn: Vec<_> = (2..200).map(|revision| faults.of_change(id(), revision, &spec).unwrap()).collect();
+    let spec = spec(1, "").into();
+    let drawn: Vec<_> =
+        (2..200).map(|revision| faults.of_change(id().into(), revision, &spec).unwrap()).collect();
     let fails = |hope| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == hope)).count();
     assert!(fails(Hope::Never) > 2 && fails(Hope::Retry) > 2, "a change may fail either way");
     let well = drawn.iter().filter(|b| **b == Behaviour::default()).count();
     assert!((60..140).contains(&well), "{well} of 198 go well");
+}
+
+fn disk() -> VolumeId {
+    VolumeId::issue(Lineage::from_random(42), Position::FIRST)
+}
+
+/// An order on the volume.
+fn on_disk(world: &mut World, revision: u32, attempt: u32, effect: Effect) -> Word {
+    let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
+    let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
+    let (object, standing, grace) = (disk().into(), Standing::Open, Duration::ZERO);
+    word(&world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec }))
+}
+
+fn mounting(processes: u16, simulate: &str) -> RunSpec {
+    let mut spec = spec(processes, simulate);
+    spec.payloads[0].mounts.push(Mount { path: "/data".into(), volume: disk() });
+    spec
+}
+
+#[test]
+fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
+    let cases: [(&str, &[Word], &str); 5] = [
+        ("", &[(1, "ready", 0)], "well"),
+        ("delay:50ms", &[(0, "not ready", 0), (1, "ready", 0)], "after its delay"),
+        ("fail:retry:1", &[(1, "retry", 0)], "it is not made at first"),
+        ("fail", &[(1, "never", 0)], "it is never made"),
+        ("exit:0@20ms", &[(1, "ready", 0), (1, "ended", 0)], "it is lost"),
+    ];
+    for (text, then, because) in cases {
+        for which in [Which::Any, Which::Volume(disk()), Which::Volumes("da".into())] {
+            let behaviour = if text.is_empty() { Behaviour::default() } else { text.parse().unwrap() };
+            let rules = Faults::default().rule(Which::Replicas("data".into()), "fail".parse().unwrap());
+            let mut world = World::new(rules.rule(which, behaviour));
+            let mut told = vec![on_disk(&mut world, 1, 1, Effect::Ensure)];
+            told.extend(words(&world.advance(ms(100))));
+            assert_eq!(told, then, "{because}");
+            assert_eq!(world.alive().count(), 0, "it is nothing that runs");
+            let is_up = then.last().is_some_and(|(_, word, _)| *word == "ready");
+            assert_eq!(world.volumes().any(|id| id == disk()), is_up, "{because}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
+    let faults = Faults::default().seeded(7, 500);
+    let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
+    let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
+    let id = |position| VolumeId::issue(Lineage::from_random(42), Position::new(position)).into();
+    let drawn: Vec<_> = (1..200).map(|position| faults.of(id(position), &spec).unwrap()).collect();
+    let count = |is: fn(&Behaviour) -> bool| drawn.iter().filter(|behaviour| is(behaviour)).count();
+    assert!(count(|b| !b.delay.is_zero()) > 2 && count(|b| b.late) > 2);
+    assert!(count(|b| b.fail.is_some_and(|(hope, _)| hope == Hope::Retry)) > 2);
+    assert_eq!(count(|b| b.fail.is_some_and(|(hope, _)| hope == Hope::Never) || b.end.is_some()), 0);
+}
+
+#[test]
+fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
+    let mut world = World::new(Faults::default());
+    assert_eq!(word(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))), (1, "retry", 0), "it is not there");
+    assert_eq!((world.starts(), on_disk(&mut world, 1, 1, Effect::Ensure)), (0, (1, "ready", 0)));
+    assert_eq!(
+        word(&order(&mut world, 1, 2, Effect::Ensure, &mounting(1, "delay:50ms"))),
+        (0, "not ready", 1)
+    );
+    assert_eq!(on_disk(&mut world, 2, 1, Effect::Kill), (2, "retry", 0), "it is about to be used");
+    assert_eq!(words(&world.advance(ms(50))), [(1, "ready", 1)]);
+    assert_eq!(on_disk(&mut world, 2, 2, Effect::Kill), (2, "retry", 0), "it is used");
+    assert_eq!(word(&world.remove(disk(), 3)), (3, "retry", 0), "also by a judgement");
+    ensure(&mut world, 2, &spec(1, "delay:50ms"));
+    assert_eq!(on_disk(&mut world, 3, 1, Effect::Kill), (3, "retry", 0), "until it is changed");
+    world.advance(ms(100));
+    assert_eq!(on_disk(&mut world, 3, 2, Effect::Kill), (3, "gone", 0));
+    assert_eq!(
+        word(&ensure(&mut world, 3, &mounting(1, ""))),
+        (3, "retry", 0),
+        "it is not changed to use it"
+    );
+    assert_eq!((world.running(id()), world.volumes().count()), (1, 0));
+    assert!(world.forget(disk()).is_none() && world.list().len() == 1);
+}
+
+#[test]
+fn a_lost_volume_is_not_made_again() {
+    let mut world = World::new(Faults::default());
+    on_disk(&mut world, 1, 1, Effect::Ensure);
+    ensure(&mut world, 1, &mounting(1, ""));
+    assert_eq!(word(&world.strike(disk()).expect("it was there")), (1, "ended", 0));
+    assert_eq!(world.running(id()), 1, "what uses it runs on");
+    assert_eq!(on_disk(&mut world, 2, 1, Effect::Ensure), (2, "ended", 0));
+    assert!(world.strike(disk()).is_none() && world.volumes().count() == 0);
+    world.strike(id());
+    assert_eq!(on_disk(&mut world, 3, 1, Effect::Kill), (3, "gone", 0));
 }

@@ -1,0 +1,437 @@
+//! Volumes: folders that outlive what uses them. A volume is the folder `volumes/<id>/`; in the executor, a task tends it.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `volume.json`, `volume.copy` | the highest order, the spec, and how far it has come, durably (`durable`); makes the folder ours |
+//! | `data` | what is in it |
+//! | `data.new` | the same while it is being made, empty |
+//! | `doomed` | the same while it is being destroyed |
+//! | `used` | how much it uses; a hint, not synced |
+//!
+//! A folder without our record, or whose record names another id, is not ours: it is left as it is, whatever is ordered.
+//!
+//! A crash at any point leaves one of these, and the same command again ends in one volume, or in none:
+//!
+//! | crash after | what is found | what comes of it |
+//! |---|---|---|
+//! | making the folder | an empty folder | nothing is there until the command comes again |
+//! | recording the order | a record, no `data` | the command again makes it |
+//! | making `data.new`, giving it its name | the same, or an empty `data` | the command again takes it as it is |
+//! | recording that it was made | that record, and `data` | it is there |
+//! | recording that it is to be destroyed | that record, and `data` | the next executor goes on |
+//! | moving `data` out of the way, removing some of it | that record, and `doomed` | the next executor goes on |
+//! | recording that it is gone | the tombstone | it is gone |
+//!
+//! *What was made is never made again.* With the record that it was made and without `data` it is lost: that is recorded,
+//! and told as an end. A new empty folder in its place would look like success to whoever lost what was in it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use chancery_events::id::{ObjectId, VolumeId};
+use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::protocol::{ObjectSpec, VolumeSpec};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+mod home;
+mod removal;
+mod usage;
+mod users;
+
+pub use usage::Used;
+pub(super) use users::{check, place};
+
+use super::tender::{Ask, Next};
+use super::{Processes, Shared, entries};
+use crate::orchestrator::Orchestrator as _;
+use crate::plan::{self, Aim, Order, Step, Told};
+use home::{Found, Home, Kept, Phase};
+
+/// Between two looks whether what is in a volume is still there.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Where volumes are kept.
+pub(super) fn root(root: &Path) -> PathBuf {
+    root.join("volumes")
+}
+
+/// The volumes that earlier lives left.
+pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
+    let mut found = Vec::new();
+    for path in entries(volumes)? {
+        let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+        let why = match id.map(|id| (id, Home::of(volumes, id).look())) {
+            Some((id, Ok(Found::Ours(_)))) => {
+                found.push(id);
+                continue;
+            }
+            // A crash came before the first record, or behind the last.
+            Some((_, Ok(Found::Nothing))) => continue,
+            Some((_, Ok(Found::Foreign(why)))) => why,
+            Some((_, Err(error))) => error.to_string(),
+            None => "its name is that of no volume".to_owned(),
+        };
+        tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
+    }
+    Ok(found)
+}
+
+/// Something that goes on beside; it is told to stop when nobody waits for it any more.
+struct Removal {
+    stop: Arc<AtomicBool>,
+    job: JoinHandle<io::Result<()>>,
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Tends one volume.
+pub(super) struct Warden {
+    volume: VolumeId,
+    home: Home,
+    shared: Arc<Shared>,
+    found: Option<Found>,
+    shown: Option<Told>,
+    removal: Option<Removal>,
+    measuring: Option<JoinHandle<io::Result<(Used, Duration)>>>,
+    measured_at: Instant,
+    /// It uses more than it may, and that was said.
+    is_over: bool,
+}
+
+impl Warden {
+    pub(super) fn new(volume: VolumeId, shared: Arc<Shared>) -> Warden {
+        Warden {
+            volume,
+            home: Home::of(&shared.volumes(), volume),
+            shared,
+            found: None,
+            shown: None,
+            removal: None,
+            measuring: None,
+            measured_at: Instant::now(),
+            is_over: false,
+        }
+    }
+
+    /// Tends until it is forgotten, or until the orchestrator is dropped.
+    pub(super) async fn tend(mut self, mut asks: mpsc::Receiver<Ask>, settled: Option<oneshot::Sender<()>>) {
+        self.look();
+        self.settle();
+        if let Some(settled) = settled {
+            let _ = settled.send(());
+        }
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                ask = asks.recv() => match ask {
+                    None => return,
+                    Some(Ask::Order { order, spec, done }) => {
+                        self.order(order, spec);
+                        self.settle();
+                        let _ = done.send(());
+                    }
+                    Some(Ask::Forget(done)) => {
+                        if self.forget() == Next::Over {
+                            // Closed first, so that whoever is answered sees that this task is over.
+                            asks.close();
+                            let _ = done.send(());
+                            return;
+                        }
+                        let _ = done.send(());
+                    }
+                },
+                removed = over(self.removal.as_mut().map(|removal| &mut removal.job)) => {
+                    self.removal = None;
+                    self.removed(removed);
+                    self.settle();
+                }
+                measured = over(self.measuring.as_mut()) => {
+                    self.measuring = None;
+                    self.measured(measured);
+                }
+                _ = looks.tick() => {
+                    self.look();
+                    self.measure();
+                    self.settle();
+                }
+            }
+        }
+    }
+
+    /// What is known of it as ours.
+    fn kept(&self) -> Option<&Kept> {
+        match &self.found {
+            Some(Found::Ours(kept)) => Some(kept),
+            Some(Found::Nothing | Found::Foreign(_)) | None => None,
+        }
+    }
+
+    /// Finds out what is there; what an earlier life was about to destroy is destroyed.
+    fn look(&mut self) {
+        if self.kept().is_none() {
+            let was_foreign = matches!(self.found, Some(Found::Foreign(_)));
+            self.found = match self.home.look() {
+                Ok(found) => Some(found),
+                Err(error) => {
+                    tracing::error!(%error, volume = %self.volume, "look at what is there");
+                    None
+                }
+            };
+            if let (Some(Found::Foreign(why)), false) = (&self.found, was_foreign) {
+                tracing::warn!(why, volume = %self.volume, "left as it is");
+            }
+            if let Some(kept) = self.kept() {
+                let goes_on = kept.is_being_destroyed();
+                if let Err(error) = self.home.mend() {
+                    tracing::warn!(%error, volume = %self.volume, "look at the copies of its record");
+                }
+                if goes_on {
+                    self.begin_removal();
+                }
+            }
+        }
+        self.find_lost();
+    }
+
+    /// Records that it is lost, if it is. What cannot be found out is not lost.
+    fn find_lost(&mut self) {
+        let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
+        if self.home.has_data().unwrap_or(true) {
+            return;
+        }
+        let reason =
+            format!("what was in it is not there any more: {} is no folder", self.home.data().display());
+        tracing::error!(reason, volume = %self.volume, "a volume is lost");
+        if let Err(error) = self.keep(Kept { phase: Phase::Lost { reason }, ..kept.clone() }) {
+            tracing::error!(%error, volume = %self.volume, "record that it is lost");
+        }
+    }
+
+    /// Records what is so from now on. If that fails, what is on disk counts, and is looked at again.
+    fn keep(&mut self, kept: Kept) -> io::Result<()> {
+        let written = self.home.keep(&kept);
+        self.found = written.is_ok().then_some(Found::Ours(kept));
+        written
+    }
+
+    fn settle(&mut self) {
+        let Some(kept) = self.kept() else { return };
+        let told = plan::report(self.volume.into(), &kept.present());
+        if self.shown.as_ref() == Some(&told) {
+            return;
+        }
+        match &told {
+            Told::Change(report) => self.shared.board.show(report.clone()),
+            Told::ListOnly(report) => self.shared.board.show_in_lists(report.clone()),
+        }
+        self.shown = Some(told);
+    }
+
+    /// Says that an order cannot be carried out; what is there stays as it is.
+    fn refuse(&mut self, revision: u32, message: String, hope: Hope) {
+        let saw = Saw::Failed { message, hope };
+        self.shared.board.show(Report { object: self.volume.into(), revision, saw });
+    }
+
+    fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
+        self.look();
+        match &self.found {
+            Some(Found::Nothing | Found::Ours(_)) => {}
+            Some(Found::Foreign(why)) => {
+                return self.refuse(order.revision, format!("it is not ours: {why}"), Hope::Retry);
+            }
+            None => {
+                let message = "what is there cannot be found out".to_owned();
+                return self.refuse(order.revision, message, Hope::Retry);
+            }
+        }
+        let present = self.kept().map(Kept::present);
+        let step = plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES);
+        let spec = match spec {
+            Some(ObjectSpec::Volume(spec)) => Some(spec),
+            Some(ObjectSpec::Run(_)) | None => None,
+        };
+        let carried_out = match step {
+            Step::Answer => {
+                self.shown = None;
+                Ok(())
+            }
+            Step::Refuse(message, hope) => return self.refuse(order.revision, message.to_owned(), hope),
+            Step::Start => self.make(order, spec),
+            // A volume is never changed.
+            Step::Adopt | Step::Change => self.adopt(order, spec),
+            Step::Bury if order.aim == Aim::Up => self.take_as_it_is(order, spec),
+            Step::End(_) | Step::Bury => self.destroy(order, spec),
+        };
+        if let Err(error) = carried_out {
+            self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
+        }
+    }
+
+    fn make(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
+        let kept = Kept { volume: self.volume, order, spec, phase: Phase::Accepted };
+        self.shown = None;
+        self.keep(kept.clone())?;
+        let free = usage::free(self.home.path())?;
+        if free < capacity {
+            let message = format!("{capacity} bytes are asked for, and {free} are free");
+            return self.keep(Kept { phase: Phase::Failed { message, hope: Hope::Retry }, ..kept });
+        }
+        self.home.make_data()?;
+        self.keep(Kept { phase: Phase::Made, ..kept })
+    }
+
+    /// It was told to be there once: it is, or it is gone. Nothing is removed for want of a record.
+    fn take_as_it_is(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let phase = if self.home.has_data()? { Phase::Made } else { Phase::Gone };
+        self.shown = None;
+        self.keep(Kept { volume: self.volume, order, spec, phase })
+    }
+
+    fn adopt(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let Some(kept) = self.kept() else { return Ok(()) };
+        let kept = Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() };
+        self.shown = None;
+        self.keep(kept)
+    }
+
+    fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let _using = shared.lock_using();
+        let kept = match self.kept() {
+            Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
+            None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
+        };
+        if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
+            if let Some(user) = users::user(&shared.root.join("nodes"), &self.home, self.volume)? {
+                let message = format!("volume {} is in use by {user}", self.volume);
+                self.refuse(order.revision, message, Hope::Retry);
+                return Ok(());
+            }
+            if let Some(point) = removal::mounted_inside(&self.home) {
+                let message = format!("another file system is mounted inside: {}", point.display());
+                self.refuse(order.revision, message, Hope::Retry);
+                return Ok(());
+            }
+        }
+        self.shown = None;
+        self.keep(kept)?;
+        self.begin_removal();
+        Ok(())
+    }
+
+    /// Whatever is left of it; it is gone when that is done.
+    fn begin_removal(&mut self) {
+        if self.removal.is_some() {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (home, stops) = (self.home.clone(), stop.clone());
+        let job = tokio::task::spawn_blocking(move || removal::empty(&home, &stops));
+        self.removal = Some(Removal { stop, job });
+    }
+
+    fn removed(&mut self, removed: io::Result<()>) {
+        let Some(kept) = self.kept().filter(|kept| kept.order.aim == Aim::Removed).cloned() else { return };
+        let revision = kept.order.revision;
+        let buried = removed.and_then(|()| self.keep(Kept { phase: Phase::Gone, ..kept }));
+        if let Err(error) = buried {
+            tracing::error!(%error, volume = %self.volume, "destroy it");
+            self.refuse(revision, format!("destroy it: {error}"), Hope::Retry);
+        }
+    }
+
+    /// Drops what is kept of one that is over, and nothing that was ever used.
+    fn forget(&mut self) -> Next {
+        match self.try_forget() {
+            Ok(()) => {
+                self.shared.board.clear(ObjectId::Volume(self.volume));
+                Next::Over
+            }
+            Err(error) => {
+                tracing::error!(%error, volume = %self.volume, "forget it");
+                self.shown = None;
+                self.settle();
+                Next::GoOn
+            }
+        }
+    }
+
+    fn try_forget(&self) -> io::Result<()> {
+        let Some(kept) = self.kept() else {
+            // What is not ours is not known to anybody either.
+            return Ok(());
+        };
+        let was_never_told = matches!(kept.phase, Phase::Accepted | Phase::Failed { .. });
+        if kept.is_being_destroyed()
+            || kept.phase == Phase::Made
+            || (!was_never_told && self.home.has_data()?)
+        {
+            return Err(io::Error::other("it is not over"));
+        }
+        // Fails if anything is in it.
+        for name in ["data", "data.new"] {
+            match std::fs::remove_dir(self.home.file(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        self.home.drop_record()
+    }
+
+    /// Begins to measure it, if it is time.
+    fn measure(&mut self) {
+        let is_up = self.kept().is_some_and(Kept::is_up);
+        if !is_up || self.measuring.is_some() || Instant::now() < self.measured_at {
+            return;
+        }
+        let (data, one_at_a_time) = (self.home.data(), self.shared.measures.clone());
+        self.measuring = Some(tokio::spawn(async move {
+            let _turn = one_at_a_time.acquire_owned().await.map_err(io::Error::other)?;
+            tokio::task::spawn_blocking(move || usage::measure(&data)).await.map_err(io::Error::other)?
+        }));
+    }
+
+    fn measured(&mut self, measured: io::Result<(Used, Duration)>) {
+        let used = match measured {
+            Ok((used, pause)) => {
+                self.measured_at = Instant::now() + pause;
+                used
+            }
+            Err(error) => {
+                tracing::warn!(%error, volume = %self.volume, "measure what it uses");
+                self.measured_at = Instant::now() + usage::EVERY;
+                return;
+            }
+        };
+        let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
+        let (bytes, capacity) = (used.bytes, kept.spec.as_ref().map_or(u64::MAX, |spec| spec.capacity));
+        if let Err(error) = used.note(&self.home) {
+            tracing::warn!(%error, volume = %self.volume, "note what it uses");
+        }
+        if bytes > capacity && !self.is_over {
+            tracing::warn!(volume = %self.volume, bytes, capacity, "it uses more than its capacity");
+        }
+        self.is_over = bytes > capacity;
+    }
+}
+
+/// Waits for what goes on beside, if anything does.
+async fn over<T>(job: Option<&mut JoinHandle<io::Result<T>>>) -> io::Result<T> {
+    match job {
+        Some(job) => job.await.map_err(io::Error::other)?,
+        None => std::future::pending().await,
+    }
+}

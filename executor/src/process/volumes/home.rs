@@ -1,0 +1,195 @@
+//! The folder of one volume, and the durable record in it.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use chancery_events::id::VolumeId;
+use chancery_events::observation::{Exit, Hope};
+use chancery_events::protocol::{ObjectSpec, VolumeSpec};
+use serde::{Deserialize, Serialize};
+
+use super::super::entries;
+use crate::durable::{self, Reader};
+use crate::plan::{Aim, Before, Order, Present, State};
+
+/// What is wanted of a volume, and how far it has come: `volume.json`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) volume: VolumeId,
+    /// The highest.
+    pub(super) order: Order,
+    /// Absent if it was removed unseen.
+    pub(super) spec: Option<VolumeSpec>,
+    pub(super) phase: Phase,
+}
+
+/// How far it has come. While the order is to remove it and it is not gone yet, it is being destroyed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    /// It may have been made, but nobody was told.
+    Accepted,
+    /// It was made, once and for all.
+    Made,
+    /// It was made, and found not to be there any more.
+    Lost { reason: String },
+    /// It could not be made.
+    Failed { message: String, hope: Hope },
+    /// Nothing of it is there: the tombstone.
+    Gone,
+}
+
+impl Kept {
+    /// Whether runs may use it, if what is in it is there.
+    pub(super) fn is_up(&self) -> bool {
+        self.order.aim == Aim::Up && self.phase == Phase::Made
+    }
+
+    pub(super) fn is_being_destroyed(&self) -> bool {
+        self.order.aim == Aim::Removed && self.phase != Phase::Gone
+    }
+
+    /// What is there, as the record tells it.
+    pub(super) fn present(&self) -> Present {
+        let state = match &self.phase {
+            Phase::Gone => State::Gone,
+            // Some of it may be there.
+            _ if self.is_being_destroyed() => State::Starting { processes: Vec::new() },
+            Phase::Accepted => State::Accepted,
+            Phase::Made => State::Up { processes: Vec::new(), before: Before::Ready },
+            Phase::Lost { reason } => {
+                State::Ended { exit: Exit::Failed { reason: reason.clone() }, processes: Vec::new() }
+            }
+            Phase::Failed { message, hope } => State::Failed { message: message.clone(), hope: *hope },
+        };
+        Present { order: self.order, spec: self.spec.clone().map(ObjectSpec::Volume), state }
+    }
+}
+
+/// What stands where a volume is kept.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Found {
+    /// Nothing, or what a crash left before the first record.
+    Nothing,
+    /// A volume of ours.
+    Ours(Kept),
+    /// What is not known as ours, and why.
+    Foreign(String),
+}
+
+/// The folder.
+#[derive(Clone, Debug)]
+pub(super) struct Home {
+    volume: VolumeId,
+    path: PathBuf,
+}
+
+impl Home {
+    pub(super) fn of(volumes: &Path, volume: VolumeId) -> Home {
+        Home { volume, path: volumes.join(volume.to_string()) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Where what is in it is.
+    pub(super) fn data(&self) -> PathBuf {
+        self.file("data")
+    }
+
+    /// Looks at what stands there, and changes nothing.
+    pub(super) fn look(&self) -> io::Result<Found> {
+        let shown = self.path.display();
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Ok(Found::Foreign(format!("{shown} is no folder"))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) => return Err(error),
+        }
+        match durable::read::<Kept>(&self.file("volume.json"), Reader::Another) {
+            Ok(Some(kept)) if kept.volume == self.volume => Ok(Found::Ours(kept)),
+            Ok(Some(kept)) => {
+                Ok(Found::Foreign(format!("{shown} has the record of volume {}, not ours", kept.volume)))
+            }
+            Ok(None) => {
+                let began = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "new");
+                let is_begun = entries(&self.path)?.iter().all(|path| began(path) && path.is_file());
+                let foreign = || Found::Foreign(format!("{shown} has no record of ours"));
+                Ok(if is_begun { Found::Nothing } else { foreign() })
+            }
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+            {
+                Ok(Found::Foreign(format!("{shown} has no record that can be read: {error}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes a copy of the record again that is not as it should be. Only of what is ours.
+    pub(super) fn mend(&self) -> io::Result<()> {
+        durable::read::<Kept>(&self.file("volume.json"), Reader::Writer).map(drop)
+    }
+
+    /// Puts the record on disk, in a folder that is made if it is missing.
+    pub(super) fn keep(&self, kept: &Kept) -> io::Result<()> {
+        if !self.path.try_exists()? {
+            durable::make_folder(&self.path)?;
+            durable::sync_folder(&self.path)?;
+            self.path.parent().map_or(Ok(()), durable::sync_folder)?;
+        }
+        durable::write(&self.file("volume.json"), kept)
+    }
+
+    /// Drops the folder with its record and hints; there is nothing else in it.
+    pub(super) fn drop_record(&self) -> io::Result<()> {
+        // The record last: without it, the rest would be nobody's.
+        for name in ["used", "used.new"] {
+            match std::fs::remove_file(self.file(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        durable::remove(&self.file("volume.json"))?;
+        match std::fs::remove_dir(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => durable::sync_folder(&self.path),
+        }
+    }
+
+    /// Makes the folder that holds what is in it, empty and for us alone; what a crash left of that is taken as it is.
+    pub(super) fn make_data(&self) -> io::Result<()> {
+        if self.has_data()? {
+            return Ok(());
+        }
+        let new = self.file("data.new");
+        // Of an attempt before; nothing was ever put in it.
+        match std::fs::remove_dir(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        std::fs::DirBuilder::new().mode(0o700).create(&new)?;
+        // Whatever the mask is.
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;
+        std::fs::File::open(&new)?.sync_all()?;
+        std::fs::rename(&new, self.data())?;
+        durable::sync_folder(&self.data())
+    }
+
+    /// Whether what is in it is there.
+    pub(super) fn has_data(&self) -> io::Result<bool> {
+        match std::fs::symlink_metadata(self.data()) {
+            Ok(metadata) => Ok(metadata.is_dir()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Real volumes: folders that outlive whatever uses them, and whoever keeps them.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::{Lineage, Position, VolumeId};
+use chancery_events::observation::{Exit, Hope, Report, Saw};
+use chancery_events::protocol::{Command as Order, Mount, ObjectSpec, RunSpec, Standing, VolumeSpec};
+use chancery_events::spec::Restart;
+use chancery_executor::Orchestrator;
+use chancery_executor::process::{Boot, Config, Processes, Used};
+
+use crate::reboots::power_cut;
+use crate::world::{
+    PATIENCE, Root, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
+};
+
+fn volume(position: u64) -> VolumeId {
+    VolumeId::issue(Lineage::from_random(42), Position::new(position))
+}
+
+fn of(capacity: u64) -> ObjectSpec {
+    let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
+    ObjectSpec::Volume(VolumeSpec { name, node, class, capacity })
+}
+
+fn order(position: u64, revision: u32, effect: Effect) -> Order {
+    command(volume(position), revision, effect, &of(1 << 20))
+}
+
+fn data(root: &Root, position: u64) -> PathBuf {
+    root.volume(volume(position)).join("data")
+}
+
+/// Writes a line into its volume with each start, and runs on.
+fn writer(position: u64) -> RunSpec {
+    let script = "echo ${incarnation} >> ${volume./data}/lines && exec sleep 3600";
+    mounting(position, payload("web", 1, &["sh", "-c", script]))
+}
+
+fn mounting(position: u64, mut payload: chancery_events::protocol::RunPayload) -> RunSpec {
+    payload.mounts = vec![Mount { path: "/data".to_owned(), volume: volume(position) }];
+    spec(vec![payload])
+}
+
+fn lines(root: &Root, position: u64) -> usize {
+    std::fs::read_to_string(data(root, position).join("lines")).unwrap_or_default().lines().count()
+}
+
+fn failed(report: &Report) -> Option<&str> {
+    match &report.saw {
+        Saw::Failed { message, hope: Hope::Retry } => Some(message),
+        _ => None,
+    }
+}
+
+fn is_gone(report: &Report) -> bool {
+    report.saw == Saw::Gone
+}
+
+async fn make(processes: &Processes, position: u64) {
+    processes.carry_out(order(position, 1, Effect::Ensure)).await;
+    until(processes, volume(position), "it is made", is_ready).await;
+}
+
+/// An executor that makes so many volumes, or destroys them, and then waits to be killed.
+pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
+    let (revision, effect) = if what == "make" { (1, Effect::Ensure) } else { (2, Effect::Kill) };
+    block_on(async {
+        let processes = Processes::open(config(root)).await.expect("the root can be opened");
+        for position in 1..=count {
+            processes.carry_out(order(position, revision, effect)).await;
+        }
+        std::future::pending::<()>().await;
+    });
+    ExitCode::SUCCESS
+}
+
+fn start_victim(root: &Root, what: &str, count: u64) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["as-maker", root.path().to_str().unwrap(), what, &count.to_string()])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_doubles() {
+    let root = Root::new();
+    let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(80);
+    for life in 0..lives {
+        let count = life / 4 + 1;
+        let mut victim = start_victim(&root, "make", count);
+        std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        // Whatever is told to be there is there, and is used from then on.
+        if life % 4 == 3 {
+            let processes = root.open().await;
+            for report in processes.list().await.iter().filter(|report| is_ready(report)) {
+                let inner = root.path().join("volumes").join(report.object.to_string()).join("data/kept");
+                std::fs::write(inner, "x").unwrap();
+            }
+        }
+    }
+    let used = (1..=lives).filter(|position| data(&root, *position).join("kept").exists()).count();
+    assert!(used > 0, "some were made in time");
+    let processes = root.open().await;
+    let count = lives.div_ceil(4);
+    for position in 1..=count {
+        make(&processes, position).await;
+        let mode = std::fs::metadata(data(&root, position)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700, "it is for us alone");
+        assert!(!root.volume(volume(position)).join("data.new").exists());
+    }
+    let kept = (1..=count).filter(|position| data(&root, *position).join("kept").exists()).count();
+    assert_eq!(kept, used, "and nothing is lost that was in one");
+    assert_eq!(processes.list().await.len() as u64, count);
+}
+
+fn fill(folder: &Path) {
+    for inner in 0..6 {
+        let inner = folder.join(format!("folder-{inner}/a/b"));
+        std::fs::create_dir_all(&inner).unwrap();
+        for file in 0..30 {
+            std::fs::write(inner.join(format!("{file}")), "x").unwrap();
+        }
+    }
+}
+
+pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other() {
+    let root = Root::new();
+    let count = 10;
+    let processes = root.open().await;
+    for position in 1..=count + 1 {
+        make(&processes, position).await;
+        fill(&data(&root, position));
+    }
+    drop(processes);
+    for life in 0..60_u64 {
+        let mut victim = start_victim(&root, "destroy", life / 8 + 1);
+        std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+    let processes = root.open().await;
+    for position in 1..=count {
+        processes.carry_out(order(position, 2, Effect::Kill)).await;
+        until(&processes, volume(position), "it is gone", is_gone).await;
+        let left = std::fs::read_dir(root.volume(volume(position))).unwrap();
+        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["volume.copy", "volume.json"], "nothing but the tombstone is left");
+        processes.forget(volume(position).into()).await;
+        assert!(!root.volume(volume(position)).exists());
+    }
+    until(&processes, volume(count + 1), "the other one is as it was", is_ready).await;
+    assert_eq!(std::fs::read_dir(data(&root, count + 1)).unwrap().count(), 6);
+}
+
+pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    fill(&data(&root, 1));
+    let folder = root.volume(volume(1));
+    let before = ["volume.json", "volume.copy"].map(|copy| std::fs::read(folder.join(copy)).unwrap());
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    until(&processes, volume(1), "it is gone", is_gone).await;
+    drop(processes);
+    // As it was when its order was recorded.
+    for (copy, bytes) in ["volume.json", "volume.copy"].into_iter().zip(before) {
+        let json = bytes.split(|byte| *byte == b'\n').nth(1).unwrap();
+        let text = String::from_utf8(json.to_vec()).unwrap();
+        let text = text.replace("\"up\"", "\"removed\"").replace("\"revision\":1", "\"revision\":2");
+        std::fs::write(folder.join(copy), text).unwrap();
+    }
+    for at in ["data", "doomed"] {
+        std::fs::create_dir(folder.join(at)).unwrap();
+        fill(&folder.join(at));
+    }
+    let processes = root.open().await;
+    until(&processes, volume(1), "it is gone", |r| r.revision == 2 && is_gone(r)).await;
+    assert!(!folder.join("data").exists() && !folder.join("doomed").exists());
+}
+
+pub(crate) async fn what_is_not_ours_is_never_touched() {
+    let root = Root::new();
+    let folders = [1, 2, 3].map(|position| root.volume(volume(position)));
+    let records = [None, Some("not json"), Some(r#"{"volume":"ID","order":{}}"#)];
+    let processes = root.open().await;
+    make(&processes, 9).await;
+    drop(processes);
+    let other = std::fs::read(root.volume(volume(9)).join("volume.json")).unwrap();
+    for (folder, record) in folders.iter().zip(records) {
+        fill(&folder.join("data"));
+        if let Some(record) = record {
+            std::fs::write(folder.join("volume.json"), record).unwrap();
+        }
+    }
+    // The record of another volume, one copy of which is damaged.
+    std::fs::write(folders[2].join("volume.json"), &other).unwrap();
+    std::fs::write(folders[2].join("volume.copy"), "damaged").unwrap();
+    // A file of somebody's.
+    std::fs::write(root.path().join("volumes/notes"), "x").unwrap();
+    let listing = || {
+        let all = std::process::Command::new("find")
+            .arg(root.path().join("volumes"))
+            .args(["-not", "-path", &format!("*{}*", volume(9)), "-printf", "%p %s %i %C@\n"])
+            .output();
+        String::from_utf8(all.unwrap().stdout).unwrap()
+    };
+    let before = listing();
+    let processes = root.open().await;
+    assert_eq!(processes.list().await.len(), 1, "nothing is said of them");
+    for position in [1, 2, 3] {
+        for (revision, effect) in [(1, Effect::Ensure), (2, Effect::Kill)] {
+            processes.carry_out(order(position, revision, effect)).await;
+            let refused = until(&processes, volume(position), "it is refused", |report| {
+                report.revision == revision && failed(report).is_some()
+            });
+            let refused = refused.await;
+            assert!(failed(&refused).unwrap().contains("it is not ours"), "{refused:?}");
+        }
+        processes.remove(volume(position).into(), 3).await;
+        processes.forget(volume(position).into()).await;
+    }
+    assert_eq!(listing(), before);
+}
+
+/// Something outside, and what it must stay as.
+fn outside(root: &Root) -> PathBuf {
+    let outside = root.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    fill(&outside);
+    outside
+}
+
+pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed() {
+    let root = Root::new();
+    let outside = outside(&root);
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    let inside = data(&root, 1);
+    fill(&inside);
+    symlink(&outside, inside.join("folder")).unwrap();
+    symlink(outside.join("folder-0/a/b/1"), inside.join("folder-1/file")).unwrap();
+    symlink("/", inside.join("folder-2/a/root")).unwrap();
+    symlink("loop", inside.join("loop")).unwrap();
+    // A name of what is outside, and a folder deeper than descriptors go.
+    std::fs::hard_link(outside.join("folder-0/a/b/2"), inside.join("linked")).unwrap();
+    let deep = (0..300).fold(inside.join("deep"), |path, _| path.join("d"));
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::write(deep.join("file"), "x").unwrap();
+    std::fs::set_permissions(inside.join("folder-3/a"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    until(&processes, volume(1), "it is gone", is_gone).await;
+    assert!(!inside.exists());
+    let all = std::process::Command::new("find").arg(&outside).args(["-type", "f"]).output().unwrap();
+    assert_eq!(all.stdout.split(|byte| *byte == b'\n').count() - 1, 180, "what is outside is as it was");
+    // A link in the place of the whole.
+    make(&processes, 2).await;
+    std::fs::remove_dir(data(&root, 2)).unwrap();
+    symlink(&outside, data(&root, 2)).unwrap();
+    processes.carry_out(order(2, 2, Effect::Kill)).await;
+    until(&processes, volume(2), "it is gone", is_gone).await;
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 6);
+}
+
+pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
+    let root = Root::new();
+    let outside = outside(&root);
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    let point = data(&root, 1).join("a b/point");
+    std::fs::create_dir_all(&point).unwrap();
+    let mount = |args: &[&Path]| Command::new("mount").args(args).stderr(Stdio::null()).status();
+    // The same file system: its device tells nothing.
+    let is_mounted = mount(&[Path::new("--bind"), &outside, &point]).is_ok_and(|status| status.success());
+    if !is_mounted {
+        eprintln!("nothing can be mounted here: not tried");
+        return;
+    }
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
+    let is_left = std::fs::read_dir(&outside).unwrap().count();
+    let unmounted = Command::new("umount").arg(&point).status().unwrap();
+    assert!(unmounted.success());
+    let message = failed(&refused).unwrap();
+    assert!(message.contains("mounted inside") && message.ends_with("a b/point"), "{message}");
+    assert_eq!(is_left, 6, "what is mounted is as it was");
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    until(&processes, volume(1), "without it, it is destroyed", is_gone).await;
+}
+
+pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
+    let root = Root::new();
+    let booted = |number: u64| {
+        let boot = Boot { id: format!("boot {number}"), machine: Some("here".into()) };
+        Config { boot: Some(boot), ..config(root.path()) }
+    };
+    let always = RunSpec { restart: Restart::Always, ..writer(1) };
+    let mut processes = Processes::open(booted(1)).await.unwrap();
+    make(&processes, 1).await;
+    for position in [1, 2] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &always)).await;
+        until(&processes, id(position), "it runs", is_ready).await;
+        wait_until("it wrote", || lines(&root, 1) == position as usize);
+        drop(processes);
+        processes = Processes::open(booted(1)).await.unwrap();
+        until(&processes, volume(1), "a restart finds it", is_ready).await;
+        if position == 1 {
+            processes.carry_out(command(id(1), 2, Effect::Stop, &always)).await;
+            until(&processes, id(1), "it ended", is_ended).await;
+        }
+    }
+    drop(processes);
+    power_cut(&root);
+    let processes = Processes::open(booted(2)).await.unwrap();
+    until(&processes, volume(1), "a reboot finds it", is_ready).await;
+    until(&processes, id(2), "what uses it runs again", is_ready).await;
+    wait_until("it wrote", || lines(&root, 1) == 3);
+    drop(processes);
+    power_cut(&root);
+    // What is not there any more is not run with, whoever says so.
+    std::fs::rename(data(&root, 1), root.path().join("aside")).unwrap();
+    let processes = Processes::open(booted(3)).await.unwrap();
+    let ended = until(&processes, id(2), "it has ended", is_ended).await;
+    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    assert!(
+        reason.contains("started again after a reboot: volume") && reason.ends_with("is not here"),
+        "{reason}"
+    );
+}
+
+pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_again() {
+    let root = Root::new();
+    let processes = root.open().await;
+    for position in [1, 2] {
+        make(&processes, position).await;
+    }
+    let is_lost = |report: &Report| {
+        matches!(&report.saw, Saw::Ended { exit: Exit::Failed { reason }, processes }
+            if processes.is_empty() && reason.contains("data is no folder"))
+    };
+    std::fs::remove_dir(data(&root, 1)).unwrap();
+    std::fs::remove_dir_all(root.volume(volume(2))).unwrap();
+    for position in [1, 2] {
+        until(&processes, volume(position), "it is lost, and nobody has to ask", is_lost).await;
+    }
+    drop(processes);
+    let processes = root.open().await;
+    for position in [1, 2] {
+        until(&processes, volume(position), "and stays so", is_lost).await;
+        processes.carry_out(order(position, 2, Effect::Ensure)).await;
+        let higher = |report: &Report| report.revision == 2 && is_lost(report);
+        until(&processes, volume(position), "whatever is ordered", higher).await;
+        assert!(!data(&root, position).exists());
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &writer(position))).await;
+        let waits = until(&processes, id(position), "nothing runs without it", |r| failed(r).is_some()).await;
+        assert!(failed(&waits).unwrap().ends_with("is not here"), "{waits:?}");
+    }
+}
+
+pub(crate) async fn one_damaged_copy_of_its_record_loses_nothing() {
+    let root = Root::new();
+    let copies = ["volume.json", "volume.copy"];
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    drop(processes);
+    for damaged in copies {
+        std::fs::write(data(&root, 1).join(damaged), "x").unwrap();
+        std::fs::write(root.volume(volume(1)).join(damaged), "damaged").unwrap();
+        let processes = root.open().await;
+        until(&processes, volume(1), "it is there", is_ready).await;
+        let whole = copies.map(|copy| std::fs::read(root.volume(volume(1)).join(copy)).unwrap());
+        assert_eq!(whole[0], whole[1], "the copy is written again");
+    }
+    assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 2);
+}
+
+pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_record() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    fill(&data(&root, 1));
+    drop(processes);
+    // As on a disk that said that it had written the last record.
+    for copy in ["volume.json", "volume.copy"] {
+        let copy = root.volume(volume(1)).join(copy);
+        let bytes = std::fs::read_to_string(&copy).unwrap();
+        let json = bytes.lines().nth(1).unwrap().replace("\"made\"", "\"accepted\"");
+        std::fs::write(copy, json).unwrap();
+    }
+    let processes = root.open().await;
+    processes.carry_out(Order { standing: Standing::Met, ..order(1, 1, Effect::Ensure) }).await;
+    until(&processes, volume(1), "it is there", is_ready).await;
+    assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 6);
+}
+
+pub(crate) async fn a_process_finds_its_volume_by_placeholder_and_variable() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    let script = "echo \"$1 $$CHANCERY_VOLUME_VAR_LIB_DB_1\" > ${volume./var/lib/db-1}/out; exec sleep 3600";
+    let mut one =
+        payload("web", 1, &["sh", "-c", &script.replace("$1", "$$1"), "sh", "${volume./var/lib/db-1}"]);
+    one.mounts = vec![Mount { path: "/var/lib/db-1".to_owned(), volume: volume(1) }];
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec(vec![one]))).await;
+    until(&processes, id(1), "it runs", is_ready).await;
+    let (data, told) =
+        (data(&root, 1), || std::fs::read_to_string(data(&root, 1).join("out")).unwrap_or_default());
+    wait_until("it wrote", || told().ends_with('\n'));
+    assert_eq!(told().trim(), format!("{0} {0}", data.display()));
+}
+
+pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    // Somebody who was started by a run, and left everything but its environment behind.
+    let mut left =
+        Command::new("sleep").arg("3600").env("CHANCERY_VOLUME_DATA", data(&root, 1)).spawn().unwrap();
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
+    left.kill().unwrap();
+    left.wait().unwrap();
+    assert!(failed(&refused).unwrap().ends_with(&format!("in use by process {}", left.id())), "{refused:?}");
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    until(&processes, volume(1), "and then it is destroyed", is_gone).await;
+}
+
+pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() {
+    let root = Root::new();
+    let processes = root.open().await;
+    processes.carry_out(command(volume(1), 1, Effect::Ensure, &of(u64::MAX))).await;
+    let waits = until(&processes, volume(1), "there is no room", |report| failed(report).is_some()).await;
+    let message = failed(&waits).unwrap();
+    assert!(message.starts_with(&format!("{} bytes are asked for, and ", u64::MAX)), "{message}");
+    assert!(message.ends_with(" are free") && !data(&root, 1).exists(), "{message}");
+    let second = Order { attempt: 2, ..order(1, 1, Effect::Ensure) };
+    processes.carry_out(second).await;
+    until(&processes, volume(1), "with less, it is made", is_ready).await;
+    std::fs::write(data(&root, 1).join("file"), vec![1; 1 << 20]).unwrap();
+    drop(processes);
+    let _processes = root.open().await;
+    let block = std::fs::metadata(data(&root, 1)).unwrap().blksize();
+    wait_until("it is measured", || {
+        let used = Used::of(root.path(), volume(1)).filter(|used| used.files == 2);
+        used.is_some_and(|used| used.whole && (1 << 20..(1 << 20) + 4 * block).contains(&used.bytes))
+    });
+}
+
+pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
+    let root = Root::new();
+    let processes = root.open().await;
+    for position in 1..=20 {
+        make(&processes, position).await;
+        let run = writer(position);
+        tokio::join!(
+            processes.carry_out(command(id(position), 1, Effect::Ensure, &run)),
+            processes.carry_out(order(position, 2, Effect::Kill)),
+        );
+        let over = tokio::time::timeout(PATIENCE, async {
+            until(&processes, id(position), "it runs or waits", |r| is_ready(r) || failed(r).is_some()).await
+        });
+        let runs = is_ready(&over.await.unwrap());
+        let outcome = |report: &Report| report.revision == 2 && (is_gone(report) || failed(report).is_some());
+        let gone = is_gone(&until(&processes, volume(position), "it is gone or kept", outcome).await);
+        assert_ne!(runs, gone, "never both, never none");
+        assert_eq!(data(&root, position).exists(), runs);
+    }
+}

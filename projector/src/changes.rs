@@ -17,7 +17,9 @@
 use std::hash::Hash;
 
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
-use chancery_events::name::{CapabilityName, ClusterName, NodeName, PlanName, PolicyName, ReplicaName};
+use chancery_events::name::{
+    CapabilityName, ClusterName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
+};
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use rustc_hash::FxHashSet;
@@ -55,6 +57,7 @@ struct Sets {
     operations: FxHashSet<OperationId>,
     sessions: FxHashSet<SessionId>,
     policies: FxHashSet<PolicyName>,
+    volumes: FxHashSet<VolumeName>,
 }
 
 impl Sets {
@@ -70,6 +73,7 @@ impl Sets {
             operations: touched.operations.keys().copied().collect(),
             sessions: FxHashSet::default(),
             policies: FxHashSet::default(),
+            volumes: FxHashSet::default(),
         };
         for subject in touched.others.iter().cloned() {
             let _ = match subject {
@@ -84,6 +88,7 @@ impl Sets {
                 Subject::Operation(key) => sets.operations.insert(key),
                 Subject::Session(key) => sets.sessions.insert(key),
                 Subject::Policy(key) => sets.policies.insert(key),
+                Subject::Volume(key) => sets.volumes.insert(key),
             };
         }
         sets
@@ -201,7 +206,9 @@ impl<S: Rows> Visit<'_, S> {
             }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
             self.sets.replicas.insert(row.replica.clone());
-            if holds(old.as_ref()) != holds(new.as_ref()) {
+            let volumes = |row: Option<&IncarnationRow>| row.map(|row| row.volumes.clone());
+            let stores = volumes(old.as_ref()) != volumes(new.as_ref());
+            if stores || holds(old.as_ref()) != holds(new.as_ref()) {
                 self.sets.nodes.insert(row.node.clone());
             }
         }
@@ -242,6 +249,11 @@ impl<S: Rows> Visit<'_, S> {
     }
 
     fn catalogue(&mut self) -> Result<(), S::Error> {
+        for name in drain(&mut self.sets.volumes) {
+            let new = row_of::volume(self.fleet, &name);
+            let Some((old, new)) = self.turn(&RowKey::Volume(name), new)? else { continue };
+            self.sets.nodes.extend(old.into_iter().chain(new).map(|row| row.node));
+        }
         for name in drain(&mut self.sets.nodes) {
             let new = row_of::node(self.fleet, &name);
             let Some((old, new)) = self.turn(&RowKey::Node(name), new)? else { continue };

@@ -13,7 +13,7 @@ use crate::kind::RowKind;
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
     NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, SessionRow, SessionWord,
-    WillWord,
+    VolumeRow, VolumeWord, WillWord,
 };
 
 /// A way that every value has.
@@ -290,3 +290,32 @@ pub(crate) const COMMANDS: &[Def<CommandRow>] = &[
 ];
 
 pub(crate) const POLICIES: &[Def<PolicyRow>] = &[];
+
+pub(crate) const VOLUMES: &[Def<VolumeRow>] = &[
+    Def {
+        name: "cluster",
+        read: |text| Filter::named(text, |row: &VolumeRow, cluster: &ClusterName| row.cluster == *cluster),
+    },
+    Def {
+        name: "node",
+        read: |text| Filter::named(text, |row: &VolumeRow, node: &NodeName| row.node == *node),
+    },
+    Def {
+        name: "owner",
+        read: |text| {
+            Filter::named(text, |row: &VolumeRow, owner: &ReplicaName| row.owner.as_ref() == Some(owner))
+        },
+    },
+    Def {
+        name: "replica",
+        read: |text| {
+            Filter::named(text, |row: &VolumeRow, replica: &ReplicaName| {
+                row.replica.as_ref() == Some(replica)
+            })
+        },
+    },
+    Def {
+        name: "state",
+        read: |text| Filter::word(text, VolumeWord::ALL, |row: &VolumeRow| row.state, |_| None),
+    },
+];

@@ -236,6 +236,7 @@ fn needle(subject: &Subject) -> Vec<u8> {
         Subject::Operation(id) => end(id),
         Subject::Session(id) => end(id),
         Subject::Policy(name) => end(name),
+        Subject::Volume(name) => end(name),
     }
 }
 
@@ -252,7 +253,8 @@ fn issued(subject: &Subject) -> Option<Position> {
         | Subject::Plan(_)
         | Subject::Deployment(..)
         | Subject::Replica(_)
-        | Subject::Policy(_) => None,
+        | Subject::Policy(_)
+        | Subject::Volume(_) => None,
     }
 }
 

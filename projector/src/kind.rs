@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName,
+    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
 use chancery_events::subject::Subject;
 use schemars::JsonSchema;
@@ -17,7 +17,7 @@ use crate::index::Entries;
 use crate::reach::{Reached, Through};
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    PolicyRow, ReplicaRow, SessionRow,
+    PolicyRow, ReplicaRow, SessionRow, VolumeRow,
 };
 
 /// The kinds of rows. The number stands before the keys of the kind in the store.
@@ -46,6 +46,8 @@ pub enum RowKind {
     Commands,
     /// Policies.
     Policies,
+    /// Volumes.
+    Volumes,
 }
 
 impl RowKind {
@@ -62,6 +64,7 @@ impl RowKind {
         RowKind::Sessions,
         RowKind::Commands,
         RowKind::Policies,
+        RowKind::Volumes,
     ];
 
     /// The word in a path.
@@ -78,6 +81,7 @@ impl RowKind {
             RowKind::Sessions => "sessions",
             RowKind::Commands => "commands",
             RowKind::Policies => "policies",
+            RowKind::Volumes => "volumes",
         }
     }
 
@@ -149,6 +153,10 @@ macro_rules! with_row {
                 type $row = $crate::rows::PolicyRow;
                 $run
             }
+            $crate::kind::RowKind::Volumes => {
+                type $row = $crate::rows::VolumeRow;
+                $run
+            }
         }
     };
 }
@@ -180,6 +188,8 @@ pub enum RowKey {
     Command(IncarnationId, u32),
     /// A policy.
     Policy(PolicyName),
+    /// A volume.
+    Volume(VolumeName),
 }
 
 /// Text that is no key of the kind.
@@ -222,6 +232,7 @@ impl RowKey {
                     RowKey::Command(part(incarnation)?, part(revision)?)
                 }
                 RowKind::Policies => RowKey::Policy(part(text)?),
+                RowKind::Volumes => RowKey::Volume(part(text)?),
             })
         };
         read().map_err(|reason| BadKey { kind, text: text.chars().take(100).collect(), reason })
@@ -241,6 +252,7 @@ impl RowKey {
             RowKey::Session(_) => RowKind::Sessions,
             RowKey::Command(..) => RowKind::Commands,
             RowKey::Policy(_) => RowKind::Policies,
+            RowKey::Volume(_) => RowKind::Volumes,
         }
     }
 
@@ -257,6 +269,7 @@ impl RowKey {
             RowKey::Operation(id) => Subject::Operation(*id),
             RowKey::Session(id) => Subject::Session(*id),
             RowKey::Policy(name) => Subject::Policy(name.clone()),
+            RowKey::Volume(name) => Subject::Volume(name.clone()),
         }
     }
 
@@ -278,6 +291,7 @@ impl RowKey {
             RowKey::Operation(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Session(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Policy(name) => to.extend_from_slice(name.as_str().as_bytes()),
+            RowKey::Volume(name) => to.extend_from_slice(name.as_str().as_bytes()),
             RowKey::Command(id, revision) => {
                 to.extend_from_slice(id.uuid().as_bytes());
                 to.extend_from_slice(&revision.to_be_bytes());
@@ -308,6 +322,7 @@ impl fmt::Display for RowKey {
             RowKey::Session(id) => write!(f, "{id}"),
             RowKey::Command(id, revision) => write!(f, "{id}/{revision}"),
             RowKey::Policy(name) => write!(f, "{name}"),
+            RowKey::Volume(name) => write!(f, "{name}"),
         }
     }
 }
@@ -425,4 +440,5 @@ rows! {
     SessionRow, Sessions, SessionId, |k| RowKey::Session(*k), |r| RowKey::Session(r.id), SESSIONS, no, no, no;
     CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no, no;
     PolicyRow, Policies, PolicyName, |k| RowKey::Policy(k.clone()), |r| RowKey::Policy(r.name.clone()), POLICIES, no, no, no;
+    VolumeRow, Volumes, VolumeName, |k| RowKey::Volume(k.clone()), |r| RowKey::Volume(r.name.clone()), VOLUMES, no, no, no;
 }

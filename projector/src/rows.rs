@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{Approver, Asker, Effect, Unfit};
-use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
     Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
-    ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, ZoneName,
+    ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
 };
 use chancery_events::observation::Process;
 use chancery_events::spec::{
-    Activity, Coordinates, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicySpec, Runtime,
-    Strategy,
+    Activity, Coordinates, DisruptionState, Evict, NodeState, OnDelete, OperationKind, PlanSpec, PolicySpec,
+    Runtime, Strategy,
 };
 use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
@@ -80,6 +80,8 @@ words! {
     SetWord { Old = "old", New = "new" }
     /// Whether anybody hears of what runs. `unknown` says nothing about it: only proof ends an incarnation.
     Reachability { Known = "known", Unknown = "unknown" }
+    /// The states of a volume, as readers see them.
+    VolumeWord { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
     /// The states of a session, as readers see them.
     SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
@@ -263,8 +265,10 @@ rows! {
         reachability: Reachability,
         /// What it holds.
         amounts: Amounts,
-        /// What it holds of storage, by class.
+        /// What it holds of storage, by class, for volumes that are not there yet.
         volumes: BTreeMap<StorageClass, u64>,
+        /// The volumes that it uses, from when it is begun.
+        mounts: Vec<VolumeName>,
         /// Its processes.
         processes: Vec<Process>,
         /// Counts its commands.
@@ -345,6 +349,35 @@ rows! {
         name: PolicyName,
         /// What it is.
         spec: PolicySpec,
+    }
+    /// A volume.
+    VolumeRow {
+        /// Its name.
+        name: VolumeName,
+        /// Its id.
+        id: VolumeId,
+        /// Its state.
+        state: VolumeWord,
+        /// In which cluster, which it never leaves.
+        cluster: ClusterName,
+        /// In whose storage it is counted.
+        node: NodeName,
+        /// Of which class.
+        class: StorageClass,
+        /// Bytes.
+        capacity: u64,
+        /// The replica whose own it is.
+        owner: Option<ReplicaName>,
+        /// What becomes of it when that is deleted.
+        on_delete: OnDelete,
+        /// The replica that uses it.
+        replica: Option<ReplicaName>,
+        /// With which run.
+        incarnation: Option<IncarnationId>,
+        /// Who asked that it goes, if it is to.
+        removing: Option<Asker>,
+        /// Why it is as it is.
+        message: String,
     }
 }
 

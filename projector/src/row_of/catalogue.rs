@@ -1,15 +1,16 @@
-//! Rows of clusters, capabilities, nodes and sessions.
+//! Rows of clusters, capabilities, nodes, policies, volumes and sessions.
 
 use chancery_events::id::SessionId;
-use chancery_events::name::{CapabilityName, ClusterName, DisruptionName, NodeName, PolicyName};
+use chancery_events::name::{CapabilityName, ClusterName, DisruptionName, NodeName, PolicyName, VolumeName};
 use chancery_events::observation::SessionEnd;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::state::Disruption;
+use chancery_machine::state::{Disruption, Volume, VolumeState};
 
 use super::row;
 use crate::counts::Counts;
 use crate::rows::{
     CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, SessionRow, SessionWord, StorageRow,
+    VolumeRow, VolumeWord,
 };
 
 /// The row of a cluster.
@@ -44,7 +45,7 @@ pub fn node(fleet: &Fleet, name: &NodeName) -> Option<NodeRow> {
     let storage = node.spec.storage.iter().map(|storage| StorageRow {
         class: storage.class.clone(),
         capacity: storage.capacity,
-        remaining: storage.capacity.saturating_sub(held.volumes.get(&storage.class).copied().unwrap_or(0)),
+        remaining: storage.capacity.saturating_sub(held.storage(&storage.class)),
     });
     Some(row!(NodeRow, node.meta, {
         name: node.name.clone(),
@@ -82,6 +83,45 @@ pub fn policy(fleet: &Fleet, name: &PolicyName) -> Option<PolicyRow> {
         name: policy.name.clone(),
         spec: (*policy.spec).clone(),
     }))
+}
+
+/// The row of a volume.
+pub fn volume(fleet: &Fleet, name: &VolumeName) -> Option<VolumeRow> {
+    let volume = fleet.volumes().get(name)?;
+    let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
+    Some(row!(VolumeRow, volume.meta, {
+        name: volume.name.clone(),
+        id: volume.id,
+        state: match volume.state {
+            VolumeState::Ensuring => VolumeWord::Ensuring,
+            VolumeState::Ready => VolumeWord::Ready,
+            VolumeState::Lost(_) => VolumeWord::Lost,
+            VolumeState::Destroying => VolumeWord::Destroying,
+        },
+        cluster: volume.cluster.clone(),
+        node: volume.node.clone(),
+        class: volume.class.clone(),
+        capacity: volume.capacity,
+        owner: volume.owner.clone(),
+        on_delete: volume.on_delete,
+        replica: user.map(|user| user.replica.clone()),
+        incarnation: volume.user,
+        removing: volume.removing.clone(),
+        message: volume_message(volume),
+    }))
+}
+
+fn volume_message(volume: &Volume) -> String {
+    let waits = volume.user.is_some() && volume.removing.is_some();
+    match (&volume.state, &volume.error, volume.command) {
+        (VolumeState::Lost(reason), ..) => reason.clone(),
+        (_, Some(error), Some(command)) => {
+            format!("{error}; attempt {} from {}", command.attempt, command.not_before)
+        }
+        (_, Some(error), None) => error.clone(),
+        (_, None, _) if waits => "goes when it is not used any more".into(),
+        (_, None, _) => String::new(),
+    }
 }
 
 /// The row of a session.

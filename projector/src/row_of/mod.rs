@@ -18,7 +18,7 @@ use crate::counts::Counts;
 use crate::kind::{Row, RowKind};
 use crate::reach::{Through, reachability};
 
-pub use catalogue::{capability, cluster, node, policy, session};
+pub use catalogue::{capability, cluster, node, policy, session, volume};
 pub use plan::{deployment, plan};
 pub use replica::{command, incarnation, operation, replica};
 pub(crate) use replica::{phase_word, state_word};
@@ -86,6 +86,7 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
         sessions, |e| session(fleet, e.id);
         incarnations, |e| command(fleet, e.id);
         policies, |e| policy(fleet, &e.name);
+        volumes, |e| volume(fleet, &e.name);
     }
     Ok(())
 }

@@ -146,6 +146,7 @@ pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRo
         reachability: reachability(incarnation),
         amounts: incarnation.amounts,
         volumes: incarnation.volumes.clone(),
+        mounts: incarnation.mounts.clone(),
         processes: incarnation.processes.clone(),
         revision: incarnation.revision,
         operation: incarnation.operation,
@@ -193,6 +194,10 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
         return format!("attempt {} to {what} it, from {}", command.attempt, command.not_before);
     }
     match &incarnation.state {
+        _ if incarnation.due => {
+            let mounts: Vec<_> = incarnation.mounts.iter().map(ToString::to_string).collect();
+            format!("waits until it can have {}", mounts.join(", "))
+        }
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
         IncarnationState::Running => incarnation.processes.iter().find_map(trouble).unwrap_or_default(),
         IncarnationState::Updating(to) => format!("becomes what deployment {to} says"),

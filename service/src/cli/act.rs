@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use chancery_events::intent::{
     CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, Intent, NodeDelete,
-    NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete,
+    NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete, VolumeDelete,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
@@ -90,6 +90,7 @@ pub(super) fn delete(
         Kind::Node => NodeDelete { name: read(kind, name)?, cascade }.into(),
         Kind::Plan => PlanDelete { name: read(kind, name)?, cascade }.into(),
         Kind::Policy => PolicyDelete { name: read(kind, name)? }.into(),
+        Kind::Volume => VolumeDelete { name: read(kind, name)? }.into(),
         Kind::Disruption => return disruption::delete(name, client, out),
         Kind::Replica => return replica::delete(name, client, out),
         Kind::Deployment => {
@@ -103,7 +104,11 @@ pub(super) fn delete(
         }
     };
     // What needs it goes first, and that takes its time.
-    let done = if cascade == Cascade::Yes { "is to be deleted, with what needs it" } else { "deleted" };
+    let done = match kind {
+        _ if cascade == Cascade::Yes => "is to be deleted, with what needs it",
+        Kind::Volume => "is to be destroyed, once nothing uses it",
+        _ => "deleted",
+    };
     ask(client, "delete", &intent, done, out).map_err(|mut error| {
         if error.exit == Exit::Conflict && cascade == Cascade::No && matches!(kind, Kind::Node | Kind::Plan) {
             let word = kind.word();

@@ -81,7 +81,7 @@ pub enum Client {
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
-    /// Remove a replica, plan, node, cluster, capability, policy or disruption
+    /// Remove a replica, volume, plan, node, cluster, capability, policy or disruption
     Delete {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]

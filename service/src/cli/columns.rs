@@ -6,7 +6,7 @@ use chancery_events::spec::{DisruptionState, OnTimeout, Rule, Strategy, Window};
 use chancery_events::time::Time;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DisruptionRow, IncarnationRow, NodeRow,
-    OperationRow, PlanRow, PolicyRow, ReplicaRow, SessionRow, StorageRow,
+    OperationRow, PlanRow, PolicyRow, ReplicaRow, SessionRow, StorageRow, VolumeRow,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -32,6 +32,7 @@ pub(super) fn table(kind: Kind, items: &[Value], wide: bool) -> Result<Rows, Cli
         Kind::Replica => rows(REPLICA, items, wide),
         Kind::Incarnation => rows(INCARNATION, items, wide),
         Kind::Operation => rows(OPERATION, items, wide),
+        Kind::Volume => rows(VOLUME, items, wide),
         Kind::Session => rows(SESSION, items, wide),
         Kind::Command => rows(COMMAND, items, wide),
     }
@@ -198,6 +199,22 @@ const POLICY: &[Column<PolicyRow>] = &[
         Rule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
         Rule::FourEyes {} => String::new(),
     }),
+    ("VERSION", true, |r| r.version.to_string()),
+    ("CHANGED", true, |r| short(r.changed)),
+];
+
+const VOLUME: &[Column<VolumeRow>] = &[
+    ("NAME", false, |r| r.name.to_string()),
+    ("STATE", false, |r| r.state.to_string()),
+    ("NODE", false, |r| r.node.to_string()),
+    ("CLASS", false, |r| r.class.to_string()),
+    ("CAPACITY", false, |r| show_bytes(r.capacity)),
+    ("USED BY", false, |r| or_none(r.replica.as_ref())),
+    ("OF", false, |r| or_none(r.owner.as_ref())),
+    ("MESSAGE", false, |r| r.message.clone()),
+    ("ON DELETE", true, |r| r.owner.as_ref().map_or_else(String::new, |_| r.on_delete.to_string())),
+    ("CLUSTER", true, |r| r.cluster.to_string()),
+    ("ID", true, |r| r.id.to_string()),
     ("VERSION", true, |r| r.version.to_string()),
     ("CHANGED", true, |r| short(r.changed)),
 ];

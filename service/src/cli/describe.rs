@@ -75,15 +75,22 @@ fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belong
     let of_deployment = || vec![("plan", own("plan")), ("deployment", own("name"))];
     let wanted = match kind {
         Kind::Cluster => vec![(Kind::Node, by("cluster"))],
-        Kind::Node => vec![(Kind::Disruption, by("node")), (Kind::Incarnation, by("node"))],
+        Kind::Node => {
+            vec![(Kind::Disruption, by("node")), (Kind::Incarnation, by("node")), (Kind::Volume, by("node"))]
+        }
         Kind::Deployment => vec![(Kind::Replica, of_deployment()), (Kind::Operation, of_deployment())],
-        Kind::Replica => vec![(Kind::Incarnation, by("replica")), (Kind::Operation, by("replica"))],
+        Kind::Replica => vec![
+            (Kind::Incarnation, by("replica")),
+            (Kind::Operation, by("replica")),
+            (Kind::Volume, by("owner")),
+        ],
         Kind::Capability
         | Kind::Disruption
         | Kind::Policy
         | Kind::Plan
         | Kind::Incarnation
         | Kind::Operation
+        | Kind::Volume
         | Kind::Session
         | Kind::Command => {
             vec![]

@@ -41,6 +41,9 @@ pub enum Kind {
     /// Approved changes of replicas.
     #[value(name = "operations", aliases = ["operation", "op"])]
     Operation,
+    /// Storage that outlives the runs that use it.
+    #[value(name = "volumes", aliases = ["volume", "vol"])]
+    Volume,
     /// Executors' leases on clusters.
     #[value(name = "sessions", aliases = ["session", "ses"])]
     Session,
@@ -63,6 +66,7 @@ impl Kind {
             Kind::Replica => "replica",
             Kind::Incarnation => "incarnation",
             Kind::Operation => "operation",
+            Kind::Volume => "volume",
             Kind::Session => "session",
             Kind::Command => "command",
         }
@@ -81,6 +85,7 @@ impl Kind {
             Kind::Replica => "replicas",
             Kind::Incarnation => "incarnations",
             Kind::Operation => "operations",
+            Kind::Volume => "volumes",
             Kind::Session => "sessions",
             Kind::Command => "commands",
         }

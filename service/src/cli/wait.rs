@@ -121,7 +121,13 @@ fn final_states(kind: Kind) -> &'static [&'static str] {
         Kind::Session => &["lost", "left", "removed"],
         Kind::Node => &["expunged"],
         Kind::Disruption => &["completed"],
-        Kind::Cluster | Kind::Capability | Kind::Policy | Kind::Plan | Kind::Replica | Kind::Command => &[],
+        Kind::Cluster
+        | Kind::Capability
+        | Kind::Policy
+        | Kind::Plan
+        | Kind::Replica
+        | Kind::Volume
+        | Kind::Command => &[],
     }
 }
 

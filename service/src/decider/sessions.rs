@@ -8,23 +8,25 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use chancery_events::fact::{Effect, Fact, Judgement};
-use chancery_events::id::{Attach, IncarnationId, Lineage, Position, SessionId};
-use chancery_events::name::{ClusterName, ExecutorName, FleetName};
+use chancery_events::fact::{Effect, Fact, Judgement, VolumeCreated, VolumeDestroying};
+use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId, VolumeId};
+use chancery_events::name::{ClusterName, ExecutorName, FleetName, ReplicaName, VolumeName};
 use chancery_events::observation::{
     Hope, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello,
-    SessionOver,
+    SessionOver, VolumeReported,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{
-    Again, Command, Envelope, FromDecider, Head, Life, RunPayload, RunSpec, Standing, Succession, ToDecider,
+    Again, Command, Envelope, FromDecider, Head, Life, Mount, ObjectSpec, RunPayload, RunSpec, Standing,
+    Succession, ToDecider, VolumeSpec,
 };
 use chancery_events::record::Hash;
+use chancery_events::spec::{Payload, VolumeClaim};
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
-use chancery_machine::state::Incarnation;
+use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
 use super::core::{Core, Held};
 use super::handle::Connection;
@@ -55,6 +57,27 @@ fn size(command: &Command) -> usize {
     counter.0
 }
 
+fn command_of_volume(volume: &Volume) -> Command {
+    let effect = match volume.state {
+        VolumeState::Destroying => Effect::Kill,
+        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => Effect::Ensure,
+    };
+    Command {
+        object: volume.id.into(),
+        revision: volume.revision,
+        attempt: volume.command.map_or(1, |command| command.attempt),
+        effect,
+        standing: if volume.command.is_some() { Standing::Open } else { Standing::Met },
+        grace: Duration::ZERO,
+        spec: ObjectSpec::Volume(VolumeSpec {
+            name: volume.name.clone(),
+            node: volume.node.clone(),
+            class: volume.class.clone(),
+            capacity: volume.capacity,
+        }),
+    }
+}
+
 /// A session as this decider sees it live.
 #[derive(Debug)]
 struct Live {
@@ -83,9 +106,9 @@ pub(super) struct Sessions {
     /// Random bits drawn by the loop for connections that have not said hello.
     drawn: BTreeMap<Connection, Attach>,
     /// Commands that are tried again, by when.
-    retries: BTreeSet<(Time, IncarnationId)>,
+    retries: BTreeSet<(Time, ObjectId)>,
     /// Those of them that an executor only has to look after, each once.
-    looking: BTreeSet<IncarnationId>,
+    looking: BTreeSet<ObjectId>,
     /// None is lost before this: there was too much that nobody heard.
     spared: Time,
 }
@@ -146,7 +169,17 @@ struct Inventory {
     /// Their bytes.
     bytes: usize,
     /// If there is more, behind which it goes on.
-    rest: Option<IncarnationId>,
+    rest: Option<ObjectId>,
+}
+
+/// What the journal knows of an object.
+enum Known {
+    /// It is one that is not over: who hosts it, whether its last command had its outcome, and the revision of that.
+    Object { hosts: ClusterName, is_met: bool, revision: u32 },
+    /// It was one.
+    Over,
+    /// Nothing.
+    Never,
 }
 
 #[derive(Debug)]
@@ -155,8 +188,8 @@ enum What {
     Inventory(Inventory),
     Command(Command),
     Accepted(u64),
-    Forget(IncarnationId),
-    Judged(IncarnationId, Judgement, u32),
+    Forget(ObjectId),
+    Judged(ObjectId, Judgement, u32),
     Beat(u64),
     Refused(String, Again),
     Closed(String),
@@ -189,9 +222,9 @@ impl Saying {
             }
             What::Command(command) => FromDecider::Command { envelope, command },
             What::Accepted(sequence) => FromDecider::Accepted { envelope, sequence },
-            What::Forget(incarnation) => FromDecider::Forget { envelope, incarnation },
-            What::Judged(incarnation, judgement, revision) => {
-                FromDecider::Judged { envelope, incarnation, judgement, revision }
+            What::Forget(object) => FromDecider::Forget { envelope, object },
+            What::Judged(object, judgement, revision) => {
+                FromDecider::Judged { envelope, object, judgement, revision }
             }
             What::Beat(beat) => FromDecider::Beat { envelope, beat },
             What::Refused(reason, again) => FromDecider::Refused { reason, again },
@@ -403,7 +436,7 @@ impl Core {
 
     /// A part of what is wanted of the cluster's executor: a message has a bound, and a cluster has none. The executor
     /// asks for the next, so that what waits for it has a bound too. What changes behind its back is told as it comes.
-    fn inventory(&self, cluster: &ClusterName, after: Option<IncarnationId>) -> Inventory {
+    fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> Inventory {
         let time = self.time();
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
         for (looked, id) in self.fleet.index().inventory_after(cluster, after).enumerate() {
@@ -412,7 +445,10 @@ impl Core {
             }
             last = Some(id);
             // One that failed and is tried again later is sent when its time comes.
-            let waits = self.fleet.incarnations().get(&id).and_then(|incarnation| incarnation.command);
+            let waits = match id {
+                ObjectId::Incarnation(id) => self.fleet.incarnations().get(&id).and_then(|it| it.command),
+                ObjectId::Volume(id) => self.volume(id).and_then(|volume| volume.command),
+            };
             if waits.is_some_and(|command| command.not_before > time) {
                 continue;
             }
@@ -424,9 +460,19 @@ impl Core {
         Inventory { commands, bytes, rest: None }
     }
 
-    /// The last command of an incarnation, with all that it needs.
-    fn command(&self, id: IncarnationId) -> Option<Command> {
-        let incarnation = self.fleet.incarnations().get(&id)?;
+    fn volume(&self, id: VolumeId) -> Option<&Volume> {
+        self.fleet.volumes().get(self.fleet.index().volumes.name(id)?)
+    }
+
+    /// The last command of an object, with all that it needs.
+    fn command(&self, id: ObjectId) -> Option<Command> {
+        match id {
+            ObjectId::Incarnation(id) => self.command_of_run(self.fleet.incarnations().get(&id)?),
+            ObjectId::Volume(id) => self.volume(id).map(command_of_volume),
+        }
+    }
+
+    fn command_of_run(&self, incarnation: &Incarnation) -> Option<Command> {
         let plan = self.fleet.plans().get(&incarnation.plan)?;
         let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
         let deployment = self.fleet.deployments().get(&key)?;
@@ -439,22 +485,32 @@ impl Core {
             coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
             run: payload.run.clone(),
             ready: payload.ready.clone(),
+            mounts: self.mounts(&incarnation.replica, payload),
         });
         Some(Command {
-            incarnation: id,
+            object: incarnation.id.into(),
             revision: incarnation.revision,
             attempt: incarnation.command.map_or(1, |command| command.attempt),
             effect: incarnation.asked.unwrap_or(Effect::Ensure),
             standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
             grace: spec.timeouts.stop(),
-            spec: RunSpec {
+            spec: ObjectSpec::Run(RunSpec {
                 replica: incarnation.replica.clone(),
                 plan: incarnation.plan.clone(),
                 node: incarnation.node.clone(),
                 restart: spec.restart,
                 payloads: payloads.collect(),
-            },
+            }),
         })
+    }
+
+    /// The volumes of a payload that is begun: they are there, and its own.
+    fn mounts(&self, replica: &ReplicaName, payload: &Payload) -> Vec<Mount> {
+        let mount = |claim: &VolumeClaim| {
+            let volume = self.fleet.volumes().get(&claim.name(replica, &payload.name))?.id;
+            Some(Mount { path: claim.mount.clone(), volume })
+        };
+        payload.volumes.iter().filter_map(mount).collect()
     }
 
     fn say(&mut self, id: SessionId, what: What) {
@@ -473,69 +529,108 @@ impl Core {
     fn report(&mut self, session: SessionId, report: Report) {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
-        let id = report.incarnation;
-        let is_over = matches!(report.saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
-        match self.fleet.incarnations().get(&id) {
-            Some(incarnation) if incarnation.cluster != cluster => {
-                tracing::warn!(incarnation = %id, executor = %by, "a report about what another cluster hosts is ignored");
+        let Report { object, revision, saw } = report;
+        let is_over = matches!(saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
+        let known = self.known(object);
+        match &known {
+            Known::Object { hosts, .. } if *hosts != cluster => {
+                tracing::warn!(%object, executor = %by, "a report about what another cluster hosts is ignored");
             }
-            Some(incarnation) if incarnation.is_live() => {
-                let is_met = incarnation.command.is_none() && report.revision == incarnation.revision;
-                let has_not_looked = matches!(report.saw, Saw::Failed { hope: Hope::Retry, .. });
-                if is_met && has_not_looked && self.sessions.looking.insert(id) {
+            Known::Object { is_met, revision: asked, .. } => {
+                let is_met = *is_met && revision == *asked;
+                let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
+                if is_met && has_not_looked && self.sessions.looking.insert(object) {
                     // Nobody waits for an outcome, but whether it is still there has not been found out.
-                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, id));
+                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, object));
                 }
-                self.observation(
-                    &by,
-                    Observation::IncarnationReported(IncarnationReported { session, report }),
-                );
+                let observation = match object {
+                    ObjectId::Incarnation(object) => {
+                        let report = Report { object, revision, saw };
+                        Some(Observation::IncarnationReported(IncarnationReported { session, report }))
+                    }
+                    ObjectId::Volume(object) => self.volume(object).map(|volume| {
+                        let (name, report) = (volume.name.clone(), Report { object, revision, saw });
+                        Observation::VolumeReported(VolumeReported { session, name, report })
+                    }),
+                };
+                if let Some(observation) = observation {
+                    self.observation(&by, observation);
+                }
             }
             // Its story is over, and so is it: what is kept of it may go.
-            ended if is_over && (ended.is_some() || self.is_past(id)) => {
-                self.say(session, What::Forget(id));
-            }
+            Known::Over if is_over => self.say(session, What::Forget(object)),
             // It is there, and has no place in the fleet: never known, or over on somebody's word.
-            _ => {
-                let revision = report.revision;
+            Known::Over | Known::Never => {
                 let seen = seen.max(self.durable().position);
-                let saw = ObjectReported { session, incarnation: id, revision, seen };
+                let saw = ObjectReported { session, object, revision, seen };
                 self.observation(&by, Observation::ObjectReported(saw));
             }
         }
     }
 
-    /// The incarnation that the fact ends, with the cluster that hosts it.
-    pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, IncarnationId)> {
-        let Fact::IncarnationEnded(fact) = fact else { return None };
-        let incarnation = self.fleet.incarnations().get(&fact.incarnation)?;
-        Some((incarnation.cluster.clone(), incarnation.id))
+    /// What the journal knows of an object.
+    fn known(&self, object: ObjectId) -> Known {
+        let (hosts, is_met, revision) = match object {
+            ObjectId::Incarnation(id) => match self.fleet.incarnations().get(&id) {
+                Some(it) if it.is_live() => (it.cluster.clone(), it.command.is_none(), it.revision),
+                Some(_) => return Known::Over,
+                None => return self.past(object),
+            },
+            ObjectId::Volume(id) => match self.volume(id) {
+                Some(it) => (it.cluster.clone(), it.command.is_none(), it.revision),
+                None => return self.past(object),
+            },
+        };
+        Known::Object { hosts, is_met, revision }
     }
 
-    /// The incarnation is over: its executor need not keep anything of it.
-    pub(super) fn forget(&mut self, cluster: &ClusterName, incarnation: IncarnationId) {
-        self.tell(cluster, What::Forget(incarnation));
+    /// Of what is not known any more: whether the journal issued its id, durably or not.
+    fn past(&self, object: ObjectId) -> Known {
+        let issued = self.fleet.lineages().issued(object.lineage(), object.position(), self.fleet.head());
+        if issued { Known::Over } else { Known::Never }
     }
 
-    /// Whether the journal issued the id, durably or not.
-    fn is_past(&self, id: IncarnationId) -> bool {
-        self.fleet.lineages().issued(id.lineage(), id.position(), self.fleet.head())
+    /// The object that the fact ends, with the cluster that hosts it.
+    pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, ObjectId)> {
+        match fact {
+            Fact::IncarnationEnded(fact) => {
+                let incarnation = self.fleet.incarnations().get(&fact.incarnation)?;
+                Some((incarnation.cluster.clone(), incarnation.id.into()))
+            }
+            Fact::VolumeDestroyed(fact) => {
+                let volume = self.fleet.volumes().get(&fact.name)?;
+                Some((volume.cluster.clone(), volume.id.into()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The object is over: its executor need not keep anything of it.
+    pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
+        self.tell(cluster, What::Forget(object));
     }
 
     /// What a fact means for executors.
     pub(super) fn follow_fact(&mut self, fact: &Fact) {
         match fact {
-            Fact::OperationApproved(fact) => self.command_again(fact.incarnation),
-            Fact::OperationBegun(fact) => self.command_again(fact.incarnation),
-            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation)),
-            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation)),
+            Fact::OperationApproved(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
+            Fact::OperationBegun(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
+            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::VolumeCreated(VolumeCreated { name, .. })
+            | Fact::VolumeDestroying(VolumeDestroying { name }) => self.command_again(self.id_of(name)),
+            Fact::VolumeFailed(fact) => {
+                if let (Some(when), Some(id)) = (fact.not_before, self.id_of(&fact.name)) {
+                    self.sessions.retries.insert((when, id));
+                }
+            }
             Fact::CommandFailed(fact) => {
                 if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {
-                    self.sessions.retries.insert((when, fact.incarnation));
+                    self.sessions.retries.insert((when, fact.incarnation.into()));
                 }
             }
             Fact::ObjectJudged(fact) => {
-                self.tell(&fact.cluster, What::Judged(fact.incarnation, fact.judgement, fact.revision));
+                self.tell(&fact.cluster, What::Judged(fact.object, fact.judgement, fact.revision));
             }
             Fact::SessionClosed(fact) => {
                 self.say(fact.session, What::Closed("the session is over".into()));
@@ -551,13 +646,21 @@ impl Core {
         }
     }
 
-    fn command_again(&mut self, incarnation: Option<IncarnationId>) {
-        let Some(incarnation) = incarnation.and_then(|id| self.fleet.incarnations().get(&id)) else { return };
-        if !Incarnation::is_live(incarnation) || incarnation.asked.is_none() {
-            return;
-        }
-        let cluster = incarnation.cluster.clone();
-        if let Some(command) = self.command(incarnation.id) {
+    fn id_of(&self, volume: &VolumeName) -> Option<ObjectId> {
+        self.fleet.volumes().get(volume).map(|volume| volume.id.into())
+    }
+
+    fn command_again(&mut self, object: Option<ObjectId>) {
+        let Some(object) = object else { return };
+        let cluster = match object {
+            ObjectId::Incarnation(id) => {
+                let asked =
+                    self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.asked.is_some());
+                asked.map(|incarnation| incarnation.cluster.clone())
+            }
+            ObjectId::Volume(id) => self.volume(id).map(|volume| volume.cluster.clone()),
+        };
+        if let Some((cluster, command)) = cluster.zip(self.command(object)) {
             self.tell(&cluster, What::Command(command));
         }
     }

@@ -69,7 +69,8 @@ fn one(kind: RowKind) -> String {
         | RowKind::Nodes
         | RowKind::Plans
         | RowKind::Replicas
-        | RowKind::Policies => format!("/{kind}/{{name}}"),
+        | RowKind::Policies
+        | RowKind::Volumes => format!("/{kind}/{{name}}"),
     }
 }
 
@@ -128,6 +129,13 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
         ),
         (Method::PUT, "/policies/{name}", "policy.apply.v1", Members, "Makes a policy so."),
         (Method::DELETE, "/policies/{name}", "policy.delete.v1", Members, "Forgets a policy."),
+        (
+            Method::DELETE,
+            "/volumes/{name}",
+            "volume.delete.v1",
+            Members,
+            "Destroys a volume, with all that is in it, once nothing uses it.",
+        ),
         (Method::PUT, "/plans/{name}", "plan.apply.v1", Members, "Makes a plan so: a new generation."),
         (
             Method::POST,

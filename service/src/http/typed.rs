@@ -6,7 +6,7 @@ use chancery_events::intent::{
     DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
     DisruptionSchedule, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove, OperationReject,
     PlanApply, PlanDelete, PlanSetActivity, PolicyApply, PolicyDelete, ReplicaCreate, ReplicaDelete,
-    ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+    ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
 };
 use serde::de::DeserializeOwned;
 
@@ -86,6 +86,7 @@ bodies! {
     "replica.start.v1" ReplicaStart
     "replica.stop.v1" ReplicaStop
     "replica.delete.v1" ReplicaDelete
+    "volume.delete.v1" VolumeDelete
     "operation.approve.v1" OperationApprove
     "operation.reject.v1" OperationReject
 }

@@ -246,6 +246,7 @@ impl Done {
             | Intent::ReplicaStart(_)
             | Intent::ReplicaStop(_)
             | Intent::ReplicaDelete(_)
+            | Intent::VolumeDelete(_)
             | Intent::OperationApprove(_) => Done::Later,
         }
     }

@@ -4,7 +4,7 @@
 //! outlives the executor; in the executor, a task tends it (`tender`). Whoever holds the folder's `keeper.lock` is
 //! the only one to start, end or record anything: the keeper; or the executor itself, if nothing runs, or if the
 //! keeper died and it looks after the orphans (`foster`). What is done to processes and folders behind their backs is
-//! seen, and either put right or an end (`drift`).
+//! seen, and either put right or an end (`drift`). Volumes are folders too, and outlive all of that (`volumes`).
 //!
 //! A crash at any point leaves one of these, and the same command again ends in one set of processes:
 //!

@@ -28,7 +28,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
@@ -38,6 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+mod destroying;
 mod home;
 mod removal;
 mod usage;
@@ -50,6 +50,7 @@ use super::tender::{Ask, Next};
 use super::{Processes, Shared, entries};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Order, Step, Told};
+use destroying::Removal;
 use home::{Found, Home, Kept, Phase};
 
 /// Between two looks whether what is in a volume is still there.
@@ -79,18 +80,6 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
         tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
     }
     Ok(found)
-}
-
-/// Something that goes on beside; it is told to stop when nobody waits for it any more.
-struct Removal {
-    stop: Arc<AtomicBool>,
-    job: JoinHandle<io::Result<()>>,
-}
-
-impl Drop for Removal {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Tends one volume.
@@ -305,52 +294,6 @@ impl Warden {
         let kept = Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() };
         self.shown = None;
         self.keep(kept)
-    }
-
-    fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
-        let shared = self.shared.clone();
-        let _using = shared.lock_using();
-        let kept = match self.kept() {
-            Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
-            None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
-        };
-        if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
-            if let Some(user) = users::user(&shared.root.join("nodes"), &self.home, self.volume)? {
-                let message = format!("volume {} is in use by {user}", self.volume);
-                self.refuse(order.revision, message, Hope::Retry);
-                return Ok(());
-            }
-            if let Some(point) = removal::mounted_inside(&self.home) {
-                let message = format!("another file system is mounted inside: {}", point.display());
-                self.refuse(order.revision, message, Hope::Retry);
-                return Ok(());
-            }
-        }
-        self.shown = None;
-        self.keep(kept)?;
-        self.begin_removal();
-        Ok(())
-    }
-
-    /// Whatever is left of it; it is gone when that is done.
-    fn begin_removal(&mut self) {
-        if self.removal.is_some() {
-            return;
-        }
-        let stop = Arc::new(AtomicBool::new(false));
-        let (home, stops) = (self.home.clone(), stop.clone());
-        let job = tokio::task::spawn_blocking(move || removal::empty(&home, &stops));
-        self.removal = Some(Removal { stop, job });
-    }
-
-    fn removed(&mut self, removed: io::Result<()>) {
-        let Some(kept) = self.kept().filter(|kept| kept.order.aim == Aim::Removed).cloned() else { return };
-        let revision = kept.order.revision;
-        let buried = removed.and_then(|()| self.keep(Kept { phase: Phase::Gone, ..kept }));
-        if let Err(error) = buried {
-            tracing::error!(%error, volume = %self.volume, "destroy it");
-            self.refuse(revision, format!("destroy it: {error}"), Hope::Retry);
-        }
     }
 
     /// Drops what is kept of one that is over, and nothing that was ever used.

@@ -247,7 +247,7 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     fill(&inside);
     symlink(&outside, inside.join("folder")).unwrap();
     symlink(outside.join("folder-0/a/b/1"), inside.join("folder-1/file")).unwrap();
-    symlink("/", inside.join("folder-2/a/root")).unwrap();
+    symlink("../../../../../outside", inside.join("folder-2/a/up")).unwrap();
     symlink("loop", inside.join("loop")).unwrap();
     // A name of what is outside, and a folder deeper than descriptors go.
     std::fs::hard_link(outside.join("folder-0/a/b/2"), inside.join("linked")).unwrap();

@@ -1,0 +1,73 @@
+//! How a volume is destroyed: only if nobody uses it, in order, and beside whatever else is asked.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use chancery_events::observation::Hope;
+use chancery_events::protocol::VolumeSpec;
+use tokio::task::JoinHandle;
+
+use super::home::{Kept, Phase};
+use super::{Warden, removal, users};
+use crate::plan::{Aim, Order};
+
+/// What is being removed; it is told to stop when nobody waits for it any more.
+pub(super) struct Removal {
+    stop: Arc<AtomicBool>,
+    pub(super) job: JoinHandle<io::Result<()>>,
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Warden {
+    pub(super) fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let _using = shared.lock_using();
+        let kept = match self.kept() {
+            Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
+            None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
+        };
+        if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
+            if let Some(user) = users::user(&shared.root.join("nodes"), &self.home, self.volume)? {
+                let message = format!("volume {} is in use by {user}", self.volume);
+                self.refuse(order.revision, message, Hope::Retry);
+                return Ok(());
+            }
+            if let Some(point) = removal::mounted_inside(&self.home) {
+                let message = format!("another file system is mounted inside: {}", point.display());
+                self.refuse(order.revision, message, Hope::Retry);
+                return Ok(());
+            }
+        }
+        self.shown = None;
+        self.keep(kept)?;
+        self.begin_removal();
+        Ok(())
+    }
+
+    /// Whatever is left of it; it is gone when that is done.
+    pub(super) fn begin_removal(&mut self) {
+        if self.removal.is_some() {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (home, stops) = (self.home.clone(), stop.clone());
+        let job = tokio::task::spawn_blocking(move || removal::empty(&home, &stops));
+        self.removal = Some(Removal { stop, job });
+    }
+
+    pub(super) fn removed(&mut self, removed: io::Result<()>) {
+        let Some(kept) = self.kept().filter(|kept| kept.order.aim == Aim::Removed).cloned() else { return };
+        let revision = kept.order.revision;
+        let buried = removed.and_then(|()| self.keep(Kept { phase: Phase::Gone, ..kept }));
+        if let Err(error) = buried {
+            tracing::error!(%error, volume = %self.volume, "destroy it");
+            self.refuse(revision, format!("destroy it: {error}"), Hope::Retry);
+        }
+    }
+}

@@ -286,10 +286,10 @@ pub struct Port {
 pub struct VolumeClaim {
     /// The volume, if it is one with a name of its own, which plans may hand to each other: it has one user at a time.
     /// Without, each replica has its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub volume: Option<VolumeName>,
     /// What becomes of a replica's own volume when the replica is deleted.
-    #[serde(default, skip_serializing_if = "crate::is_default")]
+    #[serde(default)]
     pub on_delete: OnDelete,
     /// Its class.
     pub class: StorageClass,

@@ -241,8 +241,8 @@ impl Driver {
     }
 
     pub(crate) fn apply_plan(&mut self, n: usize, approval: &str) {
-        let approvals =
-            json!({ "create": approval, "start": approval, "stop": approval, "delete": approval });
+        let approvals = json!({ "create": approval, "start": approval, "stop": approval, "delete": approval,
+            "update": approval, "relocate": approval, "restart": approval });
         self.ask(
             "plan.apply.v1",
             &json!({ "name": format!("plan-{n}"), "spec": {

@@ -116,6 +116,8 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     driver.deploy(0, "deployment-1", 2);
     driver.deploy(1, "deployment-1", 2);
     driver.work(100);
+    let rule = json!({ "four_eyes": {} });
+    driver.ask("policy.apply.v1", &json!({ "name": "eyes", "spec": { "rule": rule } }));
     driver.seal();
     let dir = tempfile::tempdir().expect("a folder");
     let mut projector = open(dir.path(), &driver, None);
@@ -157,7 +159,10 @@ fn what_makes_no_sense_is_refused_and_says_what_would() {
         "list operations by \"color\": there is no such filter; known are plan, replica, kind, state, deployment, node"
     );
     let word = error(Query::all().by("kind", "destroy")).to_string();
-    assert_eq!(word, "list operations by kind: write one of create, start, stop, delete");
+    assert_eq!(
+        word,
+        "list operations by kind: write one of create, update, relocate, restart, start, stop, delete"
+    );
     assert!(matches!(
         error(Query::all().by("plan", "Not A Name")),
         QueryError::Filter(BadFilter::Value { .. })

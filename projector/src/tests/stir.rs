@@ -18,7 +18,16 @@ impl Driver {
         match self.pick(24) {
             0..3 => {
                 let (plan, count, n) = (self.pick(plans), self.pick(7), self.asked());
-                self.deploy(plan, &format!("deployment-{n}"), count);
+                let coordinates = json!({ "web": { "version": format!("v{}", self.pick(2)) } });
+                let strategy = match self.pick(4) {
+                    0 => json!({ "graceful": { "timeout": 20_000, "on_timeout": "rollback" } }),
+                    1 => json!({ "rolling": { "wave": 1 } }),
+                    _ => json!({ "rolling": {} }),
+                };
+                let spec = json!({ "count": count, "coordinates": coordinates, "strategy": strategy });
+                let name = format!("deployment-{n}");
+                let body = json!({ "plan": format!("plan-{plan}"), "name": name, "spec": spec });
+                self.ask("deployment.create.v1", &body);
             }
             3..8 => self.work(20),
             8..14 => self.report_one(),
@@ -47,7 +56,7 @@ impl Driver {
 
     fn odds_and_ends(&mut self) {
         let n = self.pick(4);
-        match self.pick(8) {
+        match self.pick(10) {
             0 => self
                 .ask("plan.set_activity.v1", &json!({ "name": format!("plan-{n}"), "activity": "inactive" })),
             1 => self
@@ -55,6 +64,17 @@ impl Driver {
             2 => self.ask("plan.delete.v1", &json!({ "name": format!("plan-{n}") })),
             3 => self.ask("node.delete.v1", &json!({ "name": format!("node-{n}") })),
             4 => self.ask("capability.set_activity.v1", &json!({ "name": "h100", "activity": "inactive" })),
+            7 => {
+                let spec = json!({ "kinds": [], "rule": { "approve": { "in_flight": 2 } } });
+                self.ask("policy.apply.v1", &json!({ "name": "anything", "spec": spec }))
+            }
+            8 => {
+                let body = json!({ "node": format!("node-{n}"), "name": format!("power-{}", self.asked()) });
+                let mut whole = body.clone();
+                let evict = ["yes", "no"][self.pick(2)];
+                whole["spec"] = json!({ "evict": evict });
+                self.ask("disruption.schedule.v1", &whole) && self.ask("disruption.approve.v1", &body)
+            }
             5 => self.ask("cluster.set_activity.v1", &json!({ "name": "west", "activity": "active" })),
             6 => {
                 let (plan, name) = (
@@ -95,8 +115,8 @@ impl Driver {
 
     fn ask_replica(&mut self) {
         let Some(name) = self.any_replica() else { return };
-        let what = ["replica.stop.v1", "replica.start.v1", "replica.delete.v1"][self.pick(3)];
-        self.ask(what, &json!({ "name": name }));
+        let what = ["stop", "start", "delete", "relocate", "restart"][self.pick(5)];
+        self.ask(&format!("replica.{what}.v1"), &json!({ "name": name }));
     }
 
     fn any_replica(&mut self) -> Option<ReplicaName> {

@@ -372,10 +372,9 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
             s.accept(stop, "unchanged");
             s.approve(HASH);
         }),
-        (StartAsked, 3, "a second incarnation beside the first", |s| {
+        (StartAsked, 6, "a second start beside the first", |s| {
             let cause = s.ask("replica.start.v1", &json!({"name": s.replica}));
             s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
-            s.reserve(600);
         }),
         (Fleet, 8, "an object of another journal is removed", |s| {
             judge(s, IncarnationId::issue(Lineage::from_random(7), Position::new(3)), 3);

@@ -99,6 +99,9 @@ pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_d
         // Whatever is told to be there is there, and is used from then on.
         if life % 4 == 3 {
             let processes = root.open().await;
+            if life % 8 == 7 {
+                make(&processes, count).await;
+            }
             for report in processes.list().await.iter().filter(|report| is_ready(report)) {
                 let inner = root.path().join("volumes").join(report.object.to_string()).join("data/kept");
                 std::fs::write(inner, "x").unwrap();
@@ -346,7 +349,7 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
             if processes.is_empty() && reason.contains("data is no folder"))
     };
     std::fs::remove_dir(data(&root, 1)).unwrap();
-    std::fs::remove_dir_all(root.volume(volume(2))).unwrap();
+    std::fs::rename(root.volume(volume(2)), root.path().join("aside")).unwrap();
     for position in [1, 2] {
         until(&processes, volume(position), "it is lost, and nobody has to ask", is_lost).await;
     }

@@ -272,7 +272,11 @@ fn a_lost_volume_is_not_made_again() {
     let mut world = World::new(Faults::default());
     on_disk(&mut world, 1, 1, Effect::Ensure);
     ensure(&mut world, 1, &mounting(1, ""));
-    assert_eq!(word(&world.strike(disk()).expect("it was there")), (1, "ended", 0));
+    let lost = world.strike(disk()).expect("it was there");
+    let Told::Change(Report { revision: 1, saw: Saw::Ended { exit, processes }, .. }) = lost else {
+        panic!("{lost:?}")
+    };
+    assert!(matches!(exit, Exit::Failed { .. }) && processes.is_empty(), "{exit:?}");
     assert_eq!(world.running(id()), 1, "what uses it runs on");
     assert_eq!(on_disk(&mut world, 2, 1, Effect::Ensure), (2, "ended", 0));
     assert!(world.strike(disk()).is_none() && world.volumes().count() == 0);

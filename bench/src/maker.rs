@@ -146,7 +146,7 @@ impl Maker {
         let process = Process { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
         let processes = vec![process];
         let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
-        let report = Report { incarnation, revision, saw };
+        let report = Report { object: incarnation, revision, saw };
         self.see(IncarnationReported { session, report }.into())
     }
 

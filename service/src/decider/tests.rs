@@ -270,7 +270,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     let [FromDecider::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!((envelope.session, envelope.head, command.revision), (session, rig.core.durable(), 1));
     let (incarnation, process) = (
-        command.incarnation,
+        command.object,
         Process {
             payload: name("app"),
             index: 0,
@@ -279,7 +279,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
             status: ProcessStatus::Online,
         },
     );
-    let report = |revision, saw| Report { incarnation, revision, saw };
+    let report = |revision, saw| Report { object: incarnation, revision, saw };
     let ready = Saw::Ready { processes: vec![process] };
     let before = rig.journal.len();
     for _ in 0..2 {
@@ -301,7 +301,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     assert!(
         sent(&effects)
             .iter()
-            .any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation))
+            .any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
     );
 }
 
@@ -441,13 +441,13 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
         };
         let bytes: usize = commands.iter().map(|one| serde_json::to_vec(one).expect("JSON").len()).sum();
         assert!(bytes < PART + 60_000, "{bytes}");
-        all.extend(commands.iter().map(|command| command.incarnation));
+        all.extend(commands.iter().map(|command| command.object));
         parts += 1;
         let Some(after) = rest else { break };
         rig.say(1, ToDecider::More { attach, after });
         effects = rig.settle();
     }
-    let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id).collect();
+    let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id.into()).collect();
     assert_eq!(all, known, "each once, in order");
     assert!(all.len() == 100 && parts > 10, "{} in {parts} parts", all.len());
 }
@@ -481,7 +481,7 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
-    let incarnation = command.incarnation;
+    let incarnation = command.object;
     rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
     rig.settle();
     rig.say(
@@ -489,7 +489,7 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
         ToDecider::Report {
             attach,
             sequence: 1,
-            report: Report { incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } },
+            report: Report { object: incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } },
         },
     );
     rig.settle();
@@ -498,19 +498,17 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
         ToDecider::Report {
             attach,
             sequence: 2,
-            report: Report { incarnation, revision: 2, saw: Saw::Gone },
+            report: Report { object: incarnation, revision: 2, saw: Saw::Gone },
         },
     );
     let effects = rig.settle();
     assert!(rig.core.fleet().replicas().is_empty());
     let forgets = |effects: &[Effect]| {
-        sent(effects)
-            .iter()
-            .any(|m| matches!(m, FromDecider::Forget { incarnation: i, .. } if *i == incarnation))
+        sent(effects).iter().any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
     };
     assert!(forgets(&effects), "{effects:?}");
     let before = rig.journal.len();
-    let report = Report { incarnation, revision: 2, saw: Saw::Gone };
+    let report = Report { object: incarnation, revision: 2, saw: Saw::Gone };
     rig.say(1, ToDecider::Level { attach, reports: vec![report], part: Part::Last });
     let effects = rig.settle();
     assert!(
@@ -656,7 +654,8 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     assert_eq!(ids.len(), 500);
     let exit = chancery_events::observation::Exit::Failed { reason: "gone".into() };
     let saw = Saw::Ended { exit, processes: vec![] };
-    let reports = ids.iter().map(|id| Report { incarnation: *id, revision: 1, saw: saw.clone() }).collect();
+    let reports =
+        ids.iter().map(|id| Report { object: (*id).into(), revision: 1, saw: saw.clone() }).collect();
     rig.say(1, ToDecider::Level { attach: Attach::from_random(1), reports, part: Part::Last });
     rig.settle();
     let live = rig
@@ -781,7 +780,7 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
-    let more = ToDecider::More { attach: Attach::from_random(1), after: command.incarnation };
+    let more = ToDecider::More { attach: Attach::from_random(1), after: command.object };
     let parts = |effects: &[Effect]| {
         sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
     };

@@ -168,7 +168,9 @@ impl World {
             Runtime::Process => false,
         });
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
-        let alike = spec.amounts() == active.amounts && spec.volumes() == active.volumes;
+        let mut mounts: Vec<_> = spec.claims(&active.replica).map(|(name, _)| name).collect();
+        mounts.sort();
+        let alike = spec.amounts() == active.amounts && mounts == active.mounts;
         Ok(can && active.life.is_up() && alike && groups == active.groups)
     }
 }

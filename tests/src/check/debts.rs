@@ -74,7 +74,9 @@ impl World {
                 demand!(3, goes, "incarnation {id} should go, and nobody asks it to");
             }
             Debt::Begun(id) => {
-                let waits = self.incarnation(id)?.life == Life::Reserved;
+                let run = self.incarnation(id)?;
+                // One that uses volumes is begun when it can have them.
+                let waits = run.life == Life::Reserved && run.mounts.is_empty();
                 demand!(
                     6,
                     !waits,

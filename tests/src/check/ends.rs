@@ -46,6 +46,7 @@ impl World {
         };
         self.promised(fact, &run, at)?;
         self.release(id, &run)?;
+        self.free_volumes(id, &fact.mounts)?;
         let ended = self.incarnation_mut(id)?;
         (ended.life, ended.command, ended.is_ready) = (over, None, false);
         let replica = self.replica(&fact.replica)?;

@@ -106,6 +106,10 @@ impl World {
             self.incarnation_mut(first)?.stop();
             return Ok(());
         }
+        if run.life == Life::Reserved && !run.mounts.is_empty() {
+            // It is begun when it can have its volumes.
+            return Ok(());
+        }
         let version = operation.version.clone();
         let run = self.incarnation_mut(own)?;
         run.life = match run.life {
@@ -191,14 +195,19 @@ impl World {
         let life = match &run.life {
             Life::Reserved => {
                 demand!(6, by.is_some(), "incarnation {id} is asked for, and no operation of it has begun");
-                let over = run
-                    .follows
-                    .is_some_and(|old| self.now.ended.iter().any(|ended| ended.incarnation == old));
+                let over = match run.follows {
+                    Some(old) if run.mounts.is_empty() => {
+                        self.now.ended.iter().any(|ended| ended.incarnation == old)
+                    }
+                    Some(old) => self.incarnation(old)?.life.is_over(),
+                    None => !run.mounts.is_empty(),
+                };
                 demand!(
                     3,
                     over,
                     "incarnation {id} is asked for, and what it follows was not over right before"
                 );
+                self.take_volumes(id, &run, &fact.mounts)?;
                 Life::Creating
             }
             Life::Updating(to) if *to != run.deployment => {

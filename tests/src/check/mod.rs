@@ -6,12 +6,12 @@
 //! | invariant | what is demanded of each record |
 //! |---|---|
 //! | 1 | positions are dense, the chain and the lineage hold, terms rise by one, time never falls; each intent has one verdict beside it, each key one decision; causes stand before their effects |
-//! | 3 | no second incarnation of a replica before the first is over, but for an update, relocate or restart; what is to follow another one is not begun before that is over; what lost its place is stopped |
+//! | 3 | a volume has one user at a time; no second incarnation of a replica before the first is over, but for an update, relocate or restart; what is to follow another one is not begun before that is over; what lost its place is stopped |
 //! | 4 | what is held on a node fits at every position, is what the spec says (of one that follows another there, only what it needs more), and is freed once, as it was taken; no place on a node that is disturbed, or that the plan's affinities forbid |
 //! | 5 | nothing that is over changes; tables of states are kept; a report that is stale, of a session that is over or of another cluster changes nothing; a writer that was overtaken writes nothing |
 //! | 6 | each operation is asked for by a person, by a deployment that goes on, or by a rule that applies; each command follows from one that was approved by somebody entitled (or a rule that applies, a policy within its windows and its number) on the hash that was proposed, begins in its turn (wave, domain, pause, health of what was brought up), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule starts again what ended as it says, and not before it says |
 //! | 7 | nothing that brings it up is opened or approved on a replica that a user stopped, until a user wants something newer |
-//! | 8 | only objects that this journal issued and that are over are removed |
+//! | 8 | only objects that this journal issued and that are over are removed; a volume is destroyed when somebody asked for it, nothing uses it, and its end is proved; what is lost is used by nobody |
 //! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
 //! | 11 | a set that stands beside the old one takes its place when all of it is ready, or on somebody's word; before that the old one is left alone, and afterwards nothing of the new one is left if that came to nothing. What runs is stopped for another run beside it only when that is ready |
 //!
@@ -37,6 +37,7 @@ mod state;
 mod tests;
 mod verdicts;
 mod violation;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -201,7 +202,7 @@ impl Checker {
             Fact::DeploymentEnded(x) => world.deployment_ended(x),
             Fact::ReplicaCreated(x) => world.replica_created(x, at),
             Fact::ReplicaAssigned(x) => world.replica_assigned(x),
-            Fact::ReplicaDeleted(x) => world.replica_deleted(&x.name),
+            Fact::ReplicaDeleted(x) => world.replica_deleted(&x.name, &x.volumes),
             Fact::OperationOpened(x) => world.operation_opened(x, at),
             Fact::OperationApproved(x) => world.operation_approved(x, at),
             Fact::OperationBegun(x) => world.operation_begun(x, at),
@@ -214,6 +215,13 @@ impl Checker {
             Fact::IncarnationRunning(x) => world.running(x, at),
             Fact::IncarnationStatus(x) => world.status(x.incarnation, &x.processes, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),
+            Fact::VolumeCreated(x) => world.volume_created(x, at),
+            Fact::VolumeReady(x) => world.volume_ready(x, at),
+            Fact::VolumeFailed(x) => world.volume_failed(x, at),
+            Fact::VolumeLost(x) => world.volume_lost(x, at),
+            Fact::VolumeRemoving(x) => world.volume_removing(x, at),
+            Fact::VolumeDestroying(x) => world.volume_destroying(x),
+            Fact::VolumeDestroyed(x) => world.volume_destroyed(x, at),
             Fact::SessionOpened(x) => world.session_opened(x, at),
             Fact::SessionClosed(x) => world.session_closed(x, at),
             Fact::ObjectJudged(x) => world.judged(x, &self.chain, at),

@@ -7,7 +7,7 @@ use chancery_events::amount::Amounts;
 use chancery_events::fact::{
     ClusterApplied, Judgement, NodeApplied, NodeMoved, ObjectJudged, SessionClosed, SessionOpened,
 };
-use chancery_events::id::{IncarnationId, SessionId};
+use chancery_events::id::{IncarnationId, ObjectId, SessionId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
 use chancery_events::observation::{Observation, Report, SessionEnd};
@@ -90,6 +90,8 @@ impl World {
         demand!(6, asked || emptied, "node {name} is deleted, and nobody asked");
         let held = self.node(name)?.places.len();
         demand!(4, held == 0, "node {name} is deleted, and {held} places on it are held");
+        let volumes = self.volumes_on(name);
+        demand!(4, volumes == 0, "node {name} is deleted, and {volumes} volumes are on it");
         self.nodes.remove(name);
         Ok(())
     }
@@ -203,16 +205,20 @@ impl World {
     }
 
     /// The report that a fact about an incarnation follows from: of whoever holds its cluster, and of nobody else.
-    pub(super) fn report(&self, id: IncarnationId, at: At) -> Result<Option<Report>, Violation> {
+    pub(super) fn report(
+        &self,
+        id: IncarnationId,
+        at: At,
+    ) -> Result<Option<Report<IncarnationId>>, Violation> {
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
-        demand!(5, saw.report.incarnation == id, "a report about another incarnation changes {id}");
+        demand!(5, saw.report.object == id, "a report about another incarnation changes {id}");
         let cluster = &self.incarnation(id)?.cluster;
         self.speaks_for(saw.session, by, cluster)?;
         Ok(Some(saw.report.clone()))
     }
 
-    fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> Check {
+    pub(super) fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> Check {
         let unknown = || Violation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get(&id).ok_or_else(unknown)?;
         demand!(5, session.is_open, "a report of session {id}, which is over, changes something");
@@ -226,12 +232,12 @@ impl World {
     }
 
     pub(super) fn judged(&mut self, fact: &ObjectJudged, chain: &Chain, at: At) -> Check {
-        let id = fact.incarnation;
+        let id = fact.object;
         let input = self.input_of(at);
         let Some((by, Observation::ObjectReported(saw))) = input.as_deref().and_then(Input::saw) else {
             return Err(Violation::new(8, format!("object {id} is judged, and nobody reported it")));
         };
-        demand!(8, saw.incarnation == id, "another object than {id} was reported");
+        demand!(8, saw.object == id, "another object than {id} was reported");
         self.speaks_for(saw.session, by, &fact.cluster)?;
         demand!(8, saw.seen < at.position, "its executor has seen more than this decider: {}", saw.seen);
         if fact.judgement == Judgement::Remove {
@@ -240,7 +246,11 @@ impl World {
                 chain.is_ours(id.lineage(), id.position()),
                 "object {id} of another journal is removed"
             );
-            let over = self.incarnations.get(&id).is_some_and(|incarnation| incarnation.life.is_over());
+            let over = match id {
+                ObjectId::Incarnation(id) => self.incarnations.get(&id).is_some_and(|it| it.life.is_over()),
+                // Data is destroyed by name alone.
+                ObjectId::Volume(_) => false,
+            };
             demand!(8, over, "object {id} is removed, and is no incarnation that was issued and is over");
             demand!(
                 8,
@@ -261,7 +271,7 @@ impl Node {
     }
 
     /// Whether what is held is at most what it has for placements.
-    fn has_room(&self, name: &NodeName) -> Check {
+    pub(super) fn has_room(&self, name: &NodeName) -> Check {
         let room = self.spec.total.checked_sub(self.spec.reserved).unwrap_or_default();
         demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
         for (class, held) in &self.volumes {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chancery_events::fact::{PlanApplied, PlanRemoving, ReplicaAssigned, ReplicaCreated};
 use chancery_events::intent::{Cascade, Intent};
-use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
+use chancery_events::name::{DeploymentName, PlanName, ReplicaName, VolumeName};
 use chancery_events::spec::{Activity, OperationKind, PlanSpec};
 
 use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, Will, World};
@@ -137,7 +137,8 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn replica_deleted(&mut self, name: &ReplicaName) -> Check {
+    pub(super) fn replica_deleted(&mut self, name: &ReplicaName, volumes: &[VolumeName]) -> Check {
+        self.leave_volumes(name, volumes)?;
         let replica = self.replica(name)?;
         let lives = replica.active.or(replica.passive);
         demand!(4, lives.is_none(), "replica {name} is deleted, and holds a place");

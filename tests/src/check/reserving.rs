@@ -168,7 +168,7 @@ impl World {
             fact.amounts,
             spec.amounts()
         );
-        demand!(4, spec.volumes() == fact.volumes, "a run of {name} holds other storage than its spec says");
+        self.stores(fact, spec)?;
         let followed = fact.follows.and_then(|old| self.incarnations.get(&old));
         let for_both = followed.filter(|old| old.node == fact.node).map_or(Amounts::ZERO, |old| old.amounts);
         Ok(Incarnation {
@@ -181,6 +181,7 @@ impl World {
             amounts: fact.amounts,
             holds: fact.amounts.less(for_both),
             volumes: fact.volumes.clone(),
+            mounts: fact.mounts.clone(),
             groups: fact.groups.clone(),
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
             life: Life::Reserved,

@@ -10,7 +10,7 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Session
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
-    NodeName, PlanName, PolicyName, ReplicaName, StorageClass,
+    NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::Observation;
 use chancery_events::spec::{
@@ -20,6 +20,7 @@ use chancery_events::spec::{
 use chancery_events::time::Time;
 
 use super::debts::Debt;
+use super::volumes::Volume;
 
 /// Where a fact stands.
 #[derive(Clone, Copy, Debug)]
@@ -262,7 +263,10 @@ pub(super) struct Incarnation {
     pub(super) amounts: Amounts,
     /// What of that it holds: less, while the run that it follows on its node is not over.
     pub(super) holds: Amounts,
+    /// What it holds of storage, for volumes that are not on its node yet.
     pub(super) volumes: BTreeMap<StorageClass, u64>,
+    /// The volumes that it is to use.
+    pub(super) mounts: Vec<VolumeName>,
     pub(super) groups: Vec<GroupName>,
     /// Processes of its spec.
     pub(super) processes: usize,
@@ -358,6 +362,7 @@ pub(super) struct World {
     pub(super) replicas: BTreeMap<ReplicaName, Replica>,
     pub(super) operations: BTreeMap<OperationId, Operation>,
     pub(super) incarnations: BTreeMap<IncarnationId, Incarnation>,
+    pub(super) volumes: BTreeMap<VolumeName, Volume>,
     /// Those that hold a place, by group.
     pub(super) groups: BTreeMap<GroupName, BTreeSet<IncarnationId>>,
     /// Operations that disruptions asked for and that are not over.

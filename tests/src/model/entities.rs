@@ -9,7 +9,7 @@ use chancery_events::fact::{
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, PolicyName,
-    ReplicaName,
+    ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
@@ -17,6 +17,8 @@ use chancery_events::spec::{
     NodeState, OperationKind, PlanSpec, PolicySpec,
 };
 use chancery_events::time::Time;
+
+use super::volumes::Volume;
 
 /// Where a fact stands.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +120,8 @@ pub(super) struct Incarnation {
     pub(super) plan: PlanName,
     pub(super) cluster: Option<ClusterName>,
     pub(super) life: Life,
+    /// Bytes of storage that it holds for volumes that are not on its node yet.
+    pub(super) stores: BTreeMap<StorageClass, u64>,
     pub(super) processes: Vec<Process>,
     pub(super) revision: u32,
     /// The command without an outcome: effect and attempt.
@@ -172,6 +176,7 @@ pub(super) struct Entities {
     pub(super) operations: BTreeMap<OperationId, Kept<Operation>>,
     pub(super) sessions: BTreeMap<SessionId, Kept<Session>>,
     pub(super) policies: BTreeMap<PolicyName, Kept<PolicySpec>>,
+    pub(super) volumes: BTreeMap<VolumeName, Kept<Volume>>,
 }
 
 impl Operation {

@@ -15,12 +15,13 @@ use super::entities::{
     At, Capability, Cluster, Deployment, Disruption, Entities, Incarnation, Kept, Life, Node, Operation,
     Plan, Replica, Session, Stamps, brings_up,
 };
+use super::volumes;
 
 /// Of what is over, an owner keeps so many.
 const KEPT: usize = 20;
 
 impl At {
-    fn stamp<T>(self, is: T) -> Kept<T> {
+    pub(super) fn stamp<T>(self, is: T) -> Kept<T> {
         let stamps = Stamps { version: 1, created: self.time, changed: self.time, position: self.position };
         Kept { stamps, is }
     }
@@ -74,10 +75,12 @@ impl Entities {
             Subject::Operation(id) => &mut self.operations.get_mut(id)?.stamps,
             Subject::Session(id) => &mut self.sessions.get_mut(id)?.stamps,
             Subject::Policy(name) => &mut self.policies.get_mut(name)?.stamps,
+            Subject::Volume(name) => &mut self.volumes.get_mut(name)?.stamps,
         })
     }
 
     fn change(&mut self, fact: &Fact, at: At) {
+        self.stored(fact, at);
         match fact {
             Fact::TermStarted(_)
             | Fact::LineageStarted(_)
@@ -86,7 +89,14 @@ impl Entities {
             | Fact::InboxRefused(_)
             | Fact::InboxAdvanced(_)
             | Fact::EntityParked(_)
-            | Fact::ObjectJudged(_) => {}
+            | Fact::ObjectJudged(_)
+            | Fact::VolumeCreated(_)
+            | Fact::VolumeReady(_)
+            | Fact::VolumeFailed(_)
+            | Fact::VolumeLost(_)
+            | Fact::VolumeRemoving(_)
+            | Fact::VolumeDestroying(_)
+            | Fact::VolumeDestroyed(_) => {}
             Fact::ClusterApplied(_)
             | Fact::ClusterActivityChanged(_)
             | Fact::ClusterDeleted(_)
@@ -364,6 +374,9 @@ impl Entities {
         let version = operation.version.clone();
         let Some(incarnation) = asked.and_then(|id| self.incarnations.get_mut(&id)) else { return };
         let incarnation = &mut incarnation.is;
+        if comes_up && volumes::waits(incarnation) {
+            return;
+        }
         if comes_up {
             let new = incarnation.life == Life::Reserved;
             incarnation.life = if new { Life::Creating } else { Life::Updating(version) };
@@ -404,6 +417,7 @@ impl Entities {
             plan: plan.clone(),
             cluster,
             life: Life::Reserved,
+            stores: fact.volumes.clone(),
             processes: Vec::new(),
             revision: 0,
             command: None,

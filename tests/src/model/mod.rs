@@ -4,7 +4,7 @@
 //! machine and the projector's rows, to be compared with both.
 //!
 //! In reading order: what is kept of each entity, how facts change it, and the rows that follow: of what is there and
-//! wanted (`rows`), and of what runs (`running`).
+//! wanted (`rows`), of what runs (`running`), and of volumes (`volumes`).
 
 mod entities;
 mod fold;
@@ -12,6 +12,7 @@ mod rows;
 mod running;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 use std::collections::BTreeMap;
 
@@ -72,7 +73,8 @@ pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
         | RowKind::Nodes
         | RowKind::Plans
         | RowKind::Replicas
-        | RowKind::Policies => text("name")?.to_owned(),
+        | RowKind::Policies
+        | RowKind::Volumes => text("name")?.to_owned(),
     })
 }
 

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::entities::{Deployment, Entities, Kept, Node, Plan, Session};
 use super::running::{command, incarnation, operation, phase, replica};
+use super::volumes;
 
 /// Every row, by kind and key.
 pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
@@ -74,6 +75,9 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
     for (id, kept) in &all.operations {
         put(RowKind::Operations, id.to_string(), json(&operation(*id, kept)));
     }
+    for (name, kept) in &all.volumes {
+        put(RowKind::Volumes, name.to_string(), json(&volumes::row(all, name, kept)));
+    }
     for (name, kept) in &all.policies {
         let row = PolicyRow {
             name: name.clone(),
@@ -105,8 +109,9 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         .collect();
     let held: Amounts = on_it.iter().map(|i| all.holds(i)).sum();
     let room = spec.total.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
+    let stored = all.storage(name);
     let storage = spec.storage.iter().map(|has| {
-        let held: u64 = on_it.iter().filter_map(|i| i.fact.volumes.get(&has.class)).sum();
+        let held = stored.get(&has.class).copied().unwrap_or(0);
         let remaining = has.capacity.saturating_sub(held);
         StorageRow { class: has.class.clone(), capacity: has.capacity, remaining }
     });

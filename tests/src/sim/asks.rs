@@ -77,7 +77,8 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
     let domain = format!("d{}", random.below(3));
     let total = json!({"cpu": random.between(1, 4) * 1000, "memory": random.between(1, 4) << 30, "disk": 0});
     let cluster = cluster(random, clusters);
-    let spec = json!({"domain": domain, "total": total});
+    let storage = json!([{"class": "s", "capacity": random.between(1, 4)}]);
+    let spec = json!({"domain": domain, "total": total, "storage": storage});
     input("node.apply", json!({"name": format!("n{number}"), "cluster": cluster, "spec": spec}))
 }
 
@@ -89,6 +90,9 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
     });
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
     let mut payloads = vec![payload("app", random.between(1, 3) * 500, random.between(1, 2))];
+    if random.chance(300) {
+        payloads[0]["volumes"] = claims(random);
+    }
     if random.chance(200) {
         payloads.push(payload("side", 100, 1));
     }
@@ -117,6 +121,17 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
         }]);
     }
     input("plan.apply", json!({"name": format!("p{plan}"), "spec": spec}))
+}
+
+/// Of a replica's own volume, or of one that plans hand to each other.
+fn claims(random: &mut Random) -> Value {
+    let claim = if random.chance(400) {
+        json!({"volume": pick(random, &["v", "w"]), "class": "s", "capacity": random.between(1, 2), "mount": "/data"})
+    } else {
+        let on_delete = pick(random, &["keep", "destroy"]);
+        json!({"on_delete": on_delete, "class": "s", "capacity": random.between(1, 2), "mount": "/data"})
+    };
+    json!([claim])
 }
 
 fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
@@ -175,7 +190,7 @@ fn disruption_schedule(random: &mut Random, node: &str, number: u64) -> Input {
 fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> Input {
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(136) {
+    match random.below(140) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
@@ -229,6 +244,7 @@ fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> In
         126 => Input::OfDisruption { verb: "delete", which: random.below(8) },
         127..=129 => policy_apply(random),
         130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
+        131..=134 => Input::OfVolume { which: random.below(8) },
         _ => Input::Bad { which: random.below(8) },
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Lineage, Position, ScopeId};
+use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, ScopeId};
 use chancery_events::observation::{ProcessStatus, Report, Saw};
 use chancery_events::protocol::{Command, RunSpec, Standing};
 use chancery_events::spec::Restart;
@@ -249,7 +249,8 @@ impl Universe {
             }
             return true;
         }
-        reports.retain(|report| matches!(report.saw, Saw::Ready { .. }));
+        let runs = |report: &Report| matches!(report.object, ObjectId::Incarnation(_));
+        reports.retain(|report| runs(report) && matches!(report.saw, Saw::Ready { .. }));
         if self.random.chance(500) {
             reports = self.random.pick(&reports).cloned().into_iter().collect();
         }
@@ -263,8 +264,8 @@ impl Universe {
             }
             process.board.show(report.clone());
         }
-        for Report { incarnation, .. } in &reports {
-            tell!(self, "{incarnation} is not well on machine {machine}");
+        for Report { object, .. } in &reports {
+            tell!(self, "{object} is not well on machine {machine}");
         }
         !reports.is_empty()
     }
@@ -280,7 +281,8 @@ impl Universe {
         };
         let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);
         let grace = Duration::ZERO;
-        let command = Command { incarnation: id, revision, attempt, effect, standing, grace, spec };
+        let (object, spec) = (id.into(), spec.into());
+        let command = Command { object, revision, attempt, effect, standing, grace, spec };
         // Strangers do not come with our faults.
         let told = self.worlds[machine].carry_out(&command);
         self.judge.strangers.insert(id, machine);

@@ -109,7 +109,7 @@ impl Universe {
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
-        process.done.push(work.incarnation());
+        process.done.push(work.object());
         tell!(self, "executor {machine} does {}", words::work(&work));
         for _ in 0..=u8::from(twice) {
             self.carry_out(machine, &work)?;
@@ -125,7 +125,7 @@ impl Universe {
         {
             tell!(self, "… which fails");
             let saw = Saw::Failed { message: "no answer".into(), hope: Hope::Retry };
-            let report = Report { incarnation: command.incarnation, revision: command.revision, saw };
+            let report = Report { object: command.object, revision: command.revision, saw };
             if let Some(process) = &self.machines[machine].process {
                 process.board.show(report);
             }
@@ -136,20 +136,20 @@ impl Universe {
         let world = &mut self.worlds[machine];
         let told = match work {
             Work::CarryOut(command) => Some(world.carry_out(command)),
-            Work::Remove { incarnation, revision } => Some(world.remove(*incarnation, *revision)),
-            Work::Forget(incarnation) => world.forget(*incarnation),
+            Work::Remove { object, revision } => Some(world.remove(*object, *revision)),
+            Work::Forget(object) => world.forget(*object),
         };
         match told {
             Some(told) => self.show(machine, told),
             None => {
                 if let Some(process) = &self.machines[machine].process {
-                    process.board.clear(work.incarnation());
+                    process.board.clear(work.object());
                 }
             }
         }
         let again = matches!(work, Work::CarryOut(command) if command.standing == Standing::Met);
         if again && self.worlds[machine].starts() > starts {
-            let what = format!("{} ran before, and is started again", work.incarnation());
+            let what = format!("{} ran before, and is started again", work.object());
             return Err(super::judge::violation(3, what, None));
         }
         Ok(())

@@ -73,7 +73,7 @@ pub struct Process {
     /// Work that was begun and not done.
     pub works: Vec<Work>,
     /// Work that was done, and not told to the session yet.
-    pub done: Vec<chancery_events::id::IncarnationId>,
+    pub done: Vec<chancery_events::id::ObjectId>,
     /// What the orchestrator has to tell.
     pub board: Board,
     /// Until when it stands still.

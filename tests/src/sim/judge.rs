@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chancery_events::event::{Event, Line};
 use chancery_events::fact::Fact;
-use chancery_events::id::{IncarnationId, Position, SessionId, Term};
+use chancery_events::id::{IncarnationId, ObjectId, Position, SessionId, Term};
 use chancery_events::observation::{Report, SessionEnd};
 use chancery_events::protocol::{Envelope, FromDecider};
 use chancery_events::record::{Hash, Record};
@@ -129,7 +129,7 @@ impl Judge {
     /// What runs is what may run.
     pub fn alive(&self, worlds: &[&World]) -> Result<(), Violation> {
         for stranger in self.strangers.keys() {
-            let is_it = |report: &Report| report.incarnation == *stranger;
+            let is_it = |report: &Report| report.object == ObjectId::from(*stranger);
             if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
                 return Err(violation(8, format!("{stranger}, which is not ours, was removed"), None));
             }
@@ -152,8 +152,8 @@ impl Judge {
             return Err(violation(1, what, None));
         }
         match message {
-            FromDecider::Command { command, .. } if command.incarnation.position() > self.head => {
-                let what = format!("a command for {}, which the log does not know", command.incarnation);
+            FromDecider::Command { command, .. } if command.object.position() > self.head => {
+                let what = format!("a command for {}, which the log does not know", command.object);
                 Err(violation(1, what, None))
             }
             _ => Ok(()),

@@ -296,6 +296,11 @@ impl Universe {
                 let (node, name) = self.disruption(verb, *which)?;
                 (format!("disruption.{verb}"), json!({"node": node, "name": name}), None)
             }
+            Input::OfVolume { which } => {
+                let names: Vec<_> =
+                    self.read()?.fleet.volumes().sorted().iter().map(|it| it.name.clone()).collect();
+                ("volume.delete".into(), json!({"name": one(&names, *which)?}), None)
+            }
             Input::Approve { which } => {
                 let mut pending = self.pending();
                 if let Some(which) = which {

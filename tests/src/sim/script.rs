@@ -39,6 +39,11 @@ pub enum Input {
         /// Which, counted round.
         which: u64,
     },
+    /// Deletes a volume that is there then.
+    OfVolume {
+        /// Which, counted round.
+        which: u64,
+    },
     /// Something of a disruption that is known then: `approve`, `complete`, `delete`.
     OfDisruption {
         /// What.

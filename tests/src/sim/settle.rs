@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_events::id::{IncarnationId, ScopeId};
+use chancery_events::id::{IncarnationId, ObjectId, ScopeId};
 use chancery_events::spec::{DisruptionState, OperationKind, Strategy};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
@@ -186,8 +186,12 @@ impl Universe {
             let ours =
                 |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
             alive.extend(world.alive().filter_map(ours));
-            if let Some(report) = world.list().iter().find(|report| !running.contains(&report.incarnation)) {
-                let known = fleet.lineages().current == report.incarnation.lineage();
+            let wanted = |object: ObjectId| match object {
+                ObjectId::Incarnation(id) => running.contains(&id),
+                ObjectId::Volume(id) => fleet.volumes().sorted().iter().any(|volume| volume.id == id),
+            };
+            if let Some(report) = world.list().iter().find(|report| !wanted(report.object)) {
+                let known = fleet.lineages().current == report.object.lineage();
                 if known {
                     return Some(format!("machine {index} still keeps {report:?}"));
                 }

@@ -1,13 +1,17 @@
 //! Words for stories: what a message or a piece of work says, in one line that a person reads.
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::ObjectId;
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, Envelope, FromDecider, ToDecider};
 use chancery_executor::session::Work;
 
-/// An incarnation by the position of its birth.
-fn short(id: IncarnationId) -> String {
-    format!("inc-{}", id.position())
+/// An object by the position of its birth.
+fn short(id: ObjectId) -> String {
+    let word = match id {
+        ObjectId::Incarnation(_) => "inc",
+        ObjectId::Volume(_) => "vol",
+    };
+    format!("{word}-{}", id.position())
 }
 
 /// What was seen of it.
@@ -20,7 +24,7 @@ pub(super) fn report(report: &Report) -> String {
         Saw::Gone => "gone",
         Saw::Failed { .. } => "failed",
     };
-    format!("{} {saw} at revision {}", short(report.incarnation), report.revision)
+    format!("{} {saw} at revision {}", short(report.object), report.revision)
 }
 
 /// All of them.
@@ -29,8 +33,8 @@ pub(super) fn reports(reports: &[Report]) -> String {
 }
 
 fn command(command: &Command) -> String {
-    let Command { incarnation, revision, attempt, effect, standing, .. } = command;
-    format!("{effect} {} (revision {revision}, attempt {attempt}, {standing:?})", short(*incarnation))
+    let Command { object, revision, attempt, effect, standing, .. } = command;
+    format!("{effect} {} (revision {revision}, attempt {attempt}, {standing:?})", short(*object))
 }
 
 /// What an executor says.
@@ -62,9 +66,9 @@ pub(super) fn from_decider(message: &FromDecider) -> String {
         FromDecider::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
         FromDecider::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
         FromDecider::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
-        FromDecider::Forget { incarnation, .. } => format!("forget {}", short(*incarnation)),
-        FromDecider::Judged { incarnation, judgement, revision, .. } => {
-            format!("{judgement} {} (revision {revision})", short(*incarnation))
+        FromDecider::Forget { object, .. } => format!("forget {}", short(*object)),
+        FromDecider::Judged { object, judgement, revision, .. } => {
+            format!("{judgement} {} (revision {revision})", short(*object))
         }
         FromDecider::Beat { beat, .. } => format!("heartbeat {beat} is answered"),
         FromDecider::Closed { reason } => format!("closed: {reason}"),
@@ -75,10 +79,10 @@ pub(super) fn from_decider(message: &FromDecider) -> String {
 pub(super) fn work(work: &Work) -> String {
     match work {
         Work::CarryOut(one) => command(one),
-        Work::Remove { incarnation, revision } => {
-            format!("remove {} (revision {revision})", short(*incarnation))
+        Work::Remove { object, revision } => {
+            format!("remove {} (revision {revision})", short(*object))
         }
-        Work::Forget(incarnation) => format!("forget {}", short(*incarnation)),
+        Work::Forget(object) => format!("forget {}", short(*object)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Races between the decider, the journal and executors, each played in the order that hurt elsewhere. The numbers
 //! are those of `docs/races.md`.
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ObjectId};
 use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::Standing;
 use chancery_projector::Fold;
@@ -34,7 +34,7 @@ impl Rig {
         revision: u32,
         saw: Saw,
     ) {
-        let report = Report { incarnation, revision, saw };
+        let report = Report { object: incarnation.into(), revision, saw };
         let attach = Attach::from_random(connection);
         self.say(connection, ToDecider::Report { attach, sequence, report });
     }
@@ -80,7 +80,11 @@ fn commands(effects: &[Effect]) -> Vec<(IncarnationId, u32, u32, Standing)> {
             FromDecider::Welcome { commands, .. } | FromDecider::Inventory { commands, .. } => commands,
             _ => continue,
         };
-        all.extend(told.iter().map(|c| (c.incarnation, c.revision, c.attempt, c.standing)));
+        let run = |object| match object {
+            ObjectId::Incarnation(id) => id,
+            ObjectId::Volume(id) => panic!("there is no volume, and {id} is commanded"),
+        };
+        all.extend(told.iter().map(|c| (run(c.object), c.revision, c.attempt, c.standing)));
     }
     all
 }
@@ -106,7 +110,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     rig.settle();
     let mut told = 0;
     for _ in 0..3 {
-        rig.level(2, vec![Report { incarnation: id, revision: 1, saw: crashed() }]);
+        rig.level(2, vec![Report { object: id.into(), revision: 1, saw: crashed() }]);
         told += forgets(&rig.settle());
     }
     assert_eq!(told, 3, "as often as it is told");
@@ -120,7 +124,7 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
     let (mut rig, id) = Rig::starting();
     let before = rig.journal.len();
     rig.level(1, vec![]);
-    rig.level(1, vec![Report { incarnation: id, revision: 0, saw: Saw::Gone }]);
+    rig.level(1, vec![Report { object: id.into(), revision: 0, saw: Saw::Gone }]);
     rig.settle();
     assert!(
         rig.types(before).iter().all(|name| *name == "incarnation.reported.v1"),
@@ -194,12 +198,12 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
     let before = rig.journal.len();
-    rig.level(1, vec![Report { incarnation: id, revision: 1, saw: Saw::Ready { processes: vec![] } }]);
+    rig.level(1, vec![Report { object: id.into(), revision: 1, saw: Saw::Ready { processes: vec![] } }]);
     let effects = rig.settle();
     assert_eq!(rig.types(before), ["object.reported.v1", "object.judged.v1"]);
     let judged = |message: &&FromDecider| {
-        matches!(message, FromDecider::Judged { incarnation, judgement, revision: 2, .. }
-            if *incarnation == id && *judgement == chancery_events::fact::Judgement::Remove)
+        matches!(message, FromDecider::Judged { object, judgement, revision: 2, .. }
+            if *object == id.into() && *judgement == chancery_events::fact::Judgement::Remove)
     };
     assert!(sent(&effects).iter().any(judged), "{effects:?}");
     assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);

@@ -1,0 +1,316 @@
+//! Volumes: invariant 3, one user at a time; invariant 4, each counted once in storage that fits; invariant 8, none goes
+//! before it is asked for, unused, and proved.
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::{
+    Asker, Effect, IncarnationReserved, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed,
+    VolumeLost, VolumeReady, VolumeRemoving,
+};
+use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::intent::Intent;
+use chancery_events::name::{ClusterName, NodeName, ReplicaName, StorageClass, VolumeName};
+use chancery_events::observation::{Observation, Report, Saw};
+use chancery_events::spec::{NodeState, OnDelete, PlanSpec};
+
+use super::state::{At, Incarnation, Input, Life, Node, Stage, World};
+use super::violation::{Check, Violation, demand};
+
+/// Storage with a name.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Volume {
+    id: VolumeId,
+    cluster: ClusterName,
+    node: NodeName,
+    class: StorageClass,
+    capacity: u64,
+    owner: Option<ReplicaName>,
+    on_delete: OnDelete,
+    is: Is,
+    /// Somebody asked that it goes.
+    goes: bool,
+    pub(super) user: Option<IncarnationId>,
+    revision: u32,
+    command: Option<(Effect, u32)>,
+}
+
+/// What became of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Is {
+    Ensuring,
+    Ready,
+    Lost,
+    Destroying,
+}
+
+impl Node {
+    /// A volume, or what will be one, holds so much of its storage.
+    fn store(&mut self, class: &StorageClass, bytes: u64) {
+        let held = self.volumes.entry(class.clone()).or_default();
+        *held = held.saturating_add(bytes);
+    }
+
+    fn unstore(&mut self, name: &NodeName, class: &StorageClass, bytes: u64) -> Check {
+        let more = || Violation::new(4, format!("more storage is freed on node {name} than was held"));
+        let held = self.volumes.get_mut(class).ok_or_else(more)?;
+        *held = held.checked_sub(bytes).ok_or_else(more)?;
+        Ok(())
+    }
+}
+
+impl World {
+    fn volume(&mut self, name: &VolumeName) -> Result<&mut Volume, Violation> {
+        let unknown = || Violation::new(5, format!("there is no volume {name}"));
+        self.volumes.get_mut(name).ok_or_else(unknown)
+    }
+
+    fn storage_of(&mut self, name: &NodeName) -> Result<&mut Node, Violation> {
+        let gone = || Violation::new(4, format!("node {name} went while a volume was on it"));
+        self.nodes.get_mut(name).ok_or_else(gone)
+    }
+
+    /// What a run that takes a place holds of storage: what its spec says, but for what is there already.
+    pub(super) fn stores(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Check {
+        let mut mounts: Vec<_> = spec.claims(&fact.replica).map(|(name, _)| name).collect();
+        mounts.sort();
+        demand!(
+            4,
+            fact.mounts == mounts,
+            "a run of {} is to use {:?}, not {mounts:?}",
+            fact.replica,
+            fact.mounts
+        );
+        let cluster = self.node(&fact.node)?.cluster.clone();
+        let mut needed = BTreeMap::<StorageClass, u64>::new();
+        for (name, claim) in spec.claims(&fact.replica) {
+            let there = self.volumes.get(&name).filter(|volume| !volume.goes);
+            if let Some(volume) = there {
+                let near = Some(&volume.cluster) == cluster.as_ref();
+                demand!(4, near, "a run on {} is to use volume {name} of another cluster", fact.node);
+                demand!(8, volume.is != Is::Lost, "a run is to use volume {name}, which is lost");
+            }
+            if there.is_none_or(|volume| volume.node != fact.node) {
+                *needed.entry(claim.class.clone()).or_default() += claim.capacity;
+            }
+        }
+        // One that is larger than is claimed needs no less than all of it.
+        let enough = fact.volumes.keys().eq(needed.keys());
+        demand!(
+            4,
+            enough,
+            "a run of {} holds {:?} of storage, and needs {needed:?}",
+            fact.replica,
+            fact.volumes
+        );
+        Ok(())
+    }
+
+    pub(super) fn volume_created(&mut self, fact: &VolumeCreated, at: At) -> Check {
+        let name = &fact.name;
+        demand!(5, !self.volumes.contains_key(name), "volume {name} is made a second time");
+        let run = self.incarnation(fact.incarnation)?.clone();
+        let begun = self.operation(run.operation)?.stage == Stage::Running;
+        let due = run.life == Life::Reserved && begun && run.mounts.contains(name);
+        demand!(6, due, "volume {name} is made for {}, which is not to use it now", fact.incarnation);
+        let waits = run.follows.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
+        demand!(6, !waits, "volume {name} is made before what its user follows is over");
+        demand!(
+            4,
+            run.node == fact.node,
+            "volume {name} is made on {}, and its user is on {}",
+            fact.node,
+            run.node
+        );
+        let own = fact.owner.as_ref().is_none_or(|owner| *owner == run.replica);
+        demand!(4, own, "volume {name} is made for {}, and is of {:?}", run.replica, fact.owner);
+        // From now on it holds itself what was held for it.
+        let held = run.volumes.get(&fact.class).copied().unwrap_or(0).min(fact.capacity);
+        if let Some(of) = self.incarnation_mut(fact.incarnation)?.volumes.get_mut(&fact.class) {
+            *of -= held;
+        }
+        let node = self.storage_of(&fact.node)?;
+        node.unstore(&fact.node, &fact.class, held)?;
+        node.store(&fact.class, fact.capacity);
+        node.has_room(&fact.node)?;
+        let volume = Volume {
+            id: VolumeId::issue(at.lineage, at.position),
+            cluster: run.cluster,
+            node: fact.node.clone(),
+            class: fact.class.clone(),
+            capacity: fact.capacity,
+            owner: fact.owner.clone(),
+            on_delete: fact.on_delete,
+            is: Is::Ensuring,
+            goes: false,
+            user: None,
+            revision: 1,
+            command: Some((Effect::Ensure, 1)),
+        };
+        self.volumes.insert(name.clone(), volume);
+        Ok(())
+    }
+
+    /// The report that a fact about a volume follows from, of whoever holds its cluster.
+    fn report_of(&mut self, name: &VolumeName, at: At) -> Result<Option<Report<VolumeId>>, Violation> {
+        let volume = self.volume(name)?.clone();
+        let Some(input) = self.input_of(at) else { return Ok(None) };
+        let Some((by, Observation::VolumeReported(saw))) = input.saw() else { return Ok(None) };
+        demand!(5, saw.report.object == volume.id, "a report about another volume changes {name}");
+        self.speaks_for(saw.session, by, &volume.cluster)?;
+        demand!(5, saw.report.revision >= volume.revision, "a stale report changes volume {name}");
+        Ok(Some(saw.report.clone()))
+    }
+
+    pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: At) -> Check {
+        let report = self.report_of(&fact.name, at)?;
+        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Ready { .. }));
+        demand!(5, seen, "volume {} is called ready, and nobody saw it", fact.name);
+        let volume = self.volume(&fact.name)?;
+        demand!(5, volume.is == Is::Ensuring, "volume {} is made a second time", fact.name);
+        (volume.is, volume.command) = (Is::Ready, None);
+        Ok(())
+    }
+
+    pub(super) fn volume_failed(&mut self, fact: &VolumeFailed, at: At) -> Check {
+        let name = &fact.name;
+        let report = self.report_of(name, at)?;
+        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Failed { .. }));
+        demand!(5, seen, "a command of volume {name} has failed, and nobody reported it");
+        let volume = self.volume(name)?;
+        demand!(
+            5,
+            fact.revision == volume.revision,
+            "command {} of volume {name} is not the last",
+            fact.revision
+        );
+        let Some((effect, attempt)) = volume.command else {
+            return Err(Violation::new(6, format!("a command of volume {name} has a second outcome")));
+        };
+        demand!(5, fact.attempt == attempt, "attempt {} of volume {name} is not the last", fact.attempt);
+        let is_tried_again = fact.not_before.is_some();
+        demand!(6, is_tried_again || effect == Effect::Ensure, "a {effect} of volume {name} is given up");
+        volume.command = is_tried_again.then_some((effect, attempt + 1));
+        Ok(())
+    }
+
+    pub(super) fn volume_lost(&mut self, fact: &VolumeLost, at: At) -> Check {
+        let name = &fact.name;
+        let report = self.report_of(name, at)?;
+        let seen = report.is_some_and(|report| matches!(report.saw, Saw::Ended { .. } | Saw::Gone));
+        let node = self.volume(name)?.node.clone();
+        let expunged = self.node(&node)?.state == NodeState::Expunged;
+        demand!(8, seen || expunged, "volume {name} is called lost, and nothing proves it");
+        let volume = self.volume(name)?;
+        let was = matches!(volume.is, Is::Ensuring | Is::Ready);
+        demand!(5, was, "volume {name} is called lost, and was not there");
+        (volume.is, volume.command) = (Is::Lost, None);
+        Ok(())
+    }
+
+    pub(super) fn volume_removing(&mut self, fact: &VolumeRemoving, at: At) -> Check {
+        let name = &fact.name;
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(Input::intent),
+            Some(Intent::VolumeDelete(ask)) if ask.name == *name
+        );
+        let volume = self.volume(name)?;
+        let unmade = volume.is == Is::Ensuring && volume.command.is_none();
+        let may = match &fact.by {
+            Asker::Actor(_) => asked,
+            Asker::Rule(rule) => unmade && rule == "volume/unmade",
+            Asker::Disruption { .. } => false,
+        };
+        demand!(8, may, "volume {name} is to go, and nobody asked for it");
+        demand!(5, !volume.goes, "volume {name} is to go already");
+        volume.goes = true;
+        Ok(())
+    }
+
+    pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroying) -> Check {
+        let name = &fact.name;
+        let volume = self.volume(name)?;
+        demand!(8, volume.goes, "volume {name} is destroyed, and nobody asked for it");
+        demand!(8, volume.user.is_none(), "volume {name} is destroyed while {:?} uses it", volume.user);
+        demand!(5, volume.is != Is::Destroying, "volume {name} is being destroyed already");
+        volume.is = Is::Destroying;
+        volume.revision += 1;
+        volume.command = Some((Effect::Kill, 1));
+        Ok(())
+    }
+
+    pub(super) fn volume_destroyed(&mut self, fact: &VolumeDestroyed, at: At) -> Check {
+        let name = &fact.name;
+        let report = self.report_of(name, at)?;
+        let seen = report.is_some_and(|report| report.saw == Saw::Gone);
+        let volume = self.volume(name)?.clone();
+        let expunged = self.node(&volume.node)?.state == NodeState::Expunged;
+        let proved = seen && volume.is == Is::Destroying;
+        demand!(8, proved || (expunged && volume.goes), "volume {name} is called destroyed without proof");
+        demand!(8, volume.user.is_none(), "volume {name} is destroyed while {:?} uses it", volume.user);
+        self.storage_of(&volume.node)?.unstore(&volume.node, &volume.class, volume.capacity)?;
+        self.volumes.remove(name);
+        Ok(())
+    }
+
+    /// A run is begun: it alone uses them from now on, on its node.
+    pub(super) fn take_volumes(
+        &mut self,
+        id: IncarnationId,
+        run: &Incarnation,
+        mounts: &[VolumeName],
+    ) -> Check {
+        demand!(6, *mounts == run.mounts, "incarnation {id} begins with {mounts:?}, not {:?}", run.mounts);
+        for (class, bytes) in &run.volumes {
+            self.storage_of(&run.node)?.unstore(&run.node, class, *bytes)?;
+        }
+        self.incarnation_mut(id)?.volumes.clear();
+        for name in mounts {
+            let volume = self.volume(name)?;
+            demand!(6, volume.is == Is::Ready, "incarnation {id} begins, and volume {name} is not there");
+            demand!(8, !volume.goes, "incarnation {id} begins to use volume {name}, which is to go");
+            let user = volume.user.replace(id);
+            demand!(3, user.is_none(), "incarnation {id} begins to use volume {name}, which {user:?} uses");
+            demand!(4, volume.cluster == run.cluster, "volume {name} leaves cluster {}", volume.cluster);
+            let from = std::mem::replace(&mut volume.node, run.node.clone());
+            let (class, capacity) = (volume.class.clone(), volume.capacity);
+            self.storage_of(&from)?.unstore(&from, &class, capacity)?;
+            self.storage_of(&run.node)?.store(&class, capacity);
+        }
+        self.node(&run.node)?.has_room(&run.node)
+    }
+
+    /// A run is over: what it used is free, and nothing else.
+    pub(super) fn free_volumes(&mut self, id: IncarnationId, mounts: &[VolumeName]) -> Check {
+        let used: Vec<_> = self
+            .volumes
+            .iter()
+            .filter(|(_, volume)| volume.user == Some(id))
+            .map(|(name, _)| name.clone())
+            .collect();
+        demand!(3, used == mounts, "incarnation {id} used {used:?}, and frees {mounts:?}");
+        for name in mounts {
+            self.volume(name)?.user = None;
+        }
+        Ok(())
+    }
+
+    /// A replica is no more: its own volumes go or stay, as they were made.
+    pub(super) fn leave_volumes(&mut self, replica: &ReplicaName, volumes: &[VolumeName]) -> Check {
+        let own = |volume: &Volume| volume.owner.as_ref() == Some(replica);
+        let owned: Vec<_> =
+            self.volumes.iter().filter(|(_, volume)| own(volume)).map(|(name, _)| name.clone()).collect();
+        demand!(8, owned == volumes, "replica {replica} had {owned:?}, and leaves {volumes:?}");
+        for name in volumes {
+            let volume = self.volume(name)?;
+            volume.owner = None;
+            volume.goes |= volume.on_delete == OnDelete::Destroy;
+        }
+        Ok(())
+    }
+
+    /// Volumes that are counted on the node.
+    pub(super) fn volumes_on(&self, node: &NodeName) -> usize {
+        self.volumes.values().filter(|volume| volume.node == *node).count()
+    }
+}

@@ -1,0 +1,136 @@
+//! Volumes: what facts say of them, and their rows.
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::{Asker, Fact, VolumeCreated};
+use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::name::{ClusterName, NodeName, StorageClass, VolumeName};
+use chancery_events::spec::OnDelete;
+use chancery_projector::rows::{VolumeRow, VolumeWord};
+
+use super::entities::{At, Entities, Incarnation, Kept, Life};
+
+#[derive(Clone, Debug)]
+pub(super) struct Volume {
+    fact: VolumeCreated,
+    id: VolumeId,
+    cluster: Option<ClusterName>,
+    node: NodeName,
+    word: VolumeWord,
+    has_owner: bool,
+    user: Option<IncarnationId>,
+    goes: Option<Asker>,
+}
+
+impl Entities {
+    /// Takes a fact about volumes, or one that has to do with them.
+    pub(super) fn stored(&mut self, fact: &Fact, at: At) {
+        match fact {
+            Fact::VolumeCreated(x) => {
+                let cluster = self.nodes.get(&x.node).and_then(|node| node.is.cluster.clone());
+                let volume = Volume {
+                    fact: x.clone(),
+                    id: VolumeId::issue(at.lineage, at.position),
+                    cluster,
+                    node: x.node.clone(),
+                    word: VolumeWord::Ensuring,
+                    has_owner: x.owner.is_some(),
+                    user: None,
+                    goes: None,
+                };
+                let mut kept = at.stamp(volume);
+                kept.stamps.version = 0;
+                self.volumes.insert(x.name.clone(), kept);
+                if let Some(run) = self.incarnations.get_mut(&x.incarnation) {
+                    let held = run.is.stores.entry(x.class.clone()).or_default();
+                    *held = held.saturating_sub(x.capacity);
+                    run.is.stores.retain(|_, held| *held > 0);
+                }
+            }
+            Fact::VolumeReady(x) => self.volume(&x.name, |is| is.word = VolumeWord::Ready),
+            Fact::VolumeLost(x) => self.volume(&x.name, |is| is.word = VolumeWord::Lost),
+            Fact::VolumeRemoving(x) => self.volume(&x.name, |is| is.goes = Some(x.by.clone())),
+            Fact::VolumeDestroying(x) => self.volume(&x.name, |is| is.word = VolumeWord::Destroying),
+            Fact::VolumeDestroyed(x) => {
+                self.volumes.remove(&x.name);
+            }
+            Fact::IncarnationBegun(x) if !x.mounts.is_empty() => {
+                let Some(run) = self.incarnations.get_mut(&x.incarnation) else { return };
+                run.is.stores.clear();
+                let node = run.is.fact.node.clone();
+                for name in &x.mounts {
+                    self.volume(name, |is| (is.user, is.node) = (Some(x.incarnation), node.clone()));
+                }
+            }
+            Fact::IncarnationEnded(x) => {
+                for name in &x.mounts {
+                    self.volume(name, |is| is.user = None);
+                }
+            }
+            Fact::ReplicaDeleted(x) => {
+                for name in &x.volumes {
+                    let rule = Asker::Rule(format!("replica/{}/on_delete", x.name));
+                    self.volume(name, |is| {
+                        is.has_owner = false;
+                        if is.fact.on_delete == OnDelete::Destroy {
+                            is.goes.get_or_insert(rule);
+                        }
+                    });
+                }
+            }
+            // What becomes of a command of one is told in its message alone; no other has to do with any.
+            _ => {}
+        }
+    }
+
+    fn volume(&mut self, name: &VolumeName, how: impl FnOnce(&mut Volume)) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            how(&mut volume.is);
+        }
+    }
+
+    /// Bytes of the node's storage, by class, that volumes have, or runs hold for those that they will.
+    pub(super) fn storage(&self, node: &NodeName) -> BTreeMap<StorageClass, u64> {
+        let mut sums = BTreeMap::<StorageClass, u64>::new();
+        let volumes = self.volumes.values().filter(|kept| kept.is.node == *node);
+        for volume in volumes.map(|kept| &kept.is.fact) {
+            *sums.entry(volume.class.clone()).or_default() += volume.capacity;
+        }
+        let runs = self.incarnations.values().map(|kept| &kept.is);
+        for run in runs.filter(|run| run.fact.node == *node && !run.is_over()) {
+            for (class, bytes) in &run.stores {
+                *sums.entry(class.clone()).or_default() += bytes;
+            }
+        }
+        sums
+    }
+}
+
+pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> VolumeRow {
+    let is = &kept.is;
+    let user = is.user.and_then(|user| all.incarnations.get(&user));
+    VolumeRow {
+        name: name.clone(),
+        id: is.id,
+        state: is.word,
+        cluster: is.cluster.clone().expect("volumes are made on nodes of clusters"),
+        node: is.node.clone(),
+        class: is.fact.class.clone(),
+        capacity: is.fact.capacity,
+        owner: is.fact.owner.clone().filter(|_| is.has_owner),
+        on_delete: is.fact.on_delete,
+        replica: user.map(|user| user.is.fact.replica.clone()),
+        incarnation: is.user,
+        removing: is.goes.clone(),
+        message: String::new(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    }
+}
+
+/// What is asked first of an incarnation that uses volumes is nothing: it waits for them.
+pub(super) fn waits(run: &Incarnation) -> bool {
+    run.life == Life::Reserved && !run.fact.mounts.is_empty()
+}

@@ -47,7 +47,7 @@ impl World {
         let plan = self.plan(&replica.plan)?;
         let generation = plan.deployment(&fact.deployment)?.generation;
         let spec = plan.spec(generation)?.clone();
-        Self::may_be_second(fact, &operation, &replica, &spec)?;
+        self.may_be_second(fact, &operation, &replica, &spec)?;
         self.suits(fact, &operation, &replica, &spec)?;
         let incarnation = self.held_by(fact, &spec)?;
         self.hold(id, &incarnation)?;
@@ -65,6 +65,7 @@ impl World {
 
     /// Whether it may be there beside the run that there is, and follows that if it has to.
     fn may_be_second(
+        &self,
         fact: &IncarnationReserved,
         operation: &Operation,
         replica: &Replica,
@@ -82,7 +83,11 @@ impl World {
                 return Err(Violation::new(6, format!("a {kind} takes a place")));
             }
         };
-        let follows = replica.active.filter(|_| stop_first);
+        // What is in a volume cannot be in two places.
+        let active = replica.active.and_then(|id| self.incarnations.get(&id));
+        let shares =
+            active.is_some_and(|active| spec.claims(name).any(|(claim, _)| active.mounts.contains(&claim)));
+        let follows = replica.active.filter(|_| stop_first || shares);
         demand!(
             3,
             fact.follows == follows,

@@ -272,6 +272,15 @@ pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 6);
 }
 
+/// Does it also when a test fails.
+struct AtEnd<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
     let root = Root::new();
     let outside = outside(&root);
@@ -286,11 +295,13 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
         eprintln!("nothing can be mounted here: not tried");
         return;
     }
+    let unmount = AtEnd(|| {
+        let _ = Command::new("umount").arg(&point).status();
+    });
     processes.carry_out(order(1, 2, Effect::Kill)).await;
     let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
     let is_left = std::fs::read_dir(&outside).unwrap().count();
-    let unmounted = Command::new("umount").arg(&point).status().unwrap();
-    assert!(unmounted.success());
+    drop(unmount);
     let message = failed(&refused).unwrap();
     assert!(message.contains("mounted inside") && message.ends_with("a b/point"), "{message}");
     assert_eq!(is_left, 6, "what is mounted is as it was");
@@ -424,13 +435,17 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
     let processes = root.open().await;
     make(&processes, 1).await;
     // Somebody who was started by a run, and left everything but its environment behind.
-    let mut left =
-        Command::new("sleep").arg("3600").env("CHANCERY_VOLUME_DATA", data(&root, 1)).spawn().unwrap();
+    let data = data(&root, 1);
+    let mut left = Command::new("sleep").arg("3600").env("CHANCERY_VOLUME_DATA", data).spawn().unwrap();
+    let number = left.id();
+    let end = AtEnd(move || {
+        let _ = left.kill();
+        let _ = left.wait();
+    });
     processes.carry_out(order(1, 2, Effect::Kill)).await;
     let refused = until(&processes, volume(1), "it is refused", |report| failed(report).is_some()).await;
-    left.kill().unwrap();
-    left.wait().unwrap();
-    assert!(failed(&refused).unwrap().ends_with(&format!("in use by process {}", left.id())), "{refused:?}");
+    drop(end);
+    assert!(failed(&refused).unwrap().ends_with(&format!("in use by process {number}")), "{refused:?}");
     processes.carry_out(order(1, 2, Effect::Kill)).await;
     until(&processes, volume(1), "and then it is destroyed", is_gone).await;
 }

@@ -143,8 +143,8 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
         return Err(bad_transition(&what, "being deleted", "running"));
     }
     let stop = open(fleet, replica, OperationKind::Stop);
-    let coming =
-        open(fleet, replica, OperationKind::Create).or_else(|| open(fleet, replica, OperationKind::Start));
+    let down = [OperationKind::Stop, OperationKind::Delete];
+    let is_coming = replica.open().any(|open| !down.contains(&open.kind));
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
     match stop {
@@ -165,7 +165,7 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
             return Err(bad_transition(&what, "stopping", "running"));
         }
         Some(_) => return Ok(draft.done()),
-        None if coming.is_some() => return Ok(draft.done()),
+        None if is_coming => return Ok(draft.done()),
         None => {}
     }
     let plan = fleet.plans().get(&replica.plan);

@@ -425,3 +425,29 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
         "{reasons:?}"
     );
 }
+
+#[test]
+fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
+    let mut world = World::with_nodes(1);
+    world.plan_with("manual", &never());
+    world.deploy("d1", 1);
+    world.approve_all();
+    world.wait(301);
+    assert_eq!(world.deployment("d1"), "failed");
+    // Its run goes, and is not gone yet: another version is to take its place, and finds none.
+    let power = json!({"node": "node-1", "name": "power"});
+    world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {}}));
+    world.must("disruption.approve", &power);
+    update(&mut world, "d2", 1);
+    let run = runs(&world).0.expect("it is stopping");
+    world.report(run, ended(Exit::Clean));
+    let open: Vec<_> = replica(&world).open().map(|open| open.kind).collect();
+    assert_eq!(open, [OperationKind::Update]);
+    let name = world.replica();
+    assert!(world.must("replica.start", &json!({"name": name})).is_empty(), "the update brings it up");
+    world.must("disruption.complete", &power);
+    world.run();
+    world.approve_all();
+    world.obey();
+    assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"]));
+}

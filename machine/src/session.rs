@@ -113,7 +113,9 @@ fn left_elsewhere(fleet: &Fleet, cluster: &Cluster, scope: Option<ScopeId>) -> O
         }
         ObjectId::Volume(id) => {
             let left = fleet.volumes().get(fleet.index().volumes.name(id)?)?;
-            let may_be = old.until.is_none_or(|until| id.position() <= until);
+            // What was on a node that is gone is gone with it, on the operator's word.
+            let gone = fleet.index().places.is_expunged(&left.node);
+            let may_be = !gone && old.until.is_none_or(|until| id.position() <= until);
             may_be.then(|| (format!("volume {}", left.name), left.node.to_string()))
         }
     })?;

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, ScopeId};
-use chancery_events::spec::{DisruptionState, OperationKind, Strategy};
+use chancery_events::name::VolumeName;
+use chancery_events::spec::{DisruptionState, NodeState, OperationKind, Strategy};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
-    DeploymentState, Disruption, IncarnationState, Operation, OperationState, Set, Will,
+    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Set, Will,
 };
 use chancery_projector::Folding;
 use serde_json::{Value, json};
@@ -141,8 +142,15 @@ impl Universe {
         let left = fleet.incarnations().sorted().into_iter().find(|incarnation| {
             let here = incarnation.cluster.as_str() == format!("c{machine}");
             here && incarnation.is_live() && scope.may_hold(incarnation)
-        })?;
-        Some((scope.id, left.node.to_string()))
+        });
+        let stored = fleet.volumes().sorted().into_iter().find(|volume| {
+            let here = volume.cluster.as_str() == format!("c{machine}");
+            let node = fleet.nodes().get(&volume.node).map(|node| node.state);
+            let told = scope.until.is_none_or(|until| volume.id.position() <= until);
+            here && told && node != Some(NodeState::Expunged)
+        });
+        let node = left.map(|left| &left.node).or(stored.map(|volume| &volume.node))?;
+        Some((scope.id, node.to_string()))
     }
 
     /// Approves all that waits, and rejects what cannot be approved. Whether there was any.
@@ -188,7 +196,8 @@ impl Universe {
             alive.extend(world.alive().filter_map(ours));
             let wanted = |object: ObjectId| match object {
                 ObjectId::Incarnation(id) => running.contains(&id),
-                ObjectId::Volume(id) => fleet.volumes().sorted().iter().any(|volume| volume.id == id),
+                // What is left of one that went with its node is for people to see.
+                ObjectId::Volume(_) => true,
             };
             if let Some(report) = world.list().iter().find(|report| !wanted(report.object)) {
                 let known = fleet.lineages().current == report.object.lineage();
@@ -273,13 +282,24 @@ fn waits_for_place(fleet: &Fleet, operation: &Operation) -> bool {
     reasons && operation.state == OperationState::Preparing
 }
 
+/// Whether the run waits for a volume that another one uses, or that nobody can have.
+fn waits_for_volume(fleet: &Fleet, run: Option<&Incarnation>) -> bool {
+    run.is_some_and(|run| {
+        let used = |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some());
+        run.due && run.mounts.iter().any(used)
+    })
+}
+
 /// What of what is wanted is stuck, if anything is.
 fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     let waiting: BTreeSet<_> = fleet
         .operations()
         .sorted()
         .into_iter()
-        .filter(|operation| waits_for_place(fleet, operation))
+        .filter(|operation| {
+            let run = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
+            waits_for_place(fleet, operation) || waits_for_volume(fleet, run)
+        })
         .map(|operation| operation.plan.clone())
         .collect();
     for plan in fleet.plans().sorted() {
@@ -307,11 +327,13 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
 /// What is stuck in a state, if anything is.
 fn stuck_in(fleet: &Fleet) -> Option<String> {
     for operation in fleet.operations().sorted() {
+        let run = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
         let waits = match &operation.state {
             OperationState::Preparing if waits_for_place(fleet, operation) => None,
             OperationState::Preparing => Some("is preparing, and nobody says why"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
             OperationState::Approved(_) => Some("waits for its turn"),
+            OperationState::Running(_) if waits_for_volume(fleet, run) => None,
             OperationState::Running(_) => Some("is running"),
             OperationState::Ended(_) => None,
         };
@@ -322,6 +344,7 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
     for incarnation in fleet.incarnations().sorted() {
         let settled = match &incarnation.state {
             IncarnationState::Running | IncarnationState::Ended(_) => incarnation.command.is_none(),
+            IncarnationState::Reserved => waits_for_volume(fleet, Some(incarnation)),
             _ => false,
         };
         if !settled {

@@ -9,7 +9,7 @@ use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::{IncarnationId, Lineage, Position, Term, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::observation::{
-    IncarnationReported, Observation, Process, ProcessStatus, Report, Saw, SessionHello,
+    IncarnationReport, IncarnationReported, Observation, Process, ProcessStatus, Saw, SessionHello,
 };
 use chancery_events::record::{Draft, Record};
 use chancery_events::spec::Runtime;
@@ -146,7 +146,7 @@ impl Maker {
         let process = Process { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
         let processes = vec![process];
         let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
-        let report = Report { object: incarnation, revision, saw };
+        let report = IncarnationReport { incarnation, revision, saw };
         self.see(IncarnationReported { session, report }.into())
     }
 

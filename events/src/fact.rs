@@ -749,8 +749,8 @@ body! {
     ObjectJudged {
         /// Where.
         cluster: ClusterName,
-        /// What it says it is.
-        #[serde(alias = "incarnation")]
+        /// What it says it is. Called after what all objects were at first.
+        #[serde(rename = "incarnation")]
         object: ObjectId,
         /// What is to be done with it.
         judgement: Judgement,

@@ -71,7 +71,20 @@ pub struct IncarnationReported {
     /// Whose report.
     pub session: SessionId,
     /// What was seen.
-    pub report: Report<IncarnationId>,
+    pub report: IncarnationReport,
+}
+
+/// What was seen of one incarnation, reflecting every command up to `revision`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Report")]
+pub struct IncarnationReport {
+    /// Which.
+    pub incarnation: IncarnationId,
+    /// The command's revision that the report reflects.
+    pub revision: u32,
+    /// What.
+    pub saw: Saw,
 }
 
 /// Body of [`Observation::VolumeReported`].
@@ -91,7 +104,6 @@ pub struct VolumeReported {
 #[serde(deny_unknown_fields)]
 pub struct Report<Of = ObjectId> {
     /// Which.
-    #[serde(alias = "incarnation")]
     pub object: Of,
     /// The command's revision that the report reflects.
     pub revision: u32,
@@ -213,8 +225,8 @@ pub enum ProcessStatus {
 pub struct ObjectReported {
     /// Whose report.
     pub session: SessionId,
-    /// What it says it is.
-    #[serde(alias = "incarnation")]
+    /// What it says it is. Called after what all objects were at first.
+    #[serde(rename = "incarnation")]
     pub object: ObjectId,
     /// The highest revision that the executor knows of it.
     pub revision: u32,
@@ -228,7 +240,7 @@ impl Observation {
         match self {
             Observation::SessionHello(x) => Subject::Cluster(x.cluster.clone()),
             Observation::SessionOver(x) => Subject::Session(x.session),
-            Observation::IncarnationReported(x) => Subject::Incarnation(x.report.object),
+            Observation::IncarnationReported(x) => Subject::Incarnation(x.report.incarnation),
             Observation::VolumeReported(x) => Subject::Volume(x.name.clone()),
             Observation::ObjectReported(x) => match x.object {
                 ObjectId::Incarnation(id) => Subject::Incarnation(id),

@@ -135,8 +135,8 @@ bugs! {
     DestroysUsed,
     /// A volume that comes to a node may have no room there.
     ForgetsStorage,
-    /// What was lost is made anew in silence.
-    RemakesLost,
+    /// A run begins to use a volume that is lost.
+    UsesLost,
 }
 
 /// Switches one on, or all off, for this thread.

@@ -151,7 +151,7 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
         Observation::IncarnationReported(saw) => {
             // An executor speaks for what its cluster hosts, and for nothing else.
             let hosts = fleet.sessions().get(&saw.session).is_some_and(|session| {
-                let incarnation = fleet.incarnations().get(&saw.report.object);
+                let incarnation = fleet.incarnations().get(&saw.report.incarnation);
                 session.end.is_none()
                     && incarnation.is_some_and(|incarnation| incarnation.cluster == session.cluster)
             });

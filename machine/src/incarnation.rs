@@ -29,7 +29,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::observation::{Exit, Hope, Process, Report, Saw};
+use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, Saw};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
@@ -64,8 +64,8 @@ pub(crate) fn start_deadline(
 }
 
 /// What follows from a report.
-pub(crate) fn report(fleet: &Fleet, report: &Report<IncarnationId>, ctx: &Context) -> Vec<Fact> {
-    let Some(incarnation) = fleet.incarnations().get(&report.object) else { return Vec::new() };
+pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -> Vec<Fact> {
+    let Some(incarnation) = fleet.incarnations().get(&report.incarnation) else { return Vec::new() };
     let mut draft = Draft::new(ctx);
     match (&incarnation.state, &report.saw) {
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}

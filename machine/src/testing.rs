@@ -9,8 +9,8 @@ use chancery_events::id::{
 use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw, SessionHello,
-    VolumeReported,
+    Exit, Hope, IncarnationReport, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw,
+    SessionHello, VolumeReported,
 };
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{OperationKind, Runtime};
@@ -285,7 +285,7 @@ impl World {
 
     pub(crate) fn report_at(&mut self, incarnation: IncarnationId, revision: u32, saw: Saw) -> Vec<Fact> {
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = Report { object: incarnation, revision, saw };
+        let report = IncarnationReport { incarnation, revision, saw };
         let facts = self.see(&IncarnationReported { session, report }.into());
         self.run();
         facts

@@ -351,10 +351,56 @@ fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approv
     let refused = server.run(&["approve", "--plan", plan, "--all"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        refused.status.code() == Some(1) && said.contains("volumes"),
+        refused.status.code() == Some(1) && said.contains("nothing to run"),
         "{:?}: {said}",
         refused.status.code()
     );
+}
+
+#[test]
+fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
+    let server = Server::start();
+    let client = server.client();
+    set_up(&client, &sleeper());
+    for number in 1..=2 {
+        let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
+        let storage = json!([{"class": "fast", "capacity": 2 << 20}]);
+        let spec = json!({"domain": "domain-1", "total": total, "storage": storage});
+        let name = format!("store-{number}");
+        client.must("node.apply", &json!({"name": name, "cluster": "local", "spec": spec}));
+    }
+    let script = "echo $$CHANCERY_NODE >> ${volume./data}/nodes; exec sleep 100000";
+    let mut spec = client.read("plans/web")["spec"].clone();
+    spec["payloads"] = json!([{
+        "name": "app", "resources": {"cpu": 100, "memory": 64 << 20}, "run": {"argv": ["bash", "-c", script]},
+        "volumes": [{"class": "fast", "capacity": 1 << 20, "mount": "/data", "on_delete": "destroy"}],
+    }]);
+    client.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    deploy(&client, "d1", 1);
+    let replica = client.wait_for("web", "running", 1)[0]["name"].clone();
+    client.must("replica.relocate", &json!({"name": replica}));
+    until("it has moved", || {
+        let moved = client.items("operations?kind=relocate&state=succeeded");
+        (!moved.is_empty()).then_some(())
+    });
+    let volume = client.items("volumes").pop().expect("its own");
+    assert_eq!(
+        (&volume["state"], &volume["owner"], &volume["replica"]),
+        (&json!("ready"), &replica, &replica)
+    );
+    let id = volume["id"].as_str().expect("an id").to_owned();
+    let folder = until("its data is found", || {
+        let found = std::process::Command::new("find").arg(server.data()).args(["-name", &id]).output();
+        let found = String::from_utf8(found.expect("find runs").stdout).expect("a path");
+        found.lines().next().map(std::path::PathBuf::from)
+    });
+    let nodes = until("both runs have written", || {
+        let nodes = std::fs::read_to_string(folder.join("data/nodes")).ok()?;
+        (nodes.lines().count() == 2).then_some(nodes)
+    });
+    assert_eq!(nodes.lines().collect::<BTreeSet<_>>().len(), 2, "one on each node: {nodes}");
+    client.must("replica.delete", &json!({"name": replica}));
+    until("nothing is left", || (client.items("volumes").is_empty() && !folder.exists()).then_some(()));
 }
 
 #[test]

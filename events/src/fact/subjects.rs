@@ -6,6 +6,7 @@ use crate::subject::Subject;
 
 impl Fact {
     /// Every entity that it changes. The version of the first alone rises.
+    #[expect(clippy::too_many_lines, reason = "a line or two for each type")]
     pub fn subjects(&self) -> Vec<Subject> {
         use Subject as S;
         match self {

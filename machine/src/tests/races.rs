@@ -8,7 +8,7 @@ use std::time::Duration;
 use chancery_events::fact::{Effect, IncarnationEnd};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReported, ProcessStatus, Report, Saw, SessionEnd, SessionOver,
+    Exit, Hope, IncarnationReport, IncarnationReported, ProcessStatus, Saw, SessionEnd, SessionOver,
 };
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind::Start;
@@ -172,7 +172,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
     let told = |world: &mut World, revision, saw| {
-        let report = Report { object: id, revision, saw };
+        let report = IncarnationReport { incarnation: id, revision, saw };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
     };

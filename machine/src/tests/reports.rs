@@ -3,8 +3,8 @@
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{Effect, Fact};
 use chancery_events::observation::{
-    Exit, Hope, IncarnationReported, ObjectReported, Process, ProcessStatus, Report, Saw, SessionEnd,
-    SessionHello, SessionOver,
+    Exit, Hope, IncarnationReport, IncarnationReported, ObjectReported, Process, ProcessStatus, Saw,
+    SessionEnd, SessionHello, SessionOver,
 };
 use chancery_events::spec::Runtime;
 use serde_json::json;
@@ -158,7 +158,7 @@ fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
     world.see(&hello("far", "ex-2", 2).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
     let incarnation = world.commanded()[0];
-    let report = Report { object: incarnation, revision: 1, saw: crashed() };
+    let report = IncarnationReport { incarnation, revision: 1, saw: crashed() };
     assert!(world.see(&IncarnationReported { session, report }.into()).is_empty());
 }
 

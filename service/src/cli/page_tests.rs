@@ -52,7 +52,7 @@ fn member() -> Member {
         row(json!({
             "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": deployment,
             "node": node, "cluster": "local", "state": state, "ready": true, "reachability": "known",
-            "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "revision": 1, "message": "",
+            "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "mounts": [], "revision": 1, "message": "",
             "operation": create, "follows": null, "strained": null, "processes": [process],
         }))
     };

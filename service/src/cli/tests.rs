@@ -199,7 +199,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
         ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
     });
     let operations = json!([operation(&id, "succeeded"), operation(&id, "pending_approval")]);
-    let script = vec![ok(&replica), page(json!([])), page(json!([])), page(operations)];
+    let script = vec![ok(&replica), page(json!([])), page(json!([])), page(operations), page(json!([]))];
     let (result, asked) = told("chancery describe replica/web-7f3k", script);
     let text = result.expect("a description");
     assert!(text.contains("\nOperations\n  ID ") && !text.contains("Incarnations"), "{text}");

@@ -12,8 +12,8 @@ use chancery_events::fact::{Effect, Fact, Judgement, VolumeCreated, VolumeDestro
 use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId, VolumeId};
 use chancery_events::name::{ClusterName, ExecutorName, FleetName, ReplicaName, VolumeName};
 use chancery_events::observation::{
-    Hope, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd, SessionHello,
-    SessionOver, VolumeReported,
+    Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd,
+    SessionHello, SessionOver, VolumeReported,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{
@@ -544,8 +544,8 @@ impl Core {
                     self.sessions.retries.insert((self.time() + LOOK_AGAIN, object));
                 }
                 let observation = match object {
-                    ObjectId::Incarnation(object) => {
-                        let report = Report { object, revision, saw };
+                    ObjectId::Incarnation(incarnation) => {
+                        let report = IncarnationReport { incarnation, revision, saw };
                         Some(Observation::IncarnationReported(IncarnationReported { session, report }))
                     }
                     ObjectId::Volume(object) => self.volume(object).map(|volume| {

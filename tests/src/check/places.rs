@@ -10,7 +10,7 @@ use chancery_events::fact::{
 use chancery_events::id::{IncarnationId, ObjectId, SessionId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
-use chancery_events::observation::{Observation, Report, SessionEnd};
+use chancery_events::observation::{IncarnationReport, Observation, SessionEnd};
 use chancery_events::spec::NodeState;
 
 use super::chain::Chain;
@@ -205,14 +205,10 @@ impl World {
     }
 
     /// The report that a fact about an incarnation follows from: of whoever holds its cluster, and of nobody else.
-    pub(super) fn report(
-        &self,
-        id: IncarnationId,
-        at: At,
-    ) -> Result<Option<Report<IncarnationId>>, Violation> {
+    pub(super) fn report(&self, id: IncarnationId, at: At) -> Result<Option<IncarnationReport>, Violation> {
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
-        demand!(5, saw.report.object == id, "a report about another incarnation changes {id}");
+        demand!(5, saw.report.incarnation == id, "a report about another incarnation changes {id}");
         let cluster = &self.incarnation(id)?.cluster;
         self.speaks_for(saw.session, by, cluster)?;
         Ok(Some(saw.report.clone()))

@@ -249,28 +249,25 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
     let replica = &incarnation.replica;
     let (mut missing, mut needed) = (Vec::new(), BTreeMap::<StorageClass, u64>::new());
     for (name, claim) in spec.claims(replica) {
-        let capacity = match fleet.volumes().get(&name) {
-            Some(volume) => {
-                if let Some(reason) = misfit(volume, claim, replica) {
-                    return Err(reason);
-                }
-                if volume.cluster != incarnation.cluster {
-                    return Err(format!("volume {name} is in cluster {}", volume.cluster));
-                }
-                if volume.node == incarnation.node { 0 } else { volume.capacity }
+        let capacity = if let Some(volume) = fleet.volumes().get(&name) {
+            if let Some(reason) = misfit(volume, claim, replica) {
+                return Err(reason);
             }
-            None => {
-                missing.push(VolumeCreated {
-                    name: name.clone(),
-                    node: incarnation.node.clone(),
-                    class: claim.class.clone(),
-                    capacity: claim.capacity,
-                    incarnation: incarnation.id,
-                    owner: claim.volume.is_none().then(|| replica.clone()),
-                    on_delete: claim.on_delete,
-                });
-                claim.capacity
+            if volume.cluster != incarnation.cluster {
+                return Err(format!("volume {name} is in cluster {}", volume.cluster));
             }
+            if volume.node == incarnation.node { 0 } else { volume.capacity }
+        } else {
+            missing.push(VolumeCreated {
+                name,
+                node: incarnation.node.clone(),
+                class: claim.class.clone(),
+                capacity: claim.capacity,
+                incarnation: incarnation.id,
+                owner: claim.volume.is_none().then(|| replica.clone()),
+                on_delete: claim.on_delete,
+            });
+            claim.capacity
         };
         let sum = needed.entry(claim.class.clone()).or_default();
         *sum = sum.saturating_add(capacity);

@@ -202,8 +202,8 @@ fn holds(world: &World, why: &str) {
     }
     for volume in fleet.volumes().sorted() {
         let user = volume.user.map(|id| fleet.incarnations().get(&id).expect("its user is known"));
-        let uses = |user: &crate::state::Incarnation| user.is_live() && user.mounts.contains(&volume.name);
-        assert!(user.is_none_or(uses), "{why}: {volume:?} {user:?}");
+        let has = |run: &crate::state::Incarnation| run.is_live() && run.mounts.contains(&volume.name);
+        assert!(user.is_none_or(has), "{why}: {volume:?} {user:?}");
         assert!(user.is_none() || volume.state != VolumeState::Destroying, "{why}: {volume:?}");
     }
     for run in fleet.incarnations().sorted().into_iter().filter(|run| run.is_live()) {

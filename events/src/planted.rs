@@ -133,8 +133,6 @@ bugs! {
     SharesVolume,
     /// A volume is destroyed while something uses it.
     DestroysUsed,
-    /// A volume that comes to a node may have no room there.
-    ForgetsStorage,
     /// A run begins to use a volume that is lost.
     UsesLost,
 }

@@ -278,10 +278,10 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
     }
     needed.retain(|_, bytes| *bytes > 0);
     match fleet.index().places.lacks_storage(&incarnation.node, &needed) {
-        Some(class) if !planted::is(Bug::ForgetsStorage) => {
+        Some(class) => {
             Err(format!("node {} has too little storage of class {class} by now", incarnation.node))
         }
-        Some(_) | None => Ok(missing),
+        None => Ok(missing),
     }
 }
 

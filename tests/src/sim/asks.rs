@@ -19,7 +19,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<
     }
     let asked = random.between(4, 32);
     // In some worlds people do little else than to bring out one version after another.
-    let rollouts = random.chance(150);
+    let rollouts = random.chance(250);
     for number in 0..asked {
         let ask = if rollouts && random.chance(800) {
             rollout(random, plans, number)
@@ -90,7 +90,7 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
     });
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
     let mut payloads = vec![payload("app", random.between(1, 3) * 500, random.between(1, 2))];
-    if random.chance(300) {
+    if random.chance(200) {
         payloads[0]["volumes"] = claims(random);
     }
     if random.chance(200) {

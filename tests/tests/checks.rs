@@ -327,8 +327,7 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_a
 }
 
 #[test]
-fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approval_that_says_what_is_missing()
-{
+fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_its_volumes() {
     let server = Server::start();
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["apply", "-f", "examples/nginx/plan.yaml"]);
@@ -348,13 +347,10 @@ fn the_plan_of_the_seed_waits_with_reasons_and_goes_ahead_by_itself_to_an_approv
         client.items(&format!("operations?plan={plan}&state=pending_approval")).pop()
     });
     assert!(operation["node"].is_string(), "{operation}");
-    let refused = server.run(&["approve", "--plan", plan, "--all"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(
-        refused.status.code() == Some(1) && said.contains("nothing to run"),
-        "{:?}: {said}",
-        refused.status.code()
-    );
+    server.cli(&["approve", "--plan", plan, "--all"]);
+    client.wait_for(plan, "running", 1);
+    let volumes = client.items("volumes");
+    assert!(volumes.len() == 2 && volumes.iter().all(|volume| volume["state"] == "ready"), "{volumes:?}");
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() 
     wait_for_sessions(&client, "left", 1);
     // The same name, and an empty folder: nothing of what runs is there.
     let stranger = Executor::start(&server, "e1", "--process");
-    let refusal = "may run there: start the executor over that folder, or expunge node";
+    let refusal = "may be there: start the executor over that folder, or expunge node";
     until("it is refused", || stranger.log().contains(refusal).then_some(()));
     assert_eq!(client.wait_for("web", "running", 3).len(), 3);
     assert_eq!(executor.payloads(), alive);

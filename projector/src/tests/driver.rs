@@ -243,11 +243,14 @@ impl Driver {
     pub(crate) fn apply_plan(&mut self, n: usize, approval: &str) {
         let approvals = json!({ "create": approval, "start": approval, "stop": approval, "delete": approval,
             "update": approval, "relocate": approval, "restart": approval });
+        let claims =
+            json!([{ "on_delete": "destroy", "class": "fast", "capacity": 1 << 20, "mount": "/data" }]);
         self.ask(
             "plan.apply.v1",
             &json!({ "name": format!("plan-{n}"), "spec": {
             "namespace": format!("team-{}", n % 2), "service": format!("service-{n}"), "sharing": "allowed",
-            "payloads": [{ "name": "web", "resources": { "cpu": 1000, "memory": 1 << 20, "disk": 0 } }],
+            "payloads": [{ "name": "web", "resources": { "cpu": 1000, "memory": 1 << 20, "disk": 0 },
+                "volumes": if n % 4 == 3 { claims } else { json!([]) } }],
             "approval": approvals, "timeouts": { "approval": 60_000, "start": 5_000, "stop": 1_000 },
         } }),
         );

@@ -115,6 +115,8 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     driver.found(4, 4);
     driver.deploy(0, "deployment-1", 2);
     driver.deploy(1, "deployment-1", 2);
+    driver.apply_plan(3, "automatic");
+    driver.deploy(3, "deployment-1", 1);
     driver.work(100);
     let rule = json!({ "four_eyes": {} });
     driver.ask("policy.apply.v1", &json!({ "name": "eyes", "spec": { "rule": rule } }));

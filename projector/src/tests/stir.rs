@@ -6,7 +6,7 @@ use chancery_events::fact::Effect;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::Process;
-use chancery_machine::state::{IncarnationState, OperationState};
+use chancery_machine::state::{IncarnationState, OperationState, VolumeState};
 use serde_json::{Value, json};
 
 use super::driver::Driver;
@@ -30,7 +30,8 @@ impl Driver {
                 self.ask("deployment.create.v1", &body);
             }
             3..8 => self.work(20),
-            8..14 => self.report_one(),
+            8..13 => self.report_one(),
+            13 => self.report_volume(),
             14..16 => self.approve_one(),
             16..19 => self.ask_replica(),
             19 => {
@@ -164,6 +165,26 @@ impl Driver {
             let saw = self.pick(8);
             self.report(id, saw);
         }
+    }
+
+    /// Something about a volume.
+    fn report_volume(&mut self) {
+        let volumes: Vec<_> = self.fleet.volumes().sorted().into_iter().cloned().collect();
+        if volumes.is_empty() {
+            return;
+        }
+        let volume = &volumes[self.pick(volumes.len())];
+        let cluster = self.fleet.clusters().get(&volume.cluster);
+        let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
+        let saw = match self.pick(8) {
+            0 => json!({ "failed": { "message": "no space", "hope": "retry" } }),
+            1 => json!({ "ended": { "exit": "clean", "processes": [] } }),
+            _ if volume.state == VolumeState::Destroying => json!("gone"),
+            _ => json!({ "ready": { "processes": [] } }),
+        };
+        let report = json!({ "object": volume.id, "revision": volume.revision, "saw": saw });
+        let body = json!({ "session": session, "name": volume.name, "report": report });
+        self.see("volume.reported.v1", &body);
     }
 
     pub(crate) fn report(&mut self, id: IncarnationId, saw: usize) {

@@ -70,6 +70,15 @@ impl Agenda {
         self.at_work = Some((subject.clone(), cause));
     }
 
+    /// Turns to it, unless it is left alone. Whether it did.
+    fn begin(&mut self, subject: &Subject, cause: Position) -> bool {
+        let may = !self.is_parked(subject);
+        if may {
+            self.turn_to(subject, cause);
+        }
+        may
+    }
+
     /// What was worked on last. After a panic, that is what it was about.
     pub fn at_work(&mut self) -> Option<(Subject, Position)> {
         self.at_work.take()
@@ -190,26 +199,12 @@ fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
 
 /// What approved disruptions ask for.
 fn disturb(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let (subject, facts) = disruption::step(fleet, ctx)?;
-    let Subject::Node(name) = &subject else { return None };
-    let cause = fleet.nodes().get(name)?.meta.changed.position;
-    if agenda.is_parked(&subject) {
-        return None;
-    }
-    agenda.turn_to(&subject, cause);
-    Some(Step { subject, cause, facts })
+    disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause))
 }
 
 /// What policies approve.
 fn approve(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    let (subject, facts) = policy::step(fleet, ctx)?;
-    let Subject::Operation(id) = &subject else { return None };
-    let cause = fleet.operations().get(id)?.meta.changed.position;
-    if agenda.is_parked(&subject) {
-        return None;
-    }
-    agenda.turn_to(&subject, cause);
-    Some(Step { subject, cause, facts })
+    policy::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause))
 }
 
 /// One step for the next due plan, in turn, so that a large deployment does not hold back others.

@@ -16,6 +16,7 @@ use chancery_events::fact::{
     Asker, DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact,
     NodeDeleted, NodeMoved, OperationEnd,
 };
+use chancery_events::id::Position;
 use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, NodeDelete,
 };
@@ -26,6 +27,7 @@ use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState, O
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
+use crate::advance::Step;
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::incarnation;
@@ -157,12 +159,21 @@ fn removal(node: &Node) -> Result<DisruptionName, Refusal> {
     })
 }
 
-/// The next thing to do for the disruptions that empty nodes, if there is one now.
-pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
+/// The next thing to do for the disruptions that empty nodes, if there is one now. Each node is told to `begin` before it is
+/// looked at, which says whether it may be.
+pub(crate) fn step(
+    fleet: &Fleet,
+    ctx: &Context,
+    mut begin: impl FnMut(&Subject, Position) -> bool,
+) -> Option<Step> {
     let begun = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
     let mut turn: Option<&DomainName> = None;
     for (_, domain, name, disruption) in begun {
         let Some(node) = fleet.nodes().get(name) else { continue };
+        let (subject, cause) = (Subject::Node(name.clone()), node.meta.changed.position);
+        if !begin(&subject, cause) {
+            continue;
+        }
         let mut draft = Draft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
             // A node is forgotten without its volumes, or not at all: somebody deletes them first.
@@ -180,7 +191,7 @@ pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)>
         }
         let facts = draft.done();
         if !facts.is_empty() {
-            return Some((Subject::Node(name.clone()), facts));
+            return Some(Step { subject, cause, facts });
         }
     }
     None

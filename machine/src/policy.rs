@@ -8,6 +8,7 @@
 //! What a rule approves is approved by a fact that names it: `policy/NAME`. A plan's own rule goes before.
 
 use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
+use chancery_events::id::Position;
 use chancery_events::intent::{PolicyApply, PolicyDelete};
 use chancery_events::name::{DomainName, PlanName, PolicyName};
 use chancery_events::planted::{self, Bug};
@@ -16,12 +17,13 @@ use chancery_events::spec::{Day, OperationKind, PolicySpec, Rule, Window};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
+use crate::advance::Step;
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation;
 use crate::refuse::{Faults, not_found};
-use crate::state::{Operation, Policy};
+use crate::state::{Operation, OperationState, Policy};
 
 /// Windows of a policy, at most.
 const WINDOWS: usize = 100;
@@ -103,25 +105,33 @@ pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&
     all.find(|(_, spec)| is_about(spec, &about)).map(|(name, _)| name)
 }
 
-/// Approves the oldest operation that a policy may approve now.
-pub(crate) fn step(fleet: &Fleet, ctx: &Context) -> Option<(Subject, Vec<Fact>)> {
+/// Approves the oldest operation that a policy may approve now. Each is told to `begin` before it is looked at, which says
+/// whether it may be.
+pub(crate) fn step(
+    fleet: &Fleet,
+    ctx: &Context,
+    mut begin: impl FnMut(&Subject, Position) -> bool,
+) -> Option<Step> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
         if !is_open(&of.spec, ctx.now) || !has_room(fleet, name, &of.spec) {
             return None;
         }
-        let (id, operation) = of.waiting.iter().find_map(|id| {
+        of.waiting.iter().find_map(|id| {
             let operation = fleet.operations().get(id)?;
-            let crate::state::OperationState::PendingApproval(proposal) = &operation.state else {
+            let OperationState::PendingApproval(proposal) = &operation.state else { return None };
+            let (subject, cause) = (Subject::Operation(*id), operation.meta.changed.position);
+            if proposal.expires <= ctx.now
+                || !begin(&subject, cause)
+                || operation::is_given_up(fleet, operation)
+            {
                 return None;
-            };
-            let fits = proposal.expires > ctx.now && !operation::is_given_up(fleet, operation);
-            fits.then_some((id, operation))
-        })?;
-        let mut draft = Draft::new(ctx);
-        operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
-        let facts = draft.done();
-        (!facts.is_empty()).then_some((Subject::Operation(*id), facts))
+            }
+            let mut draft = Draft::new(ctx);
+            operation::approve_by(fleet, operation, Approver::Rule(rule(name)), ctx, &mut draft);
+            let facts = draft.done();
+            (!facts.is_empty()).then_some(Step { subject, cause, facts })
+        })
     })
 }
 

@@ -14,6 +14,7 @@ use chancery_events::observation::{
 };
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{OperationKind, Runtime};
+use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use crate::advance::{Agenda, advance};
@@ -275,6 +276,11 @@ impl World {
         while let Some(id) = self.pending().first().map(|operation| operation.id) {
             self.approve(id).expect("approved");
         }
+    }
+
+    /// Leaves an entity alone, as after a step on it that went wrong.
+    pub(crate) fn park(&mut self, subject: Subject) {
+        self.agenda.park(subject);
     }
 
     /// Live incarnations that were commanded, oldest first.

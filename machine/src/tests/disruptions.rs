@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use chancery_events::fact::{Approver, Asker};
 use chancery_events::refusal::Code;
 use chancery_events::spec::{DisruptionState, NodeState, OperationKind};
+use chancery_events::subject::Subject;
 use serde_json::{Value, json};
 
 use crate::state::{Operation, OperationState};
@@ -103,6 +104,19 @@ fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
         world.obey_one();
     }
     assert_eq!(["node-1", "node-2", "node-3"].map(|node| held(&world, node)), [0, 0, 0]);
+}
+
+#[test]
+fn a_node_that_is_left_alone_holds_up_the_drain_of_no_other() {
+    let mut world = world(4, 4, &json!({"sharing": "allowed", "budget": 9}));
+    world.park(Subject::Node(crate::testing::name("node-1")));
+    for node in ["node-1", "node-2"] {
+        drain(&mut world, node);
+    }
+    let before = ["node-1", "node-2"].map(|node| held(&world, node));
+    assert!(before.iter().all(|held| *held > 0), "{before:?}");
+    world.obey();
+    assert_eq!(["node-1", "node-2"].map(|node| held(&world, node)), [before[0], 0]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use chancery_events::fact::Approver;
 use chancery_events::name::Actor;
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
+use chancery_events::subject::Subject;
 use serde_json::{Value, json};
 
 use crate::state::{Operation, OperationState};
@@ -63,6 +64,18 @@ fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
     assert_eq!((world.commanded().len(), world.pending().len()), (3, 1), "one is over, and one more begins");
     world.obey();
     assert_eq!((world.deployment("d1").as_str(), world.pending().len()), ("completed", 0));
+}
+
+#[test]
+fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
+    let mut world = World::with_nodes(2);
+    world.plan("manual");
+    world.deploy("d1", 2);
+    let alone = world.pending()[0].id;
+    world.park(Subject::Operation(alone));
+    policy(&mut world, "p", &json!({"rule": {"approve": {}}}));
+    assert_eq!(approved_by(&world, "policy/p"), [OperationKind::Create]);
+    assert_eq!(world.pending().iter().map(|operation| operation.id).collect::<Vec<_>>(), [alone]);
 }
 
 #[test]

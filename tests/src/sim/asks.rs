@@ -11,20 +11,42 @@ const RULES: [&str; 2] = ["automatic", "manual"];
 /// Minutes from midnight at which every world begins, as [`EPOCH`] has it; it was a Tuesday.
 const BEGINS: u64 = 22 * 60 + 13;
 
+/// What a world's people are about.
+struct World<'a> {
+    clusters: &'a [Runtime],
+    plans: u64,
+    /// Of so many plans in a thousand the payload has a volume.
+    claims: u64,
+    /// What they do little else than.
+    habit: Option<Habit>,
+}
+
+enum Habit {
+    /// To bring out one version after another.
+    Rollouts,
+    /// To empty nodes.
+    Drains,
+}
+
 /// The setting, plans, and what is asked then.
 pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<Input> {
+    let claims = if random.chance(250) { 800 } else { 50 };
+    let habit = match random.below(20) {
+        0..=4 => Some(Habit::Rollouts),
+        5..=7 => Some(Habit::Drains),
+        _ => None,
+    };
+    let world = World { clusters, plans, claims, habit };
     let mut inputs = setting(random, clusters);
     for plan in 0..plans {
-        inputs.push(plan_apply(random, plan, clusters));
+        inputs.push(plan_apply(random, plan, &world));
     }
-    let asked = random.between(4, 32);
-    // In some worlds people do little else than to bring out one version after another.
-    let rollouts = random.chance(250);
+    let asked = random.between(if world.habit.is_some() { 16 } else { 4 }, 32);
     for number in 0..asked {
-        let ask = if rollouts && random.chance(800) {
-            rollout(random, plans, number)
-        } else {
-            ask(random, plans, clusters, number)
+        let ask = match &world.habit {
+            Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
+            Some(Habit::Drains) if random.chance(600) => drain(random, number),
+            _ => ask(random, &world, number),
         };
         inputs.push(ask);
     }
@@ -41,6 +63,17 @@ fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
         json!({"count": random.between(2, 5), "coordinates": coordinates, "strategy": {"rolling": rolling}});
     let (plan, name) = (format!("p{}", random.below(plans)), format!("d{number}"));
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
+}
+
+fn drain(random: &mut Random, number: u64) -> Input {
+    match random.below(4) {
+        0 => Input::Approve { which: None },
+        1 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        _ => {
+            let node = format!("n{}", random.below(5));
+            disruption_schedule(random, &node, number)
+        }
+    }
 }
 
 fn input(type_name: &'static str, data: Value) -> Input {
@@ -82,7 +115,7 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
     input("node.apply", json!({"name": format!("n{number}"), "cluster": cluster, "spec": spec}))
 }
 
-fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
+fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     let mut approval = || RULES[usize::from(random.chance(400))];
     let approval = json!({
         "create": approval(), "start": approval(), "stop": approval(), "delete": approval(),
@@ -90,7 +123,7 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
     });
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
     let mut payloads = vec![payload("app", random.between(1, 3) * 500, random.between(1, 2))];
-    if random.chance(200) {
+    if random.chance(world.claims) {
         payloads[0]["volumes"] = claims(random);
     }
     if random.chance(200) {
@@ -112,7 +145,7 @@ fn plan_apply(random: &mut Random, plan: u64, clusters: &[Runtime]) -> Input {
         "budget": random.between(1, 2),
     });
     if random.chance(300) {
-        spec["cluster"] = json!(cluster(random, clusters));
+        spec["cluster"] = json!(cluster(random, world.clusters));
     }
     if random.chance(250) {
         spec["affinity"] = json!([{
@@ -187,10 +220,11 @@ fn disruption_schedule(random: &mut Random, node: &str, number: u64) -> Input {
     input("disruption.schedule", json!({"node": node, "name": format!("x{number}"), "spec": spec}))
 }
 
-fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> Input {
+fn ask(random: &mut Random, world: &World, number: u64) -> Input {
+    let World { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(140) {
+    match random.below(143) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
@@ -223,7 +257,7 @@ fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> In
         }
         103..=106 => {
             let plan = random.below(plans);
-            plan_apply(random, plan, clusters)
+            plan_apply(random, plan, world)
         }
         107 => input("plan.set_activity", json!({"name": plan, "activity": "inactive"})),
         108..=109 => input("plan.set_activity", json!({"name": plan, "activity": "active"})),
@@ -245,6 +279,8 @@ fn ask(random: &mut Random, plans: u64, clusters: &[Runtime], number: u64) -> In
         127..=129 => policy_apply(random),
         130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
         131..=134 => Input::OfVolume { which: random.below(8) },
+        // An approval of what was not shown.
+        135..=137 => Input::Bad { which: 4 },
         _ => Input::Bad { which: random.below(8) },
     }
 }

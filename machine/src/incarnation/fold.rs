@@ -186,15 +186,20 @@ pub(crate) fn command_failed(fleet: &mut Fleet, fact: &CommandFailed, at: At) ->
 }
 
 pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
-        if incarnation.state == IncarnationState::Creating {
-            incarnation.state = IncarnationState::Starting;
-        }
+    let id = fact.incarnation;
+    fleet.change::<Incarnation>(&id, |incarnation| {
+        incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
+            IncarnationState::Creating => IncarnationState::Starting,
+            // It is again what it was before its change failed; whether it is well is its health.
+            IncarnationState::Updating(to) if to == incarnation.deployment => IncarnationState::Running,
+            other => other,
+        };
         incarnation.command = None;
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = false;
         incarnation.meta.bump(at);
-    })
+    })?;
+    set_health(fleet, id, at)
 }
 
 pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> Result<(), Contradiction> {

@@ -2,13 +2,13 @@
 
 use chancery_events::fact::{Effect, OperationEnd};
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::{Incarnation, OperationState, Replica};
-use crate::testing::{World, crashed, ended, failed, hello, ready};
+use crate::testing::{World, crashed, ended, failed, hello, process, ready};
 
 /// One replica that runs on one of so many nodes.
 fn world(nodes: usize, approval: &str, more: &Value) -> World {
@@ -285,6 +285,22 @@ fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
         world.report(run, ready());
         assert_eq!((replica(&world).deployment.as_str(), world.phases()), ("d1", vec!["running"]));
     }
+}
+
+#[test]
+fn what_is_again_what_it_was_and_not_well_runs_and_is_not_well() {
+    let mut world = simulated("automatic");
+    let run = runs(&world).0.expect("it runs");
+    update(&mut world, "d2", 1);
+    world.wait(301);
+    world.report(run, Saw::Ensured { processes: vec![process(ProcessStatus::Initializing)] });
+    let healthy = |world: &World| replica(world).active.as_ref().is_some_and(|active| active.healthy);
+    assert_eq!((world.phases(), healthy(&world)), (vec!["running"], false));
+    world.report(run, ready());
+    assert_eq!(
+        (world.phases(), healthy(&world), world.deployment("d2")),
+        (vec!["running"], true, "failed".into())
+    );
 }
 
 #[test]

@@ -269,7 +269,11 @@ impl World {
         let incarnation = self.incarnation_mut(id)?;
         match &incarnation.life {
             Life::Creating => incarnation.life = Life::Starting,
-            Life::Updating(_) if incarnation.command.is_some() => {}
+            Life::Updating(to) if incarnation.command.is_some() => {
+                if *to == incarnation.deployment {
+                    incarnation.life = Life::Running;
+                }
+            }
             life => {
                 let what = format!("incarnation {id} is started, and was {}", life.word());
                 return Err(Violation::new(5, what));

@@ -454,8 +454,11 @@ impl Entities {
             }
             Fact::IncarnationEnsured(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    if kept.is.life == Life::Creating {
-                        kept.is.life = Life::Starting;
+                    match &kept.is.life {
+                        Life::Creating => kept.is.life = Life::Starting,
+                        Life::Updating(to) if *to == kept.is.deployment => kept.is.life = Life::Running,
+                        // It goes on.
+                        _ => {}
                     }
                     kept.is.command = None;
                     kept.is.processes.clone_from(&x.processes);

@@ -246,15 +246,17 @@ impl ReplicaName {
 }
 
 impl VolumeName {
-    /// The name of a replica's own volume: the replica, the payload and the mount, as far as names may say that.
+    /// The name of a replica's own volume: the replica, the payload and the mount, and where that might be read in more
+    /// than one way, a digest.
     pub fn of(replica: &ReplicaName, payload: &PayloadName, mount: &str) -> VolumeName {
         let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
         let slug: String = mount.chars().map(plain).take(40).collect();
         let slug = slug.trim_matches('-');
         let mut name = format!("{replica}-{payload}-{slug}");
-        if slug.is_empty() || mount.strip_prefix('/') != Some(slug) {
-            // Others look alike.
-            let digest = crate::digest::Digest::of(&[mount.as_bytes()]).to_string();
+        let is_word = |text: &str| !text.is_empty() && !text.contains(['-', '.']);
+        if !is_word(payload.as_str()) || !is_word(slug) || mount.strip_prefix('/') != Some(slug) {
+            let digest =
+                crate::digest::Digest::of(&[payload.as_str().as_bytes(), mount.as_bytes()]).to_string();
             name = format!("{}-{}", name.trim_end_matches('-'), &digest[..8]);
         }
         VolumeName(name.into())
@@ -278,9 +280,11 @@ mod tests {
         for name in names {
             assert_eq!(name.as_str().parse::<VolumeName>().as_ref(), Ok(&name));
         }
-        let (replica, payload) = (ReplicaName("web-f100".into()), PayloadName("app".into()));
-        let short = VolumeName::of(&replica, &payload, "/data");
-        assert_eq!(short.as_str(), "web-f100-app-data");
+        let of = |payload: &str, mount| {
+            VolumeName::of(&ReplicaName("web-f100".into()), &PayloadName(payload.into()), mount)
+        };
+        assert_eq!(of("app", "/data").as_str(), "web-f100-app-data");
+        assert_ne!(of("a-b", "/c"), of("a", "/b-c"));
     }
 
     #[test]

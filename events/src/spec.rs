@@ -318,6 +318,24 @@ impl VolumeClaim {
     }
 }
 
+/// The variable in which a process is told of a port: `PORT_HTTP` of `http`.
+pub fn port_variable(name: &PortName) -> String {
+    format!("PORT_{}", upper(name.as_str()))
+}
+
+/// What the variables that tell of volumes begin with.
+pub const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
+
+/// The variable in which a process is told where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` of `/var/lib/db`.
+pub fn volume_variable(mount: &str) -> String {
+    format!("{VOLUME_VARIABLE}{}", upper(mount).trim_start_matches('_'))
+}
+
+fn upper(name: &str) -> String {
+    let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    name.chars().map(upper).collect()
+}
+
 /// What a process executor starts.
 ///
 /// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,

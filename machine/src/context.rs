@@ -1,11 +1,14 @@
 //! What a decision needs and the state does not hold: time, and where its facts will stand.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
 use chancery_events::id::{Id, Kind, Lineage, Position};
 use chancery_events::name::Actor;
 use chancery_events::time::Time;
+
+use crate::fleet::DeploymentKey;
 
 /// Comes into every decision; nothing else does.
 #[derive(Clone, Debug)]
@@ -60,11 +63,12 @@ pub(crate) struct Draft {
     lineage: Lineage,
     next: Position,
     facts: Vec<Fact>,
+    failed: BTreeSet<DeploymentKey>,
 }
 
 impl Draft {
     pub(crate) fn new(ctx: &Context) -> Draft {
-        Draft { lineage: ctx.lineage, next: ctx.next, facts: Vec::new() }
+        Draft { lineage: ctx.lineage, next: ctx.next, facts: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// The position of the next fact.
@@ -80,6 +84,11 @@ impl Draft {
     pub(crate) fn push(&mut self, fact: impl Into<Fact>) {
         self.facts.push(fact.into());
         self.next = self.next.plus(1);
+    }
+
+    /// Whether nothing of the draft has failed the deployment yet: it fails once, whatever comes to nothing together.
+    pub(crate) fn first_to_fail(&mut self, deployment: &DeploymentKey) -> bool {
+        self.failed.insert(deployment.clone())
     }
 
     pub(crate) fn done(self) -> Vec<Fact> {

@@ -195,7 +195,6 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
     faults.done()?;
     let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rejection needs an actor"))?;
     let mut draft = Draft::new(ctx);
-    let mut failed = BTreeSet::new();
     for (i, id) in ask.operations.iter().enumerate() {
         let place = format!("/operations/{i}");
         let operation = fleet
@@ -207,10 +206,7 @@ pub(crate) fn reject(fleet: &Fleet, ask: &OperationReject, ctx: &Context) -> Res
             return Err(Refusal::new(Code::NotPending, detail).at(place, "does not wait for approval"));
         }
         let end = OperationEnd::Rejected { by: by.clone(), reason: ask.reason.clone() };
-        // A deployment fails once, however many of its operations are rejected together.
-        let first = failed.insert((operation.plan.clone(), operation.deployment.clone()));
-        let blame = if first { Blame::Deployment } else { Blame::Nobody };
-        end::end_with(fleet, operation, end, blame, &mut draft);
+        end::end(fleet, operation, end, &mut draft);
     }
     Ok(draft.done())
 }
@@ -253,11 +249,4 @@ pub(crate) fn approve_by(
         Some(reason) => end(fleet, operation, OperationEnd::Failed { reason }, draft),
         None => begin::approve(fleet, operation, hash, by, ctx, draft),
     }
-}
-
-/// Whom an operation's end reflects on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Blame {
-    Deployment,
-    Nobody,
 }

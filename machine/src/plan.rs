@@ -18,7 +18,9 @@ use chancery_events::fact::{
 };
 use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, OnDelete, Payload, PlanSpec, Probe, Protocol};
+use chancery_events::spec::{
+    Activity, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
+};
 use chancery_events::subject::Subject;
 use chancery_events::template;
 
@@ -53,11 +55,15 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
     let mut faults = Faults::default();
     faults.check(!spec.payloads.is_empty(), "/spec/payloads", "must name at least one");
     faults.check(spec.payloads.len() <= PAYLOADS, "/spec/payloads", format!("must be at most {PAYLOADS}"));
-    let mut names = BTreeSet::new();
+    let (mut names, mut volumes) = (BTreeSet::new(), BTreeSet::new());
     for (i, payload) in spec.payloads.iter().enumerate() {
         let at = format!("/spec/payloads/{i}");
         faults.check(names.insert(&payload.name), format!("{at}/name"), "is named twice");
         check_payload(&mut faults, &at, payload);
+        for (j, claim) in payload.volumes.iter().enumerate() {
+            let fresh = claim.volume.as_ref().is_none_or(|volume| volumes.insert(volume));
+            faults.check(fresh, format!("{at}/volumes/{j}/volume"), "is claimed twice");
+        }
     }
     let mut types = BTreeSet::new();
     for (i, matcher) in spec.matchers.iter().enumerate() {
@@ -89,10 +95,12 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
     let resources = payload.resources;
     let sane = [resources.cpu, resources.memory, resources.disk].iter().all(|amount| *amount <= largest);
     faults.check(sane, format!("{at}/resources"), "is more than can be counted");
-    let mut ports = BTreeMap::new();
+    let (mut ports, mut variables) = (BTreeMap::new(), BTreeSet::new());
     for (i, port) in payload.ports.iter().enumerate() {
         let fresh = ports.insert(&port.name, port.protocol).is_none();
         faults.check(fresh, format!("{at}/ports/{i}/name"), "is named twice");
+        let fresh = !fresh || variables.insert(port_variable(&port.name));
+        faults.check(fresh, format!("{at}/ports/{i}/name"), "has the same variable as another");
         faults.check(port.port > 0, format!("{at}/ports/{i}/port"), "must be from 1 to 65535");
     }
     let mut mounts = BTreeSet::new();
@@ -100,8 +108,11 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
         let at = format!("{at}/volumes/{i}");
         faults.check(volume.capacity > 0, format!("{at}/capacity"), "must be more than zero");
         faults.check(volume.capacity <= largest, format!("{at}/capacity"), "is more than can be counted");
-        faults.check(volume.mount.starts_with('/'), format!("{at}/mount"), "must be an absolute path");
-        faults.check(mounts.insert(&volume.mount), format!("{at}/mount"), "is named twice");
+        faults.check(is_mount(&volume.mount), format!("{at}/mount"), MOUNT);
+        let fresh = mounts.insert(&volume.mount);
+        faults.check(fresh, format!("{at}/mount"), "is named twice");
+        let fresh = !fresh || variables.insert(volume_variable(&volume.mount));
+        faults.check(fresh, format!("{at}/mount"), "has the same variable as another");
         let by_name = volume.volume.is_some() && volume.on_delete == OnDelete::Destroy;
         faults.check(
             !by_name,
@@ -135,6 +146,18 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
         faults.check(sane, format!("{at}/ready/http/path"), "must begin with / and hold no spaces");
     }
+}
+
+/// What a mount is.
+const MOUNT: &str =
+    "must be an absolute path of at most 255 letters, digits, ., _, - and /, without . and .. in it";
+
+fn is_mount(path: &str) -> bool {
+    let fits = |part: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        !matches!(part, "" | "." | "..") && part.bytes().all(plain)
+    };
+    path.len() <= 255 && path.strip_prefix('/').is_some_and(|parts| parts.split('/').all(fits))
 }
 
 /// Everything of a payload that may hold placeholders, with its place.

@@ -2,6 +2,7 @@
 //! thin loop ([`run`]).
 
 pub mod clock;
+mod commands;
 pub mod core;
 pub mod driver;
 mod handle;

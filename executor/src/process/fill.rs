@@ -42,23 +42,5 @@ fn value(name: &str, values: &Values<'_>) -> Option<String> {
     }
 }
 
-/// The variable that holds a port: `PORT_HTTP` for `http`.
-pub(super) fn port_variable(name: &PortName) -> String {
-    format!("PORT_{}", upper(name.as_str()))
-}
-
-/// What the variables that hold volumes begin with.
-pub(super) const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
-
-/// The variable that says where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` for `/var/lib/db`.
-pub(super) fn volume_variable(mount: &str) -> String {
-    format!("{VOLUME_VARIABLE}{}", upper(mount).trim_start_matches('_'))
-}
-
-fn upper(name: &str) -> String {
-    let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    name.chars().map(upper).collect()
-}
-
 #[cfg(test)]
 mod tests;

@@ -13,11 +13,11 @@ use std::process::{Command, Stdio};
 use chancery_events::name::{PayloadName, PortName};
 use chancery_events::observation::{Address, Hope};
 use chancery_events::protocol::{Mount, RunPayload, RunSpec};
-use chancery_events::spec::{Port, Protocol};
+use chancery_events::spec::{Port, Protocol, port_variable, volume_variable};
 use chancery_events::template::BadTemplate;
 
 use super::capture::{self, Capture};
-use super::fill::{Values, fill, port_variable, volume_variable};
+use super::fill::{Values, fill};
 use super::folder::{Folder, Started, Wanted};
 use super::group;
 use super::identity::Stat;

@@ -155,7 +155,7 @@ fn failed(key: (chancery_events::name::PlanName, DeploymentName), cause: String)
 pub(crate) fn fail(fleet: &Fleet, operation: &Operation, cause: String, draft: &mut Draft) {
     let Some(name) = &operation.deployment else { return };
     let key = (operation.plan.clone(), name.clone());
-    if fleet.deployments().get(&key).is_some_and(is_begun) {
+    if fleet.deployments().get(&key).is_some_and(is_begun) && draft.first_to_fail(&key) {
         draft.push(failed(key, cause));
     }
 }
@@ -168,7 +168,10 @@ pub(crate) fn disturb(fleet: &Fleet, incarnation: &Incarnation, draft: &mut Draf
     let own = fleet.deployments().get(&(plan.name.clone(), incarnation.deployment.clone()));
     if own.is_some_and(|own| own.version == current.version) {
         let cause = format!("replica {} ended by itself", incarnation.replica);
-        draft.push(failed((plan.name.clone(), current.name.clone()), cause));
+        let key = (plan.name.clone(), current.name.clone());
+        if draft.first_to_fail(&key) {
+            draft.push(failed(key, cause));
+        }
     }
 }
 

@@ -11,8 +11,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
-use super::Blame;
-use super::end::{end_with, holds_place};
+use super::end::{end, holds_place};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, Replica};
@@ -138,7 +137,7 @@ impl Draft {
 fn supersede_running(fleet: &Fleet, operation: &Begun<'_>, draft: &mut Draft) {
     let running = operation.replica.operation.filter(|open| open.id != operation.id && open.begun);
     if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
-        end_with(fleet, running, OperationEnd::Superseded { by: operation.id }, Blame::Nobody, draft);
+        end(fleet, running, OperationEnd::Superseded { by: operation.id }, draft);
     }
 }
 

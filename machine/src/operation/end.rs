@@ -6,7 +6,7 @@ use chancery_events::fact::{
 use chancery_events::id::OperationId;
 use chancery_events::spec::OperationKind;
 
-use super::{Blame, end_word};
+use super::end_word;
 use crate::context::{Context, Draft};
 use crate::deployment;
 use crate::fleet::Fleet;
@@ -21,16 +21,6 @@ pub(super) fn holds_place<'a>(fleet: &'a Fleet, operation: &Operation) -> Option
 /// Ends an operation, with the place that it only held; a replica that never was approved goes too, and the
 /// deployment fails if that was its operation coming to nothing.
 pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft: &mut Draft) {
-    end_with(fleet, operation, how, Blame::Deployment, draft);
-}
-
-pub(super) fn end_with(
-    fleet: &Fleet,
-    operation: &Operation,
-    how: OperationEnd,
-    blame: Blame,
-    draft: &mut Draft,
-) {
     let word = end_word(&how);
     let cause = match &how {
         OperationEnd::Failed { reason } => Some(reason.clone()),
@@ -58,7 +48,7 @@ pub(super) fn end_with(
     if create && !superseded && replica.is_some_and(|replica| replica.will == Will::Proposed) {
         draft.push(ReplicaDeleted { name: operation.replica.clone(), volumes: Vec::new() });
     }
-    if let (Some(cause), Blame::Deployment) = (cause, blame) {
+    if let Some(cause) = cause {
         let cause = format!("{} of {}: {cause}", operation.kind, operation.replica);
         deployment::fail(fleet, operation, cause, draft);
     }

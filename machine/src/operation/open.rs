@@ -7,9 +7,9 @@ use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::spec::OperationKind;
 
 use super::begin::{Begun, How};
-use super::end::{end, end_with, holds_place};
+use super::end::{end, holds_place};
 use super::place::up_hash;
-use super::{Blame, begin, rule};
+use super::{begin, rule};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica, Will};
@@ -64,7 +64,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
     let before = waiting.iter().map(|operation| 1 + u64::from(holds_place(fleet, operation).is_some())).sum();
     let id = OperationId::issue(ctx.lineage, draft.position().plus(before));
     for operation in waiting {
-        end_with(fleet, operation, OperationEnd::Superseded { by: id }, Blame::Nobody, draft);
+        end(fleet, operation, OperationEnd::Superseded { by: id }, draft);
     }
     let Some(plan) = fleet.plans().get(&replica.plan) else { return };
     let changed = changed_in_place(fleet, plan, replica, want);

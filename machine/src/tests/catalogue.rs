@@ -86,6 +86,16 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
     let payload = |value: Value| edit("/payloads", json!([value]));
     let small = json!({"cpu": 1, "memory": 1});
     let port = json!({"name": "http", "protocol": "TCP", "port": 80});
+    let ports = |name: &str| json!({"name": name, "protocol": "TCP", "port": 80});
+    let mounts = |mounts: &[&str]| {
+        let claim = |mount: &&str| json!({"class": "s", "capacity": 1, "mount": mount});
+        let claims: Vec<_> = mounts.iter().map(claim).collect();
+        payload(json!({"name": "a", "resources": small, "volumes": claims}))
+    };
+    let named = |name: &str, mount: &str| {
+        let claim = json!({"volume": "db", "class": "s", "capacity": 1, "mount": mount});
+        json!({"name": name, "resources": small, "volumes": [claim]})
+    };
     let cases = [
         (edit("/payloads", json!([])), "/spec/payloads"),
         (
@@ -112,11 +122,16 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
             "/spec/payloads/0/ready",
         ),
         (
-            payload(
-                json!({"name": "a", "resources": small, "volumes": [{"class": "s", "capacity": 1, "mount": "data"}]}),
-            ),
-            "/spec/payloads/0/volumes/0/mount",
+            payload(json!({"name": "a", "resources": small, "ports": [ports("a-b"), ports("a.b")]})),
+            "/spec/payloads/0/ports/1/name",
         ),
+        (mounts(&["data"]), "/spec/payloads/0/volumes/0/mount"),
+        (mounts(&["/data/../x"]), "/spec/payloads/0/volumes/0/mount"),
+        (mounts(&["/data/"]), "/spec/payloads/0/volumes/0/mount"),
+        (mounts(&["/a b"]), "/spec/payloads/0/volumes/0/mount"),
+        (mounts(&["/a", "/a"]), "/spec/payloads/0/volumes/1/mount"),
+        (mounts(&["/a-b", "/A/b"]), "/spec/payloads/0/volumes/1/mount"),
+        (edit("/payloads", json!([named("a", "/a"), named("b", "/b")])), "/spec/payloads/1/volumes/0/volume"),
     ];
     for (body, pointer) in cases {
         let refusal = World::new().ask("plan.apply", &body).expect_err(pointer);

@@ -29,12 +29,18 @@ fn claim(volume: Option<&str>, on_delete: &str) -> Value {
 }
 
 fn apply(world: &mut World, plan: &str, volumes: &Value) {
+    apply_with(world, plan, volumes, "");
+}
+
+/// One of whose operations those of one kind are approved by hand.
+fn apply_with(world: &mut World, plan: &str, volumes: &Value, manual: &str) {
     let payload = json!({
         "name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}, "volumes": volumes,
     });
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
+    let rule = |kind: &&str| if *kind == manual { "manual" } else { "automatic" };
     let approval: serde_json::Map<_, _> =
-        kinds.iter().map(|kind| ((*kind).to_owned(), "automatic".into())).collect();
+        kinds.iter().map(|kind| ((*kind).to_owned(), rule(kind).into())).collect();
     let spec = json!({
         "namespace": "ns", "service": plan, "payloads": [payload], "approval": approval, "sharing": "allowed",
     });
@@ -210,6 +216,20 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
     world.wait(60);
     world.obey();
     assert_eq!(world.deployment_of("bad", "d2"), "completed");
+}
+
+#[test]
+fn a_deployment_of_which_two_wait_for_what_cannot_be_made_fails_once() {
+    let mut world = world(2, 2 * GB);
+    apply_with(&mut world, "web", &claim(Some("db"), "keep"), "delete");
+    put(&mut world, "web", "d1", 1);
+    let replica = only_replica(&world);
+    world.must("replica.delete", &json!({"name": replica}));
+    world.run();
+    assert_eq!(live(&world), ["reserved", "reserved"], "the one that may go, and the one in its place");
+    let facts = world.report_volume("db", Saw::Failed { message: "no".into(), hope: Hope::Never });
+    let failed = facts.iter().filter(|fact| matches!(fact, Fact::DeploymentEnding(_))).count();
+    assert_eq!((failed, live(&world).len(), world.deployment_of("web", "d1").as_str()), (1, 0, "failed"));
 }
 
 #[test]

@@ -4,30 +4,24 @@
 //! again. Opening, losing and closing a session are events; everything else here is not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::num::NonZeroU64;
 use std::time::Duration;
 
-use chancery_events::fact::{Effect, Fact, Judgement, VolumeCreated, VolumeDestroying};
-use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId, VolumeId};
-use chancery_events::name::{ClusterName, ExecutorName, FleetName, ReplicaName, VolumeName};
+use chancery_events::fact::{Fact, Judgement, VolumeCreated, VolumeDestroying};
+use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
+use chancery_events::name::{ClusterName, ExecutorName, FleetName, VolumeName};
 use chancery_events::observation::{
     Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd,
     SessionHello, SessionOver, VolumeReported,
 };
 use chancery_events::planted::{self, Bug};
-use chancery_events::protocol::{
-    Again, Command, Envelope, FromDecider, Head, Life, Mount, ObjectSpec, RunPayload, RunSpec, Standing,
-    Succession, ToDecider, VolumeSpec,
-};
+use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Life, Succession, ToDecider};
 use chancery_events::record::Hash;
-use chancery_events::spec::{Payload, VolumeClaim};
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
-use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
+use super::commands;
 use super::core::{Core, Held};
 use super::handle::Connection;
 
@@ -39,44 +33,6 @@ const LOOKED: usize = 4096;
 
 /// Reads the hash of the record that ends at a position, if one does.
 type Recorded<'a> = dyn Fn(Position) -> Result<Option<Hash>, ReadError> + 'a;
-
-/// The bytes of a command as it is sent.
-fn size(command: &Command) -> usize {
-    struct Counter(usize);
-    impl io::Write for Counter {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut counter = Counter(0);
-    serde_json::to_writer(&mut counter, command).expect("a command is always JSON");
-    counter.0
-}
-
-fn command_of_volume(volume: &Volume) -> Command {
-    let effect = match volume.state {
-        VolumeState::Destroying => Effect::Kill,
-        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => Effect::Ensure,
-    };
-    Command {
-        object: volume.id.into(),
-        revision: volume.revision,
-        attempt: volume.command.map_or(1, |command| command.attempt),
-        effect,
-        standing: if volume.command.is_some() { Standing::Open } else { Standing::Met },
-        grace: Duration::ZERO,
-        spec: ObjectSpec::Volume(VolumeSpec {
-            name: volume.name.clone(),
-            node: volume.node.clone(),
-            class: volume.class.clone(),
-            capacity: volume.capacity,
-        }),
-    }
-}
 
 /// A session as this decider sees it live.
 #[derive(Debug)]
@@ -200,7 +156,7 @@ impl Saying {
     pub(super) fn bytes(&self) -> usize {
         match &self.what {
             What::Welcome { part, .. } | What::Inventory(part) => part.bytes,
-            What::Command(command) => size(command),
+            What::Command(command) => commands::size(command),
             What::Accepted(_)
             | What::Forget(_)
             | What::Judged(..)
@@ -447,70 +403,17 @@ impl Core {
             // One that failed and is tried again later is sent when its time comes.
             let waits = match id {
                 ObjectId::Incarnation(id) => self.fleet.incarnations().get(&id).and_then(|it| it.command),
-                ObjectId::Volume(id) => self.volume(id).and_then(|volume| volume.command),
+                ObjectId::Volume(id) => commands::volume(&self.fleet, id).and_then(|volume| volume.command),
             };
             if waits.is_some_and(|command| command.not_before > time) {
                 continue;
             }
-            if let Some(command) = self.command(id) {
-                bytes += size(&command);
+            if let Some(command) = commands::command(&self.fleet, id) {
+                bytes += commands::size(&command);
                 commands.push(command);
             }
         }
         Inventory { commands, bytes, rest: None }
-    }
-
-    fn volume(&self, id: VolumeId) -> Option<&Volume> {
-        self.fleet.volumes().get(self.fleet.index().volumes.name(id)?)
-    }
-
-    /// The last command of an object, with all that it needs.
-    fn command(&self, id: ObjectId) -> Option<Command> {
-        match id {
-            ObjectId::Incarnation(id) => self.command_of_run(self.fleet.incarnations().get(&id)?),
-            ObjectId::Volume(id) => self.volume(id).map(command_of_volume),
-        }
-    }
-
-    fn command_of_run(&self, incarnation: &Incarnation) -> Option<Command> {
-        let plan = self.fleet.plans().get(&incarnation.plan)?;
-        let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
-        let deployment = self.fleet.deployments().get(&key)?;
-        let spec = plan.spec_of(deployment.generation);
-        let payloads = spec.payloads.iter().map(|payload| RunPayload {
-            name: payload.name.clone(),
-            processes: payload.processes,
-            memory: NonZeroU64::new(payload.resources.memory),
-            ports: payload.ports.clone(),
-            coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
-            run: payload.run.clone(),
-            ready: payload.ready.clone(),
-            mounts: self.mounts(&incarnation.replica, payload),
-        });
-        Some(Command {
-            object: incarnation.id.into(),
-            revision: incarnation.revision,
-            attempt: incarnation.command.map_or(1, |command| command.attempt),
-            effect: incarnation.asked.unwrap_or(Effect::Ensure),
-            standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
-            grace: spec.timeouts.stop(),
-            spec: ObjectSpec::Run(RunSpec {
-                replica: incarnation.replica.clone(),
-                plan: incarnation.plan.clone(),
-                node: incarnation.node.clone(),
-                restart: spec.restart,
-                payloads: payloads.collect(),
-            }),
-        })
-    }
-
-    /// The volumes of a payload that is begun: they are there, and its own.
-    fn mounts(&self, replica: &ReplicaName, payload: &Payload) -> Vec<Mount> {
-        let mount = |claim: &VolumeClaim| {
-            let volume = self.fleet.volumes().get(&claim.name(replica, &payload.name))?.id;
-            Some(Mount { path: claim.mount.clone(), volume })
-        };
-        payload.volumes.iter().filter_map(mount).collect()
     }
 
     fn say(&mut self, id: SessionId, what: What) {
@@ -548,7 +451,7 @@ impl Core {
                         let report = IncarnationReport { incarnation, revision, saw };
                         Some(Observation::IncarnationReported(IncarnationReported { session, report }))
                     }
-                    ObjectId::Volume(object) => self.volume(object).map(|volume| {
+                    ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
                         let (name, report) = (volume.name.clone(), Report { object, revision, saw });
                         Observation::VolumeReported(VolumeReported { session, name, report })
                     }),
@@ -576,7 +479,7 @@ impl Core {
                 Some(_) => return Known::Over,
                 None => return self.past(object),
             },
-            ObjectId::Volume(id) => match self.volume(id) {
+            ObjectId::Volume(id) => match commands::volume(&self.fleet, id) {
                 Some(it) => (it.cluster.clone(), it.command.is_none(), it.revision),
                 None => return self.past(object),
             },
@@ -658,9 +561,9 @@ impl Core {
                     self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.asked.is_some());
                 asked.map(|incarnation| incarnation.cluster.clone())
             }
-            ObjectId::Volume(id) => self.volume(id).map(|volume| volume.cluster.clone()),
+            ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
         };
-        if let Some((cluster, command)) = cluster.zip(self.command(object)) {
+        if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
             self.tell(&cluster, What::Command(command));
         }
     }

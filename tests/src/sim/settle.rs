@@ -290,6 +290,11 @@ fn waits_for_volume(fleet: &Fleet, run: Option<&Incarnation>) -> bool {
     })
 }
 
+fn has_lost(fleet: &Fleet, run: &Incarnation) -> bool {
+    let lost = |volume: &Volume| matches!(volume.state, VolumeState::Lost(_));
+    run.mounts.iter().any(|name| fleet.volumes().get(name).is_some_and(lost))
+}
+
 /// What of what is wanted is stuck, if anything is.
 fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     let waiting: BTreeSet<_> = fleet
@@ -345,6 +350,8 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
         let settled = match &incarnation.state {
             IncarnationState::Running | IncarnationState::Ended(_) => incarnation.command.is_none(),
             IncarnationState::Reserved => waits_for_volume(fleet, Some(incarnation)),
+            // Without its volume it cannot be again what it was: that is tried until somebody stops it.
+            IncarnationState::Updating(to) if *to == incarnation.deployment => has_lost(fleet, incarnation),
             _ => false,
         };
         if !settled {

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::protocol::RunSpec;
+use chancery_events::spec::VOLUME_VARIABLE;
 
 use super::super::entries;
-use super::super::fill::VOLUME_VARIABLE;
 use super::super::folder::Folder;
 use super::super::identity::Stat;
 use super::home::{Found, Home};

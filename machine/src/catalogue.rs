@@ -13,6 +13,7 @@ use chancery_events::fact::{
     CapabilityActivityChanged, CapabilityApplied, CapabilityDeleted, ClusterActivityChanged, ClusterApplied,
     ClusterDeleted, Fact, SessionClosed,
 };
+use chancery_events::id::ObjectId;
 use chancery_events::intent::{
     CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete, ClusterSetActivity,
 };
@@ -56,6 +57,14 @@ pub(crate) fn cluster_delete(fleet: &Fleet, ask: &ClusterDelete) -> Decided {
         fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
         return Err(Refusal::new(Code::InUse, format!("cluster {} still has {nodes} nodes", ask.name)));
+    }
+    // Volumes come first in it, and without nodes there is nothing else.
+    let first = fleet.index().inventory(&ask.name).next();
+    if let Some(ObjectId::Volume(first)) = first
+        && let Some(first) = fleet.index().volumes.name(first)
+    {
+        let detail = format!("cluster {} still has volumes, among them {first}", ask.name);
+        return Err(Refusal::new(Code::InUse, detail));
     }
     let closed = now.session.map(|session| {
         let (cluster, end) = (ask.name.clone(), SessionEnd::Removed);

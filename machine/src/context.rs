@@ -60,6 +60,7 @@ impl Backoff {
 /// Facts in the making: knows where each will stand, so that ids can be made.
 #[derive(Debug)]
 pub(crate) struct Draft {
+    now: Time,
     lineage: Lineage,
     next: Position,
     facts: Vec<Fact>,
@@ -68,7 +69,18 @@ pub(crate) struct Draft {
 
 impl Draft {
     pub(crate) fn new(ctx: &Context) -> Draft {
-        Draft { lineage: ctx.lineage, next: ctx.next, facts: Vec::new(), failed: BTreeSet::new() }
+        Draft {
+            now: ctx.now,
+            lineage: ctx.lineage,
+            next: ctx.next,
+            facts: Vec::new(),
+            failed: BTreeSet::new(),
+        }
+    }
+
+    /// The commit's time.
+    pub(crate) fn now(&self) -> Time {
+        self.now
     }
 
     /// The position of the next fact.

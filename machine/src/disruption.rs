@@ -34,7 +34,7 @@ use crate::incarnation;
 use crate::meta::{At, Stamp};
 use crate::operation::{self, Want};
 use crate::refuse::{Faults, bad_transition, not_found};
-use crate::state::{Disruption, Incarnation, IncarnationState, Node, Operation, Replica};
+use crate::state::{Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Replica};
 use crate::volume;
 
 /// Disruptions of a node, at most.
@@ -216,7 +216,7 @@ fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
 fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, draft: &mut Draft) {
     let held = fleet.index().places.held(&node.name).incarnations.iter();
     for incarnation in held.filter_map(|id| fleet.incarnations().get(id)) {
-        if incarnation.state == IncarnationState::Reserved && incarnation.follows.is_none() {
+        if incarnation.state == IncarnationState::Reserved && !has_begun(fleet, incarnation) {
             let reason = format!("disruption {name} of node {} takes its place", node.name);
             return incarnation::displace(fleet, incarnation, reason, draft);
         }
@@ -226,6 +226,12 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
             return operation::open(fleet, replica, &want, ctx, draft);
         }
     }
+}
+
+/// Whether the operation that holds the place has begun.
+fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+    let holder = fleet.operations().get(&incarnation.operation);
+    holder.is_some_and(|operation| matches!(operation.state, OperationState::Running(_)))
 }
 
 /// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and the

@@ -2,11 +2,11 @@
 //!
 //! | state | ensured | ready | not ready | ended, by proof | gone | failed | stop asked | deadline | node expunged |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | reserved | – | – | – | – | – | – | unwound | – | unwound; its operation looks for another place, or fails if it has begun |
+//! | reserved | – | – | – | – | – | – | unwound | unwound, if it waits for volumes alone; its operation fails | unwound; its operation looks for another place, or fails if it has begun |
 //! | creating | → starting | → running | → starting | failed, destroyed | unwound | again, or stopping | stopping | stopping | failed |
 //! | starting | status | → running | status | failed, destroyed | failed | – | stopping | stopping | failed |
 //! | running | status | status | status | failed, destroyed | failed | – | stopping | – | failed |
-//! | updating | status | → running | status | failed, destroyed | failed | again, or asked to be the old version | stopping | the same | failed |
+//! | updating | status; → running, if it is again what it was | → running | status | failed, destroyed | failed | again, or asked to be the old version | stopping | the same | failed |
 //! | stopping | – | – | – | as remembered | as remembered | again | destroyed is remembered | kill | failed |
 //! | ended | final | | | | | | | | |
 //!
@@ -36,10 +36,10 @@ use chancery_events::time::Time;
 
 use crate::context::{BACKOFF, Context, Draft};
 use crate::fleet::Fleet;
-use crate::operation;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
+use crate::{operation, volume};
 
-pub(crate) use end::{displace, lost};
+pub(crate) use end::{displace, lost, promise};
 pub(crate) use fold::{asked, begun, command_failed, commanded, ended, ensured, reserved, running, status};
 
 /// After SIGTERM's grace, the executor has this long to say so before it is asked to kill.
@@ -276,7 +276,14 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             then: then.clone(),
             deadline: None,
         }),
-        IncarnationState::Reserved | IncarnationState::Running | IncarnationState::Ended(_) => {}
+        // Its volumes did not come free.
+        IncarnationState::Reserved => {
+            if let Some(operation) = brings_up(fleet, incarnation) {
+                let reason = volume::late(fleet, incarnation);
+                operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
+            }
+        }
+        IncarnationState::Running | IncarnationState::Ended(_) => {}
     }
     draft.done()
 }

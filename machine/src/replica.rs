@@ -274,6 +274,11 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
     })?;
     let generation =
         fleet.deployments().get(&(plan.name.clone(), deployment.clone())).map_or(0, |d| d.generation);
+    let replicas = fleet.index().plan_index(&plan.name).map_or(0, |index| index.replicas);
+    if plan.spec_of(generation).claims_by_name() && replicas > 0 {
+        let detail = format!("plan {} claims a volume by name, which one replica alone can use", plan.name);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
     let mut draft = Draft::new(ctx);
     let name = ReplicaName::issue(&plan.spec_of(generation).service, draft.position());
     let (plan, deployment) = (plan.name.clone(), deployment.clone());

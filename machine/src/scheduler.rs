@@ -86,14 +86,18 @@ pub struct Stored {
     pub class: StorageClass,
     /// Bytes of it.
     pub capacity: u64,
+    /// Bytes of it that are asked for, which may be less.
+    pub claimed: u64,
 }
 
-/// What a run by the spec needs of the node's storage: what is there already needs no more.
+/// What a run by the spec needs of the node's storage: nothing for a volume that is there already, all of one that has
+/// to come, and what is asked for of one that is to be made.
 pub(crate) fn storage(spec: &PlanSpec, stored: &[Stored], node: &NodeName) -> BTreeMap<StorageClass, u64> {
     let mut needed = spec.volumes();
-    for volume in stored.iter().filter(|volume| volume.node == *node) {
+    for volume in stored {
         if let Some(sum) = needed.get_mut(&volume.class) {
-            *sum = sum.saturating_sub(volume.capacity);
+            let comes = if volume.node == *node { 0 } else { volume.capacity };
+            *sum = sum.saturating_sub(volume.claimed).saturating_add(comes);
         }
     }
     needed.retain(|_, bytes| *bytes > 0);

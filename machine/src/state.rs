@@ -298,7 +298,7 @@ pub struct Operation {
     pub wants: Option<NodeName>,
     /// Its state.
     pub state: OperationState,
-    /// Whether what it brings up uses volumes.
+    /// Whether volumes say where it can go: those that the replica has already, or that have names.
     pub stores: bool,
     /// The hash of what it does, once it is known.
     pub hash: Option<Digest>,

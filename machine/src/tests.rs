@@ -1,6 +1,7 @@
 //! Scenarios of the state machine, by entity. Each row or test is a rule; the names say what they show.
 
 mod again;
+mod attack;
 mod catalogue;
 mod deployments;
 mod disruptions;

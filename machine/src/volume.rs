@@ -87,9 +87,24 @@ pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> R
             node: volume.node.clone(),
             class: volume.class.clone(),
             capacity: volume.capacity,
+            claimed: claim.capacity,
         });
     }
     Ok(stored)
+}
+
+/// Which of the volumes that the replica is to use is used by another one than it has now.
+pub(crate) fn used_by_another(
+    fleet: &Fleet,
+    spec: &PlanSpec,
+    replica: &ReplicaName,
+    old: &Incarnation,
+) -> Option<String> {
+    names(spec, replica).into_iter().find_map(|name| {
+        let user = fleet.volumes().get(&name)?.user.filter(|user| *user != old.id)?;
+        let user = fleet.incarnations().get(&user).map_or(String::new(), |user| format!(" {}", user.replica));
+        Some(format!("volume {name} is used by replica{user}"))
+    })
 }
 
 /// Why the replica cannot use the volume by the claim, whatever becomes free.
@@ -243,11 +258,27 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
     draft.done()
 }
 
+/// Why a run that waited for its volumes waited too long.
+pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
+    let waits_for = incarnation.mounts.iter().find_map(|name| {
+        let volume = fleet.volumes().get(name)?;
+        let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
+        match user {
+            Some(user) => Some(format!("volume {name} was used by replica {} until then", user.replica)),
+            None if volume.state != VolumeState::Ready => {
+                Some(format!("volume {name} was not ready in time"))
+            }
+            None => None,
+        }
+    });
+    waits_for.unwrap_or_else(|| "its volumes were not ready in time".to_owned())
+}
+
 /// The volumes that are to be made for the run, or why it will never have all.
 fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
     let spec = spec_of(fleet, incarnation).ok_or("its version is forgotten")?;
     let replica = &incarnation.replica;
-    let (mut missing, mut needed) = (Vec::new(), BTreeMap::<StorageClass, u64>::new());
+    let (mut missing, mut needed) = (Vec::<VolumeCreated>::new(), BTreeMap::<StorageClass, u64>::new());
     for (name, claim) in spec.claims(replica) {
         let capacity = if let Some(volume) = fleet.volumes().get(&name) {
             if let Some(reason) = misfit(volume, claim, replica) {

@@ -1,12 +1,14 @@
 //! Ends of incarnations, by proof alone, and what follows for their operations.
 
 use chancery_events::fact::{
-    Fact, IncarnationBegun, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded, ReplicaDeleted,
+    Again, Fact, IncarnationBegun, IncarnationEnd, IncarnationEnded, OperationEnd, OperationEnded,
+    ReplicaDeleted,
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::Process;
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
+use chancery_events::time::Time;
 
 use super::again::again;
 use super::{running_operation, start_deadline};
@@ -32,8 +34,7 @@ pub(super) fn by_proof(
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
-    let again = again(fleet, replica, incarnation, &end, ctx.now)
-        .filter(|_| !is_taken_over(fleet, replica, incarnation));
+    let again = promise(fleet, incarnation, &end, ctx.now);
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -63,6 +64,17 @@ pub(super) fn by_proof(
             }
         }
     }
+}
+
+/// When the plan's rule starts the replica again after this end of a run of it: not if something else brings it up.
+pub(crate) fn promise(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    end: &IncarnationEnd,
+    now: Time,
+) -> Option<Again> {
+    let replica = fleet.replicas().get(&incarnation.replica)?;
+    again(fleet, replica, incarnation, end, now).filter(|_| !is_taken_over(fleet, replica, incarnation))
 }
 
 /// Whether something else brings the replica up, or has: what waited on a run that was up ends with it.

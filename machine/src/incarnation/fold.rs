@@ -12,6 +12,7 @@ use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
+use super::start_deadline;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Version};
@@ -124,7 +125,7 @@ pub(crate) fn asked(
             let changes = incarnation.state != IncarnationState::Reserved;
             if !changes && !incarnation.mounts.is_empty() {
                 // First its volumes.
-                incarnation.due = true;
+                (incarnation.due, incarnation.deadline) = (true, deadline);
                 incarnation.meta.touch(at);
                 return;
             }
@@ -159,8 +160,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
         incarnation.due = false;
         incarnation.meta.bump(at);
     })?;
-    let node = fleet.want::<Incarnation>(&fact.incarnation)?.node.clone();
-    volume::take(fleet, &fact.mounts, fact.incarnation, &node, at)?;
+    volume::take(fleet, &fact.mounts, fact.incarnation, at)?;
     fleet.change::<Replica>(&fact.replica, |replica| replica.meta.touch(at))
 }
 
@@ -290,7 +290,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         replica.incarnations.retain(|id| !gone.contains(id));
         replica.meta.touch(at);
     })?;
-    hand_over(fleet, fact)?;
+    hand_over(fleet, fact, at)?;
     let Some(displaced) = fact.displaces else { return Ok(()) };
     fleet.change::<Operation>(&displaced, |operation| {
         operation.state = OperationState::Preparing;
@@ -302,7 +302,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
 }
 
 /// The run that follows it holds all that it needs from now on.
-fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded) -> Result<(), Contradiction> {
+fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
     let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
         let follows = fleet.incarnations().get(id).and_then(|left| left.follows);
@@ -313,10 +313,14 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded) -> Result<(), Contradic
             let by = fleet.want::<Incarnation>(&id)?.operation;
             let begun =
                 fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running(_)));
+            let run = fleet.want::<Incarnation>(&id)?;
+            let due = begun && run.state == IncarnationState::Reserved && !run.mounts.is_empty();
+            let deadline = start_deadline(fleet, &run.plan, &run.deployment, at.time).filter(|_| due);
             fleet.change::<Incarnation>(&id, |follower| {
                 follower.shares = Amounts::ZERO;
-                follower.due =
-                    begun && follower.state == IncarnationState::Reserved && !follower.mounts.is_empty();
+                if due {
+                    (follower.due, follower.deadline) = (true, deadline);
+                }
             })
         }
         None => Ok(()),

@@ -8,9 +8,9 @@ use chancery_events::spec::OperationKind;
 
 use super::end_word;
 use crate::context::{Context, Draft};
-use crate::deployment;
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState, Will};
+use crate::{deployment, incarnation};
 
 /// An incarnation that the operation holds and nobody was asked to start.
 pub(super) fn holds_place<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a Incarnation> {
@@ -30,16 +30,21 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
     };
     let superseded = matches!(how, OperationEnd::Superseded { .. });
+    let failed = matches!(how, OperationEnd::Failed { .. });
     draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end: how });
     if let Some(held) = holds_place(fleet, operation) {
+        let end = IncarnationEnd::Unwound { reason: format!("its operation was {word}") };
+        // It had begun, and perhaps what ran before is over already.
+        let begun = failed && matches!(operation.state, OperationState::Running(_));
+        let again = if begun { incarnation::promise(fleet, held, &end, draft.now()) } else { None };
         draft.push(IncarnationEnded {
             incarnation: held.id,
             replica: held.replica.clone(),
             node: held.node.clone(),
-            end: IncarnationEnd::Unwound { reason: format!("its operation was {word}") },
+            end,
             displaces: None,
             processes: Vec::new(),
-            again: None,
+            again,
             mounts: Vec::new(),
         });
     }

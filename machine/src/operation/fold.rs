@@ -26,7 +26,12 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let in_place = fact.kind == OperationKind::Update;
     let key = (plan.clone(), version.clone());
     let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
-    let stores = of.is_some_and(|(plan, of)| !plan.spec_of(of.generation).volumes().is_empty());
+    // What is there already, or may come to be there by another, says where it can go.
+    let stores = of.is_some_and(|(plan, of)| {
+        let spec = plan.spec_of(of.generation);
+        let owns = fleet.index().volumes.owned(&fact.replica).next().is_some();
+        spec.claims_by_name() || owns && !spec.volumes().is_empty()
+    });
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.change::<Replica>(&fact.replica, |replica| {

@@ -77,6 +77,12 @@ fn find(
         volume::names(spec, &operation.replica).iter().any(|name| old.mounts.contains(name))
     };
     let stop_first = stop_first || old.is_some_and(shares);
+    // What runs is not stopped for what cannot begin yet.
+    if let Some(old) = old.filter(|_| stop_first)
+        && let Some(reason) = volume::used_by_another(fleet, spec, &operation.replica, old)
+    {
+        return Err(vec![Unfit { reason, count: 0, nodes: Vec::new() }]);
+    }
     let follows = old.filter(|_| stop_first).map(|old| old.id);
     if let Some(old) = old.filter(|_| stop_first)
         && operation.wants.is_none()

@@ -1,14 +1,17 @@
 //! Folding what becomes of volumes.
 
+use std::collections::BTreeMap;
+
 use chancery_events::fact::{
     Asker, Effect, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed, VolumeLost, VolumeReady,
     VolumeRemoving,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::name::{NodeName, VolumeName};
+use chancery_events::name::VolumeName;
 use chancery_events::spec::OnDelete;
 use chancery_events::subject::Subject;
 
+use super::spec_of;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::state::{Incarnation, Node, Outstanding, Volume, VolumeState};
@@ -95,18 +98,23 @@ pub(crate) fn destroyed(fleet: &mut Fleet, fact: &VolumeDestroyed) -> Result<(),
     fleet.remove::<Volume>(&fact.name)
 }
 
-/// A run begins to use them, and they come to its node.
+/// A run begins to use them: they come to its node, and what becomes of them is what its version says.
 pub(crate) fn take(
     fleet: &mut Fleet,
     mounts: &[VolumeName],
     user: IncarnationId,
-    node: &NodeName,
     at: At,
 ) -> Result<(), Contradiction> {
+    let run = fleet.want::<Incarnation>(&user)?;
+    let node = run.node.clone();
+    let says: BTreeMap<_, _> = spec_of(fleet, run)
+        .map(|spec| spec.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
+        .unwrap_or_default();
     for name in mounts {
         fleet.change::<Volume>(name, |volume| {
             volume.user = Some(user);
             volume.node = node.clone();
+            volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
             volume.meta.touch(at);
         })?;
     }

@@ -9,7 +9,8 @@ use chancery_events::spec::{DisruptionState, NodeState, OperationKind, Strategy}
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
-    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Set, Will,
+    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Set, Volume,
+    VolumeState, Will,
 };
 use chancery_projector::Folding;
 use serde_json::{Value, json};

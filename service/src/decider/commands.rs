@@ -1,0 +1,105 @@
+//! The commands of objects: what an executor is told to do, with all that it needs for it.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::id::{ObjectId, VolumeId};
+use chancery_events::name::ReplicaName;
+use chancery_events::protocol::{Command, Mount, ObjectSpec, RunPayload, RunSpec, Standing, VolumeSpec};
+use chancery_events::spec::{Payload, VolumeClaim};
+use chancery_machine::fleet::Fleet;
+use chancery_machine::state::{Incarnation, Volume, VolumeState};
+
+/// The volume with this id.
+pub(super) fn volume(fleet: &Fleet, id: VolumeId) -> Option<&Volume> {
+    fleet.volumes().get(fleet.index().volumes.name(id)?)
+}
+
+/// The last command of an object, with all that it needs.
+pub(super) fn command(fleet: &Fleet, id: ObjectId) -> Option<Command> {
+    match id {
+        ObjectId::Incarnation(id) => of_run(fleet, fleet.incarnations().get(&id)?),
+        ObjectId::Volume(id) => volume(fleet, id).map(of_volume),
+    }
+}
+
+fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
+    let plan = fleet.plans().get(&incarnation.plan)?;
+    let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
+    let deployment = fleet.deployments().get(&key)?;
+    let spec = plan.spec_of(deployment.generation);
+    let payloads = spec.payloads.iter().map(|payload| RunPayload {
+        name: payload.name.clone(),
+        processes: payload.processes,
+        memory: NonZeroU64::new(payload.resources.memory),
+        ports: payload.ports.clone(),
+        coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
+        run: payload.run.clone(),
+        ready: payload.ready.clone(),
+        mounts: mounts(fleet, &incarnation.replica, payload),
+    });
+    Some(Command {
+        object: incarnation.id.into(),
+        revision: incarnation.revision,
+        attempt: incarnation.command.map_or(1, |command| command.attempt),
+        effect: incarnation.asked.unwrap_or(Effect::Ensure),
+        standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
+        grace: spec.timeouts.stop(),
+        spec: ObjectSpec::Run(RunSpec {
+            replica: incarnation.replica.clone(),
+            plan: incarnation.plan.clone(),
+            node: incarnation.node.clone(),
+            restart: spec.restart,
+            payloads: payloads.collect(),
+        }),
+    })
+}
+
+/// The volumes of a payload that is begun: they are there, and its own.
+fn mounts(fleet: &Fleet, replica: &ReplicaName, payload: &Payload) -> Vec<Mount> {
+    let mount = |claim: &VolumeClaim| {
+        let volume = fleet.volumes().get(&claim.name(replica, &payload.name))?.id;
+        Some(Mount { path: claim.mount.clone(), volume })
+    };
+    payload.volumes.iter().filter_map(mount).collect()
+}
+
+fn of_volume(volume: &Volume) -> Command {
+    let effect = match volume.state {
+        VolumeState::Destroying => Effect::Kill,
+        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => Effect::Ensure,
+    };
+    Command {
+        object: volume.id.into(),
+        revision: volume.revision,
+        attempt: volume.command.map_or(1, |command| command.attempt),
+        effect,
+        standing: if volume.command.is_some() { Standing::Open } else { Standing::Met },
+        grace: Duration::ZERO,
+        spec: ObjectSpec::Volume(VolumeSpec {
+            name: volume.name.clone(),
+            node: volume.node.clone(),
+            class: volume.class.clone(),
+            capacity: volume.capacity,
+        }),
+    }
+}
+
+/// The bytes of a command as it is sent.
+pub(super) fn size(command: &Command) -> usize {
+    struct Counter(usize);
+    impl io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    serde_json::to_writer(&mut counter, command).expect("a command is always JSON");
+    counter.0
+}

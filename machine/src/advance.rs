@@ -239,13 +239,19 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         let (Some(plan), false) = (fleet.plans().get(name), agenda.is_parked(&subject)) else {
             continue;
         };
-        let groups = fleet.index().plan_index(name).into_iter().flat_map(|index| &index.unplaced);
+        let Some(groups) = fleet.index().plan_index(name).map(|index| &index.unplaced) else { continue };
+        // The oldest says for all why the plan waits.
+        let speaker = groups.values().filter_map(BTreeSet::first).min();
         for (kind, waiting) in groups {
+            let Some(operation) = waiting.first() else { continue };
             let group = (name.clone(), kind.clone());
             let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
-            let Some(operation) = waiting.first().filter(|_| !tried) else { continue };
+            let speaks = Some(operation) == speaker;
+            if tried && !(speaks && plan.unfit.is_empty()) {
+                continue;
+            }
             agenda.turn_to(&subject, operation.position());
-            let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, ctx);
+            let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, speaks, ctx);
             let in_vain = |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanWaiting(_)));
             if found.as_ref().is_none_or(in_vain) {
                 agenda.tried.insert(group, grown);

@@ -34,7 +34,9 @@ use crate::incarnation;
 use crate::meta::{At, Stamp};
 use crate::operation::{self, Want};
 use crate::refuse::{Faults, bad_transition, not_found};
-use crate::state::{Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Replica};
+use crate::state::{
+    Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
+};
 use crate::volume;
 
 /// Disruptions of a node, at most.
@@ -109,9 +111,9 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
 
 /// Moves away from the node that the disruption asked for and that have not begun.
 fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a Operation> {
-    let held = fleet.index().places.held(node).incarnations.iter();
+    let held = fleet.index().places.incarnations(node);
     let replicas = held
-        .filter_map(|id| fleet.incarnations().get(id))
+        .filter_map(|id| fleet.incarnations().get(&id))
         .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
     let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
     let operations = open.filter_map(|open| fleet.operations().get(&open.id));
@@ -197,9 +199,12 @@ pub(crate) fn step(
     None
 }
 
-/// When the next disruption begins to empty its node, if that is later than now.
+/// When the next disruption begins to empty its node, or a plan's next move may be made, if that is later than now.
 pub(crate) fn next_start(fleet: &Fleet, now: Time) -> Option<Time> {
-    fleet.index().evicting.iter().map(|(from, ..)| *from).find(|from| *from > now)
+    let index = fleet.index();
+    let start = index.evicting.iter().map(|(from, ..)| *from).find(|from| *from > now);
+    let setback = index.setbacks.iter().map(|(until, _)| *until).find(|until| *until > now);
+    start.into_iter().chain(setback.filter(|_| !index.evicting.is_empty())).min()
 }
 
 fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
@@ -214,17 +219,28 @@ fn completed(node: &Node, name: &DisruptionName, draft: &mut Draft) {
 }
 
 fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, draft: &mut Draft) {
-    let held = fleet.index().places.held(&node.name).incarnations.iter();
-    for incarnation in held.filter_map(|id| fleet.incarnations().get(id)) {
-        if incarnation.state == IncarnationState::Reserved && !has_begun(fleet, incarnation) {
-            let reason = format!("disruption {name} of node {} takes its place", node.name);
-            return incarnation::displace(fleet, incarnation, reason, draft);
+    let held = fleet.index().places.held(&node.name);
+    let mut reserved = held.reserved.iter().filter_map(|id| fleet.incarnations().get(id));
+    if let Some(incarnation) = reserved.find(|incarnation| !has_begun(fleet, incarnation)) {
+        let reason = format!("disruption {name} of node {} takes its place", node.name);
+        return incarnation::displace(fleet, incarnation, reason, draft);
+    }
+    let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
+    let replica = plans.find_map(|plan| {
+        let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
+        let within = evictions < plan.spec.budget || planted::is(Bug::ExceedsBudget);
+        let setback = plan.setback;
+        if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
+            return None;
         }
-        if let Some(replica) = movable(fleet, incarnation) {
-            let by = Asker::Disruption { node: node.name.clone(), name: name.clone() };
-            let want = Want::by(OperationKind::Relocate, Some(by));
-            return operation::open(fleet, replica, &want, ctx, draft);
-        }
+        // After one that failed, it is the turn of others.
+        let mut runs = held.of_plan(&plan.name, setback.map(|setback| setback.run));
+        runs.find_map(|id| movable(fleet, plan, fleet.incarnations().get(&id)?))
+    });
+    if let Some(replica) = replica {
+        let by = Asker::Disruption { node: node.name.clone(), name: name.clone() };
+        let want = Want::by(OperationKind::Relocate, Some(by));
+        operation::open(fleet, replica, &want, ctx, draft);
     }
 }
 
@@ -234,16 +250,17 @@ fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     holder.is_some_and(|operation| matches!(operation.state, OperationState::Running(_)))
 }
 
-/// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and the
-/// plan's budget allows one more.
-fn movable<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Replica> {
+/// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and its
+/// volumes can go with it.
+fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Option<&'a Replica> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
-    let plan = fleet.plans().get(&replica.plan)?;
-    let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
-    let within = evictions < plan.spec.budget || planted::is(Bug::ExceedsBudget);
-    (active && runs && within && replica.is_free_to_move(fleet)).then_some(replica)
+    let movable = active && runs && replica.is_free_to_move(fleet) && {
+        let version = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
+        volume::stored(fleet, plan.spec_of(version.generation), &replica.name).is_ok()
+    };
+    movable.then_some(replica)
 }
 
 impl Replica {

@@ -39,6 +39,7 @@ use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{operation, volume};
 
+pub(crate) use again::wait;
 pub(crate) use end::{displace, lost, promise};
 pub(crate) use fold::{asked, begun, command_failed, commanded, ended, ensured, reserved, running, status};
 

@@ -118,6 +118,8 @@ pub struct Index {
     pub disturbed: BTreeSet<NodeName>,
     /// Approved disruptions that empty their nodes, by when they begin to, and by update domain.
     pub evicting: BTreeSet<(Time, DomainName, NodeName, DisruptionName)>,
+    /// Plans of which no disruption moves a replica before a time, since a move failed.
+    pub setbacks: BTreeSet<(Time, PlanName)>,
     /// How many replicas of a group hold a place, by node.
     groups: BTreeMap<GroupName, Tally<NodeName>>,
     /// Commands without an outcome, by the time before which they are not sent.
@@ -221,6 +223,11 @@ impl Index {
 
     pub(crate) fn plan(&mut self, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
         let Some(this) = new.or(old) else { return };
+        for (marks, up) in [(old, false), (new, true)] {
+            if let Some((marks, until)) = marks.and_then(|marks| Some((marks, marks.setback?))) {
+                mark(&mut self.setbacks, (until, marks.name.clone()), up);
+            }
+        }
         self.with_plan(&this.name, |index| index.plan(new));
     }
 
@@ -310,8 +317,8 @@ impl Index {
         let same = old.zip(new).is_some_and(|(old, new)| alike(old, new));
         for (marks, up) in [(old, false), (new, true)] {
             let Some(this) = marks.filter(|marks| marks.live && !same) else { continue };
-            let IncarnationMarks { id, node, amounts, volumes, .. } = this;
-            let holding = Holding { incarnation: *id, node, amounts: *amounts, volumes };
+            let IncarnationMarks { id, plan, node, amounts, volumes, .. } = this;
+            let holding = Holding { incarnation: *id, plan, node, amounts: *amounts, volumes };
             self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, *id, lost);
@@ -321,6 +328,13 @@ impl Index {
                 if tally.is_empty() {
                     self.groups.remove(group);
                 }
+            }
+        }
+        let is_reserved = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.reserved);
+        let changed = !same || is_reserved(old) != is_reserved(new);
+        for (marks, up) in [(old, false), (new, true)] {
+            if let Some(marks) = marks.filter(|marks| changed && marks.reserved) {
+                self.places.reserve(&marks.node, marks.id, up);
             }
         }
         let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);

@@ -51,6 +51,8 @@ pub(crate) struct PlanMarks {
     pub(crate) parked: bool,
     pub(crate) removing: bool,
     pub(crate) updates_alone: bool,
+    /// Until when no disruption moves a replica of it.
+    pub(crate) setback: Option<Time>,
 }
 
 impl From<&Plan> for PlanMarks {
@@ -61,6 +63,7 @@ impl From<&Plan> for PlanMarks {
             waiting: plan.next.is_some(),
             parked: plan.parked.is_some(),
             removing: plan.removing.is_some(),
+            setback: plan.setback.map(|setback| setback.until),
             updates_alone: plan.spec.approval.of(OperationKind::Update) == Approval::Automatic,
         }
     }
@@ -233,8 +236,11 @@ impl From<&Operation> for OperationMarks {
 #[derive(PartialEq)]
 pub(crate) struct IncarnationMarks {
     pub(crate) id: IncarnationId,
+    pub(crate) plan: PlanName,
     pub(crate) node: NodeName,
     pub(crate) cluster: ClusterName,
+    /// Whether nobody was asked to start it.
+    pub(crate) reserved: bool,
     /// What it holds.
     pub(crate) amounts: Amounts,
     pub(crate) groups: Vec<GroupName>,
@@ -253,8 +259,10 @@ impl From<&Incarnation> for IncarnationMarks {
         let live = incarnation.is_live();
         IncarnationMarks {
             id: incarnation.id,
+            plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
             cluster: incarnation.cluster.clone(),
+            reserved: incarnation.state == IncarnationState::Reserved,
             amounts: incarnation.holds(),
             groups: incarnation.groups.clone(),
             volumes: incarnation.volumes.clone(),

@@ -167,7 +167,7 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
             let count = held.incarnations.len();
             let replica = fleet
                 .incarnations()
-                .get(first)
+                .get(&first.1)
                 .map_or(String::new(), |i| format!(", among them {}", i.replica));
             Err(Refusal::new(Code::InUse, format!("node {} holds {count} incarnations{replica}", node.name)))
         }

@@ -6,11 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
-use chancery_events::id::IncarnationId;
-use chancery_events::name::{CapabilityName, ClusterName, DomainName, Key, NodeName, StorageClass, ZoneName};
+use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::name::{
+    CapabilityName, ClusterName, DomainName, Key, NodeName, PlanName, StorageClass, ZoneName,
+};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::NodeState;
 use rustc_hash::FxHashMap;
@@ -43,8 +46,10 @@ pub struct Held {
     pub volumes: BTreeMap<StorageClass, u64>,
     /// Of its storage, by volumes.
     pub stored: BTreeMap<StorageClass, u64>,
-    /// By which incarnations.
-    pub incarnations: BTreeSet<IncarnationId>,
+    /// By which incarnations, of which plans.
+    pub incarnations: BTreeSet<(PlanName, IncarnationId)>,
+    /// Those of them that nobody was asked to start.
+    pub reserved: BTreeSet<IncarnationId>,
 }
 
 static NOTHING: Held = Held {
@@ -52,9 +57,41 @@ static NOTHING: Held = Held {
     volumes: BTreeMap::new(),
     stored: BTreeMap::new(),
     incarnations: BTreeSet::new(),
+    reserved: BTreeSet::new(),
 };
 
+/// No id of an incarnation comes before it.
+fn first_id() -> IncarnationId {
+    IncarnationId::issue(Lineage::from_random(0), Position::ZERO)
+}
+
+/// No id of an incarnation comes behind it.
+fn last_id() -> IncarnationId {
+    IncarnationId::issue(Lineage::from_random(u64::MAX), Position::MAX)
+}
+
 impl Held {
+    /// The plans of which something runs there, each once.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = &PlanName> {
+        let next = |last: &&PlanName| {
+            let behind = Bound::Excluded(((*last).clone(), last_id()));
+            self.incarnations.range((behind, Bound::Unbounded)).next().map(|(plan, _)| plan)
+        };
+        std::iter::successors(self.incarnations.first().map(|(plan, _)| plan), next)
+    }
+
+    /// What runs there of the plan: what comes behind one first.
+    pub(crate) fn of_plan(
+        &self,
+        plan: &PlanName,
+        behind: Option<IncarnationId>,
+    ) -> impl Iterator<Item = IncarnationId> {
+        let (first, last) = ((plan.clone(), first_id()), (plan.clone(), last_id()));
+        let turn = behind.map_or_else(|| first.clone(), |behind| (plan.clone(), behind));
+        let rest = self.incarnations.range((Bound::Excluded(turn.clone()), Bound::Included(last)));
+        rest.chain(self.incarnations.range(first..=turn)).map(|(_, id)| *id)
+    }
+
     /// Bytes of storage of the class.
     pub fn storage(&self, class: &StorageClass) -> u64 {
         let of = |sums: &BTreeMap<StorageClass, u64>| sums.get(class).copied().unwrap_or(0);
@@ -65,6 +102,7 @@ impl Held {
 /// What a place holds, or gives back.
 pub(crate) struct Holding<'a> {
     pub(crate) incarnation: IncarnationId,
+    pub(crate) plan: &'a PlanName,
     pub(crate) node: &'a NodeName,
     pub(crate) amounts: Amounts,
     pub(crate) volumes: &'a BTreeMap<StorageClass, u64>,
@@ -168,7 +206,18 @@ impl Places {
     }
 
     pub(crate) fn incarnations(&self, node: &NodeName) -> impl Iterator<Item = IncarnationId> {
-        self.held(node).incarnations.iter().copied()
+        self.held(node).incarnations.iter().map(|(_, id)| *id)
+    }
+
+    /// Nobody was asked yet to start what holds the place, or somebody was.
+    pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, up: bool) {
+        if let Some(site) = self.sites.get_mut(node) {
+            if up {
+                site.held.reserved.insert(incarnation);
+            } else {
+                site.held.reserved.remove(&incarnation);
+            }
+        }
     }
 
     pub(crate) fn is_expunged(&self, node: &NodeName) -> bool {
@@ -243,7 +292,7 @@ impl Places {
         let before = spot.as_ref().map(|spot| spot.free(held, of.node));
         if up {
             held.amounts += of.amounts;
-            held.incarnations.insert(of.incarnation);
+            held.incarnations.insert((of.plan.clone(), of.incarnation));
             for (class, bytes) in of.volumes {
                 *held.volumes.entry(class.clone()).or_default() += bytes;
             }
@@ -256,7 +305,7 @@ impl Places {
             for _ in 0..times {
                 held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
             }
-            held.incarnations.remove(&of.incarnation);
+            held.incarnations.remove(&(of.plan.clone(), of.incarnation));
             for (class, bytes) in of.volumes {
                 give_back(&mut held.volumes, class, *bytes);
             }

@@ -95,6 +95,13 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
     let resources = payload.resources;
     let sane = [resources.cpu, resources.memory, resources.disk].iter().all(|amount| *amount <= largest);
     faults.check(sane, format!("{at}/resources"), "is more than can be counted");
+    faults.check(
+        payload.ports.len() <= OF_PAYLOAD,
+        format!("{at}/ports"),
+        format!("must be at most {OF_PAYLOAD}"),
+    );
+    let few = payload.volumes.len() <= OF_PAYLOAD;
+    faults.check(few, format!("{at}/volumes"), format!("must be at most {OF_PAYLOAD}"));
     let (mut ports, mut variables) = (BTreeMap::new(), BTreeSet::new());
     for (i, port) in payload.ports.iter().enumerate() {
         let fresh = ports.insert(&port.name, port.protocol).is_none();
@@ -107,7 +114,7 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
     for (i, volume) in payload.volumes.iter().enumerate() {
         let at = format!("{at}/volumes/{i}");
         faults.check(volume.capacity > 0, format!("{at}/capacity"), "must be more than zero");
-        faults.check(volume.capacity <= largest, format!("{at}/capacity"), "is more than can be counted");
+        faults.check(volume.capacity <= VOLUME, format!("{at}/capacity"), "is more than can be counted");
         faults.check(is_mount(&volume.mount), format!("{at}/mount"), MOUNT);
         let fresh = mounts.insert(&volume.mount);
         faults.check(fresh, format!("{at}/mount"), "is named twice");
@@ -147,6 +154,12 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
         faults.check(sane, format!("{at}/ready/http/path"), "must begin with / and hold no spaces");
     }
 }
+
+/// Bytes of a volume, at most: sums of any number that there may be can be counted.
+const VOLUME: u64 = 1 << 56;
+
+/// Ports of a payload, and volumes, at most.
+const OF_PAYLOAD: usize = 64;
 
 /// What a mount is.
 const MOUNT: &str =
@@ -243,6 +256,7 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(
         current: None,
         next: None,
         unfit: Vec::new(),
+        setback: None,
         totals: BTreeMap::new(),
         removing: None,
         parked: None,

@@ -132,12 +132,25 @@ pub struct Plan {
     pub unfit: Vec<Unfit>,
     /// How many operations ended, by kind and outcome, for ever.
     pub totals: BTreeMap<(OperationKind, String), u64>,
+    /// The last move of a replica by a disruption, if it failed.
+    pub setback: Option<Setback>,
     /// Who wants it to go, with all that it has.
     pub removing: Option<Actor>,
     /// Why it is left alone.
     pub parked: Option<String>,
     /// Its history.
     pub meta: Meta,
+}
+
+/// A move by a disruption that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Setback {
+    /// No replica of the plan is moved by a disruption before.
+    pub until: Time,
+    /// How many failed in a row.
+    pub row: u32,
+    /// The run that was to move away.
+    pub run: IncarnationId,
 }
 
 /// The states of a deployment.

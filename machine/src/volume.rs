@@ -4,7 +4,7 @@
 //! |---|---|---|---|---|---|---|
 //! | ensuring | → ready | asked again; given up: its users' operations fail, and it goes | → lost | is to go | → destroying | → lost |
 //! | ready | – | – | → lost | is to go | → destroying | → lost |
-//! | lost | – | – | – | is to go | → destroying; at once over on an expunged node | – |
+//! | lost | → ready, unless its node is gone: it was not there for a while | – | – | is to go | → destroying; at once over on an expunged node | – |
 //! | destroying | – | asked again, for ever | – | – | – | destroyed |
 //!
 //! It is made when the operation of its first user has begun, on that one's node. Its data is where its cluster's executor
@@ -151,6 +151,10 @@ pub(crate) fn report(
         // It reflects less than what is asked now.
         _ if report.revision < volume.revision => {}
         (VolumeState::Ensuring, Saw::Ready { .. }) => draft.push(VolumeReady { name }),
+        // It was there all the time: its disk was not, perhaps. What went with its node on somebody's word stays gone.
+        (VolumeState::Lost(_), Saw::Ready { .. }) if !fleet.index().places.is_expunged(&volume.node) => {
+            draft.push(VolumeReady { name });
+        }
         (_, Saw::Failed { message, hope }) => failed(fleet, volume, message, *hope, ctx, &mut draft),
         (VolumeState::Destroying, Saw::Gone) => draft.push(VolumeDestroyed { name }),
         (VolumeState::Ensuring | VolumeState::Ready, Saw::Ended { exit, .. }) => {

@@ -132,10 +132,9 @@ fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
 
 fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
     let places = &fleet.index().places;
-    let held = fleet.index().disturbed.iter().flat_map(|node| places.incarnations(node));
+    let held = fleet.index().disturbed.iter().flat_map(|node| places.held(node).of_plan(&plan.name, None));
     let replicas = held
         .filter_map(|id| fleet.incarnations().get(&id))
-        .filter(|incarnation| incarnation.plan == plan.name)
         .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
     replicas.filter(|replica| !replica.is_going()).min_by_key(|replica| &replica.name)
 }

@@ -58,11 +58,15 @@ fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     })
 }
 
+/// How long to wait after so many in a row.
+pub(crate) fn wait(cooldown: Duration, row: u32) -> Duration {
+    cooldown * 2u32.saturating_pow(row.saturating_sub(1)).min(LONGEST)
+}
+
 fn next(spec: &PlanSpec, row: Option<Again>, since: Option<Time>, now: Time) -> Again {
     let cooldown = Duration::from_millis(spec.cooldown);
     let lasted = since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
     let Some(last) = row.filter(|_| !lasted) else { return Again { at: now, row: 1 } };
-    let times = 2u32.saturating_pow(last.row.saturating_sub(1)).min(LONGEST);
-    let wait = if planted::is(Bug::NoCooldown) { Duration::ZERO } else { cooldown * times };
+    let wait = if planted::is(Bug::NoCooldown) { Duration::ZERO } else { wait(cooldown, last.row) };
     Again { at: now.max(last.at + wait), row: last.row.saturating_add(1) }
 }

@@ -1,9 +1,11 @@
 //! Folding what becomes of operations.
 
+use std::time::Duration;
+
 use chancery_events::fact::{
     Again, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded, OperationOpened,
 };
-use chancery_events::id::OperationId;
+use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 
@@ -11,7 +13,10 @@ use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
 use crate::incarnation;
 use crate::meta::{At, Meta, Stamp};
-use crate::state::{Deployment, Open, Operation, OperationState, Plan, Replica, Will};
+use crate::state::{Deployment, Open, Operation, OperationState, Plan, Replica, Setback, Will};
+
+/// A disruption does not move another replica of a plan sooner than this after a move that failed.
+const SETBACK: Duration = Duration::from_secs(1);
 
 /// Operations of a replica that are over are kept so many.
 const KEPT: usize = 20;
@@ -99,6 +104,13 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     }
 }
 
+/// A move of the plan's by a disruption failed once more.
+fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
+    let row = plan.setback.map_or(1, |last| last.row.saturating_add(1));
+    let cooldown = Duration::from_millis(plan.spec.cooldown).max(SETBACK);
+    Setback { until: at.time + incarnation::wait(cooldown, row), row, run }
+}
+
 fn wills(replica: &mut Replica, kind: OperationKind) {
     replica.will = match kind {
         OperationKind::Create | OperationKind::Start => Will::Running,
@@ -162,6 +174,7 @@ pub(crate) fn close(
     let operation = fleet.want::<Operation>(&id)?;
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
+    let evicts = matches!(operation.by, Some(Asker::Disruption { .. }));
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());
@@ -182,8 +195,14 @@ pub(crate) fn close(
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
         fleet.change::<Deployment>(&key, |deployment| deployment.rested = Some(at.time))?;
     }
+    let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.change::<Plan>(&plan, |plan| {
         *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
+        match (end, run) {
+            (OperationEnd::Succeeded, _) if evicts => plan.setback = None,
+            (OperationEnd::Failed { .. }, Some(run)) if evicts => plan.setback = Some(setback(plan, run, at)),
+            _ => {}
+        }
         plan.meta.touch(at);
     })?;
     let open = |id: &OperationId| fleet.operations().get(id).is_some_and(Operation::is_open);

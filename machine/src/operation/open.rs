@@ -72,7 +72,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
     let hash = match changed {
         Some((incarnation, to)) => {
             let spec = plan.spec_of(to.generation);
-            up_hash(want.kind, &replica.name, (&incarnation.node, None), to, spec)
+            up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to, spec)
         }
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };

@@ -15,12 +15,13 @@ use crate::state::{Deployment, Incarnation, Operation, Plan, Replica};
 use crate::{deployment, volume};
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
-/// answer is the same as before.
+/// answer is the same as before, or if it does not speak for all of the plan's that have none.
 pub(crate) fn prepare(
     fleet: &Fleet,
     search: &mut Search,
     plan: &Plan,
     operation: OperationId,
+    speaks: bool,
     ctx: &Context,
 ) -> Option<Vec<Fact>> {
     let operation = fleet.operations().get(&operation)?;
@@ -42,7 +43,7 @@ pub(crate) fn prepare(
         Ok((found, stored)) => {
             reserve(fleet, plan, operation, replica, deployment, &found, &stored, ctx, &mut draft);
         }
-        Err(reasons) if reasons == plan.unfit => return None,
+        Err(reasons) if reasons == plan.unfit || !speaks => return None,
         Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
     }
     Some(draft.done())
@@ -154,7 +155,8 @@ fn reserve(
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
     }
-    let hash = up_hash(operation.kind, &replica.name, (&place.node, *follows), deployment, spec);
+    let where_to = (&place.node, *follows, place.strained.as_deref());
+    let hash = up_hash(operation.kind, &replica.name, where_to, deployment, spec);
     let incarnation = draft.id();
     draft.push(IncarnationReserved {
         operation: operation.id,
@@ -183,12 +185,12 @@ fn reserve(
     begin(fleet, &begun, how, ctx, draft);
 }
 
-/// The hash of everything that an operation that brings something up, or changes it, will do: where, and what is over
-/// before that.
+/// The hash of everything that an operation that brings something up, or changes it, will do: where, what is over
+/// before that, and what it breaks there.
 pub(super) fn up_hash(
     kind: OperationKind,
     replica: &ReplicaName,
-    (node, follows): (&NodeName, Option<IncarnationId>),
+    (node, follows, strained): (&NodeName, Option<IncarnationId>, Option<&str>),
     deployment: &Deployment,
     spec: &PlanSpec,
 ) -> Digest {
@@ -202,5 +204,6 @@ pub(super) fn up_hash(
     if !follows.is_empty() {
         parts.push(follows.as_bytes());
     }
+    parts.extend(strained.map(str::as_bytes));
     Digest::of(&parts)
 }

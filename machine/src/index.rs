@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 use crate::fleet::DeploymentKey;
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Turn, VolumeMarks,
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn, VolumeMarks,
 };
 use crate::places::{Holding, Places};
 use crate::state::{Capability, Cluster, Node, Policy};
@@ -234,7 +234,13 @@ impl Index {
     pub(crate) fn deployment(&mut self, old: Option<&DeploymentMarks>, new: Option<&DeploymentMarks>) {
         let Some(this) = new.or(old) else { return };
         let empty = DeploymentIndex::default();
+        let given_up = begins_nothing(new.map(|new| new.stage));
+        let changes = begins_nothing(old.map(|old| old.stage)) != given_up;
+        let mut waiting = BTreeSet::new();
         self.with_deployment(&this.plan, &this.name, |_, index| {
+            if changes {
+                waiting.clone_from(&index.unstarted);
+            }
             index.stage = new.map(|new| new.stage);
             index.count = new.map_or(0, |new| new.count);
             index.version = new.map(|new| new.version);
@@ -242,6 +248,9 @@ impl Index {
             index.set = new.map_or(empty.set, |new| new.set);
             index.rested = new.and_then(|new| new.rested);
         });
+        for operation in waiting {
+            self.policies.give_up(operation, given_up);
+        }
         for (marks, up) in [(old, false), (new, true)] {
             if let Some((marks, when)) = marks.and_then(|marks| Some((marks, marks.deadline?))) {
                 let key = (marks.plan.clone(), marks.name.clone());
@@ -288,7 +297,9 @@ impl Index {
             if let Turn::Waiting { until } = operation.turn {
                 mark(&mut self.alarms, (until, Alarm::Operation(operation.id)), up);
             }
-            self.policies.operation(operation, up);
+            let of = operation.deployment.as_ref();
+            let of = self.plans.get(&operation.plan).zip(of).and_then(|(plan, of)| plan.deployments.get(of));
+            self.policies.operation(operation, of.is_some_and(|of| begins_nothing(of.stage)), up);
             match &operation.deployment {
                 Some(name) => self.with_deployment(&operation.plan, name, |plan, of| {
                     plan.operation(operation, up);
@@ -429,6 +440,11 @@ impl Index {
             index.deployments = deployments;
         });
     }
+}
+
+/// Whether a deployment that is so begins nothing, or nothing more.
+fn begins_nothing(stage: Option<Stage>) -> bool {
+    stage.is_some_and(|stage| !matches!(stage, Stage::InProgress | Stage::Paused))
 }
 
 fn mark_name(set: &mut BTreeSet<PlanName>, name: &PlanName, up: bool) {

@@ -160,7 +160,7 @@ impl From<&Replica> for ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
             idle: replica.is_idle(),
-            still: replica.is_still(),
+            still: replica.is_still() || replica.is_without_place(),
             free: replica.is_free(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
             places: [active.map(place), other.map(place)],
@@ -182,6 +182,7 @@ pub(crate) enum Turn {
 
 /// Of an operation.
 #[derive(PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OperationMarks {
     pub(crate) id: OperationId,
     pub(crate) plan: PlanName,
@@ -190,6 +191,8 @@ pub(crate) struct OperationMarks {
     pub(crate) turn: Turn,
     pub(crate) domain: Option<DomainName>,
     pub(crate) updates: bool,
+    /// Whether its deployment asked for it, and nobody else.
+    pub(crate) deploys: bool,
     /// Whether a disruption asked for it.
     pub(crate) evicts: bool,
     /// Whether it looks for a place as no other does.
@@ -224,6 +227,7 @@ impl From<&Operation> for OperationMarks {
             turn,
             domain: operation.domain.clone(),
             updates: operation.kind == OperationKind::Update,
+            deploys: operation.by.is_none(),
             evicts: matches!(operation.by, Some(Asker::Disruption { .. })),
             alone: !alike || operation.wants.is_some() || operation.stores,
             about: operation.into(),

@@ -136,6 +136,7 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
     let steps: &[NodeState] = match (now.state, ask.state) {
         (Unallocated, Allocating) => &[Allocating],
         (Unallocated, Allocated) => &[Allocating, Allocated],
+        (Evicted, Allocated) if has_volumes_of(fleet, now, ask.cluster.as_ref()) => &[Allocating, Allocated],
         (Allocating, Allocated) if now.cluster == ask.cluster => &[Allocated],
         (Allocating | Allocated | Sanitizing, Evicted) => &[Evicted],
         (Evicted, Sanitizing) => &[Sanitizing],
@@ -145,7 +146,7 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
             return Err(impossible());
         }
     };
-    if let (Unallocated, Some(cluster)) = (now.state, &ask.cluster) {
+    if let (Unallocated | Evicted, Some(cluster)) = (now.state, &ask.cluster) {
         check_cluster(fleet, cluster)?;
     }
     if ask.state == Evicted {
@@ -172,6 +173,12 @@ fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
             Err(Refusal::new(Code::InUse, format!("node {} holds {count} incarnations{replica}", node.name)))
         }
     }
+}
+
+/// Whether volumes of the cluster are on the node: it goes back to them without being cleaned.
+fn has_volumes_of(fleet: &Fleet, node: &Node, cluster: Option<&ClusterName>) -> bool {
+    let first = volume::on_node(fleet, &node.name).and_then(|(first, _)| fleet.volumes().get(first));
+    first.is_some_and(|volume| Some(&volume.cluster) == cluster)
 }
 
 fn check_without_volumes(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {

@@ -240,6 +240,8 @@ pub struct Open {
     pub kind: OperationKind,
     /// Whether it was approved and its turn has come: only more than asking stops it.
     pub begun: bool,
+    /// Whether a place is held for what it brings up.
+    pub placed: bool,
 }
 
 /// One member of a plan's service.
@@ -450,6 +452,8 @@ pub struct Volume {
     pub removing: Option<Asker>,
     /// The run that uses it.
     pub user: Option<IncarnationId>,
+    /// Whether something may be in it: a run that uses it was started.
+    pub used: bool,
     /// Counts its commands.
     pub revision: u32,
     /// The last command, while it has no outcome.
@@ -466,6 +470,11 @@ impl Replica {
         self.operation.into_iter().chain(self.next)
     }
 
+    /// One of them.
+    pub(crate) fn open_mut(&mut self, id: OperationId) -> Option<&mut Open> {
+        self.operation.iter_mut().chain(&mut self.next).find(|open| open.id == id)
+    }
+
     /// Whether it is on its way out, or asked to be.
     pub fn is_going(&self) -> bool {
         self.will == Will::Deleted || self.open().any(|open| open.kind == OperationKind::Delete)
@@ -479,6 +488,15 @@ impl Replica {
     /// Whether it has no run, and nothing is being done about it.
     pub fn is_still(&self) -> bool {
         self.active.is_none() && self.passive.is_none() && self.operation.is_none()
+    }
+
+    /// Whether it has no run, and what is to bring one up has no place: it may have another version first.
+    pub fn is_without_place(&self) -> bool {
+        let waits = |open: Open| {
+            let up = matches!(open.kind, OperationKind::Create | OperationKind::Start);
+            up && !open.begun && !open.placed
+        };
+        self.runs().next().is_none() && self.operation.is_some_and(waits) && self.next.is_none()
     }
 
     /// Whether it runs, and nothing is being done about it: it may be updated.

@@ -40,8 +40,8 @@ use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
 
 pub(crate) use fold::{
-    created, destroyed, destroying, failed as command_failed, free, leave, lost as was_lost, ready, removing,
-    take,
+    created, destroyed, destroying, failed as command_failed, fill, free, leave, lost as was_lost, ready,
+    removing, take,
 };
 
 /// The rule by which a volume that could not be made goes again.
@@ -260,6 +260,17 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
         }
     }
     draft.done()
+}
+
+/// Whether one run can begin as the other one ends: all that it is to use is there, and nobody else uses it.
+pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> bool {
+    let free = |name: &VolumeName| {
+        fleet.volumes().get(name).is_some_and(|volume| {
+            let is_left = volume.user.is_none_or(|user| user == old.id);
+            volume.state == VolumeState::Ready && volume.removing.is_none() && is_left
+        })
+    };
+    new.mounts.iter().all(free) && wanting(fleet, new).is_ok_and(|missing| missing.is_empty())
 }
 
 /// Why a run that waited for its volumes waited too long.

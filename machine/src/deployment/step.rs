@@ -12,7 +12,7 @@ use super::work::Work;
 use crate::context::{Context, Draft};
 use crate::fleet::{DeploymentKey, Fleet};
 use crate::operation::{self, Want};
-use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
+use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
 
 /// The next step for the plan's deployments. Empty if there is none now.
 pub(crate) fn step(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Vec<Fact> {
@@ -83,7 +83,9 @@ fn of_current(
         Work::Create => create_one(plan, current, draft),
         Work::Delete => delete(fleet, victim(fleet, plan), &want(OperationKind::Delete), ctx, draft),
         Work::Assign(still) => {
-            draft.push(ReplicaAssigned { name: still, plan: plan.name.clone(), deployment: name.clone() });
+            if let Some(still) = replica(&still) {
+                assign(fleet, still, name, draft);
+            }
         }
         Work::Restart(idle) => {
             if let Some(idle) = replica(&idle) {
@@ -103,6 +105,26 @@ fn of_current(
         }
         // What is about the plan and no deployment of it.
         Work::Start | Work::Remove | Work::Forget => {}
+    }
+}
+
+/// Gives a replica that does not run the version. What was to bring it up and found no place ends: if a person asked for
+/// that, it is opened again, for the new version.
+fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut Draft) {
+    let waiting = still.operation.and_then(|open| fleet.operations().get(&open.id));
+    if let Some(waiting) = waiting {
+        let reason = format!("deployment {version} gives it another version");
+        operation::end(fleet, waiting, OperationEnd::Cancelled { reason }, draft);
+    }
+    if still.will == Will::Proposed {
+        return; // it was never approved, and is gone with that
+    }
+    let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
+    draft.push(ReplicaAssigned { name, plan, deployment });
+    let asked = waiting.filter(|waiting| matches!(waiting.by, Some(Asker::Actor(_))));
+    if let Some(asked) = asked {
+        let want = Want { node: asked.wants.as_ref(), ..Want::by(asked.kind, asked.by.clone()) };
+        operation::push_opened(&still.name, &want, None, draft);
     }
 }
 

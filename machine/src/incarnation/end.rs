@@ -128,14 +128,15 @@ fn replaced(
     }
     let new = other.filter(|new| operation.incarnation == Some(new.id));
     match new.map(|new| (&new.state, new)) {
-        // It was stopped first: now the other one may begin, or waits for its volumes alone.
-        Some((IncarnationState::Reserved, new)) if !new.mounts.is_empty() => {}
+        // It was stopped first: now the other one may begin, with the volumes of the old one before anybody else takes
+        // them, or waits for its volumes alone.
+        Some((IncarnationState::Reserved, new)) if !volume::passes_on(fleet, incarnation, new) => {}
         Some((IncarnationState::Reserved, new)) => draft.push(IncarnationBegun {
             incarnation: new.id,
             replica: new.replica.clone(),
             deployment: new.deployment.clone(),
             deadline: start_deadline(fleet, &new.plan, &new.deployment, ctx.now),
-            mounts: Vec::new(),
+            mounts: new.mounts.clone(),
         }),
         // It ended by itself while the other one came up, which goes on.
         Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}

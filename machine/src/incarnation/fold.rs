@@ -56,6 +56,9 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         } else {
             replica.passive = run;
         }
+        if let Some(open) = replica.open_mut(fact.operation) {
+            open.placed = true;
+        }
         replica.incarnations.push(id);
         replica.meta.touch(at);
     })?;
@@ -199,6 +202,7 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
         incarnation.ready = false;
         incarnation.meta.bump(at);
     })?;
+    volume::fill(fleet, id, at)?;
     set_health(fleet, id, at)
 }
 
@@ -216,6 +220,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         incarnation.since = incarnation.since.or(Some(at.time));
         incarnation.meta.bump(at);
     })?;
+    volume::fill(fleet, id, at)?;
     let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
     fleet.change::<Replica>(&fact.replica, |replica| {
         // It counts from now on, and the replica is of its version.
@@ -269,7 +274,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         }
         incarnation.meta.bump(at);
     })?;
-    volume::free(fleet, &fact.mounts, at)?;
+    volume::free(fleet, &fact.mounts, &fact.end, at)?;
     let over: Vec<_> = {
         let live = |id: &IncarnationId| fleet.incarnations().get(id).is_some_and(Incarnation::is_live);
         fleet.want::<Replica>(&fact.replica)?.incarnations.iter().filter(|id| !live(id)).copied().collect()
@@ -286,6 +291,9 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             replica.active = replica.passive.take();
             replica.last = Some(fact.end.clone());
             replica.again = fact.again;
+        }
+        if let Some(open) = fact.displaces.and_then(|operation| replica.open_mut(operation)) {
+            open.placed = false;
         }
         replica.incarnations.retain(|id| !gone.contains(id));
         replica.meta.touch(at);

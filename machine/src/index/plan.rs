@@ -67,7 +67,7 @@ pub struct DeploymentIndex {
     pub ailing: u32,
     /// Of those present: that should run, do not, and nothing is being done about it.
     pub idle: BTreeSet<ReplicaName>,
-    /// Of those present: without a run, and nothing is being done about it.
+    /// Of those present: without a run, and nothing is being done about it, or what is has no place.
     pub still: BTreeSet<ReplicaName>,
     /// Of those present: that run, and may be updated.
     pub free: BTreeSet<ReplicaName>,

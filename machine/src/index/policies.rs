@@ -29,8 +29,18 @@ pub struct Policies {
     pub(crate) four_eyes: BTreeMap<PolicyName, Arc<PolicySpec>>,
     /// Operations that one approved and that are not over, by its rule.
     pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
-    /// Operations that wait for approval, as far as policies ask about them.
-    waiting: BTreeMap<OperationId, policy::About>,
+    /// Operations that wait for approval.
+    waiting: BTreeMap<OperationId, Waiting>,
+}
+
+/// What policies ask about an operation that waits for approval.
+#[derive(Clone, PartialEq, Debug)]
+struct Waiting {
+    about: policy::About,
+    /// Whether its deployment asked for it, and nobody else.
+    deploys: bool,
+    /// Whether that begins nothing more: nobody approves the operation then.
+    given_up: bool,
 }
 
 impl Policies {
@@ -43,23 +53,41 @@ impl Policies {
                 self.four_eyes.insert(name.clone(), Arc::clone(spec));
             }
             Rule::Approve { .. } => {
-                let about = self.waiting.iter().filter(|(_, about)| policy::is_about(spec, about));
+                let about = self
+                    .waiting
+                    .iter()
+                    .filter(|(_, waiting)| !waiting.given_up && policy::is_about(spec, &waiting.about));
                 let waiting = about.map(|(id, _)| *id).collect();
                 self.approving.insert(name.clone(), PolicyIndex { spec: Arc::clone(spec), waiting });
             }
         }
     }
 
-    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
+    /// The deployment of the operation begins nothing more, or begins something again.
+    pub(super) fn give_up(&mut self, id: OperationId, given_up: bool) {
+        let Some(waiting) = self.waiting.get_mut(&id).filter(|it| it.deploys && it.given_up != given_up)
+        else {
+            return;
+        };
+        waiting.given_up = given_up;
+        for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &waiting.about)) {
+            mark(&mut of.waiting, id, !given_up);
+        }
+    }
+
+    /// `given_up`: whether its deployment begins nothing more.
+    pub(super) fn operation(&mut self, operation: &OperationMarks, given_up: bool, up: bool) {
         let id = operation.id;
         if let Turn::Waiting { .. } = operation.turn {
-            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &operation.about)) {
-                mark(&mut of.waiting, id, up);
-            }
+            let (about, deploys) = (operation.about.clone(), operation.deploys);
+            let given_up = given_up && deploys;
             if up {
-                self.waiting.insert(id, operation.about.clone());
+                self.waiting.insert(id, Waiting { about, deploys, given_up });
             } else {
                 self.waiting.remove(&id);
+            }
+            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &operation.about)) {
+                mark(&mut of.waiting, id, up && !given_up);
             }
         }
         if let Some(rule) = &operation.by_policy {

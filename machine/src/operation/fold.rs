@@ -40,7 +40,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.change::<Replica>(&fact.replica, |replica| {
-        let open = Some(Open { id, kind: fact.kind, begun: false });
+        let open = Some(Open { id, kind: fact.kind, begun: false, placed: false });
         if replica.operation.is_none() {
             replica.operation = open;
         } else {
@@ -126,8 +126,7 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
 }
 
 fn note_begun(replica: &mut Replica, operation: OperationId) {
-    let open = replica.operation.iter_mut().chain(&mut replica.next).find(|open| open.id == operation);
-    if let Some(open) = open {
+    if let Some(open) = replica.open_mut(operation) {
         open.begun = true;
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Effect, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed, VolumeLost, VolumeReady,
-    VolumeRemoving,
+    Asker, Effect, IncarnationEnd, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed,
+    VolumeLost, VolumeReady, VolumeRemoving,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::VolumeName;
@@ -41,6 +41,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
         state: VolumeState::Ensuring,
         removing: None,
         user: None,
+        used: false,
         revision: 1,
         command: Some(Outstanding { effect: Effect::Ensure, attempt: 1, not_before: at.time }),
         error: None,
@@ -121,11 +122,33 @@ pub(crate) fn take(
     Ok(())
 }
 
-/// The run that used them is over.
-pub(crate) fn free(fleet: &mut Fleet, mounts: &[VolumeName], at: At) -> Result<(), Contradiction> {
+/// The run that uses them was started: there may be something in them.
+pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId, at: At) -> Result<(), Contradiction> {
+    let mounts = fleet.want::<Incarnation>(&user)?.mounts.clone();
+    for name in mounts {
+        let empty = |volume: &Volume| volume.user == Some(user) && !volume.used;
+        if fleet.volumes().get(&name).is_some_and(empty) {
+            fleet.change::<Volume>(&name, |volume| {
+                volume.used = true;
+                volume.meta.touch(at);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The run that used them is over. One that was never started has left nothing in them.
+pub(crate) fn free(
+    fleet: &mut Fleet,
+    mounts: &[VolumeName],
+    end: &IncarnationEnd,
+    at: At,
+) -> Result<(), Contradiction> {
+    let started = !matches!(end, IncarnationEnd::Unwound { .. });
     for name in mounts {
         fleet.change::<Volume>(name, |volume| {
             volume.user = None;
+            volume.used |= started;
             volume.meta.touch(at);
         })?;
     }
@@ -137,8 +160,13 @@ pub(crate) fn leave(fleet: &mut Fleet, volumes: &[VolumeName], at: At) -> Result
     for name in volumes {
         fleet.change::<Volume>(name, |volume| {
             let owner = volume.owner.take();
-            if volume.on_delete == OnDelete::Destroy && volume.removing.is_none() {
-                volume.removing = owner.map(|owner| Asker::Rule(format!("replica/{owner}/on_delete")));
+            let rule = match volume.on_delete {
+                OnDelete::Destroy => Some("on_delete"),
+                OnDelete::Keep if !volume.used => Some("unused"),
+                OnDelete::Keep => None,
+            };
+            if let Some((owner, rule)) = owner.zip(rule).filter(|_| volume.removing.is_none()) {
+                volume.removing = Some(Asker::Rule(format!("replica/{owner}/{rule}")));
             }
             volume.meta.touch(at);
         })?;

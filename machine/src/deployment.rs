@@ -85,10 +85,10 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
     if plan.claims_by_name() {
         let one = "must be at most one: the plan claims a volume by name, which has one user at a time";
         faults.check(spec.count <= 1, "/spec/count", one);
-        let rolling = matches!(spec.strategy, Strategy::Rolling { .. });
-        let beside = "must be rolling: two sets cannot both use the volume that the plan claims by name";
-        faults.check(rolling, "/spec/strategy", beside);
     }
+    let rolling = matches!(spec.strategy, Strategy::Rolling { .. });
+    let beside = "must be rolling: the plan has volumes, and another set would begin without what is in them";
+    faults.check(rolling || plan.volumes().is_empty(), "/spec/strategy", beside);
     for payload in spec.coordinates.keys() {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");

@@ -23,6 +23,8 @@ mod again;
 mod end;
 mod fold;
 
+use std::sync::Arc;
+
 use chancery_events::fact::{
     CommandFailed, Effect, Fact, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
     IncarnationRunning, IncarnationStatus, OperationEnd,
@@ -31,7 +33,7 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, Saw};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, PlanSpec};
 use chancery_events::time::Time;
 
 use crate::context::{BACKOFF, Context, Draft};
@@ -48,8 +50,14 @@ const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// When a stop that is asked now has lasted too long.
 pub(crate) fn stop_deadline(fleet: &Fleet, incarnation: &Incarnation, now: Time) -> Time {
-    let plan = fleet.plans().get(&incarnation.plan);
-    now + plan.map_or(SLACK, |plan| plan.spec.timeouts.stop() + SLACK)
+    now + spec_of(fleet, incarnation).map_or(SLACK, |spec| spec.timeouts.stop() + SLACK)
+}
+
+/// By what the run is, or would be.
+pub(crate) fn spec_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Arc<PlanSpec>> {
+    let plan = fleet.plans().get(&incarnation.plan)?;
+    let key = (plan.name.clone(), incarnation.deployment.clone());
+    Some(plan.spec_of(fleet.deployments().get(&key)?.generation))
 }
 
 /// When a start by the deployment's version that is asked now has lasted too long.

@@ -276,6 +276,9 @@ impl Index {
                 if both.is_none() {
                     by(&mut plan.replicas);
                 }
+                if replica.downed {
+                    by(&mut plan.evictions);
+                }
                 if !replica.going {
                     by(&mut plan.present);
                     deployment.replica(replica, up);

@@ -134,6 +134,8 @@ pub(crate) struct ReplicaMarks {
     /// Where it holds a place, the one that counts first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],
     pub(crate) healthy: bool,
+    /// Whether a disruption's move has brought it down.
+    pub(crate) downed: bool,
     /// When its plan's rule starts it again.
     pub(crate) again: Option<Time>,
 }
@@ -165,6 +167,7 @@ impl From<&Replica> for ReplicaMarks {
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
             places: [active.map(place), other.map(place)],
             healthy,
+            downed: replica.downed,
             again: replica.again.filter(|_| replica.is_idle()).map(|again| again.at),
         }
     }

@@ -337,6 +337,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         operation: None,
         next: None,
         again: None,
+        downed: false,
         row: None,
         last: None,
         operations: Vec::new(),
@@ -349,7 +350,7 @@ pub(crate) fn assigned(fleet: &mut Fleet, fact: &ReplicaAssigned, at: At) -> Res
     fleet.change::<Replica>(&fact.name, |replica| {
         replica.deployment = fact.deployment.clone();
         // Its rule started what it was.
-        (replica.again, replica.row) = (None, None);
+        replica.row = None;
         replica.meta.bump(at);
     })
 }

@@ -263,7 +263,9 @@ pub struct Replica {
     pub operation: Option<Open>,
     /// Its operation that waits behind that one: a stop or delete.
     pub next: Option<Open>,
-    /// When its plan's rule starts it again.
+    /// Whether a move by a disruption stopped it and failed, and it does not run again yet.
+    pub downed: bool,
+    /// When its plan's rule starts it again, unless something that is asked for begins before.
     pub again: Option<Again>,
     /// The last start by that rule, in a row of them.
     pub row: Option<Again>,

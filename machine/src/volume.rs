@@ -291,7 +291,7 @@ pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
 
 /// The volumes that are to be made for the run, or why it will never have all.
 fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
-    let spec = spec_of(fleet, incarnation).ok_or("its version is forgotten")?;
+    let spec = incarnation::spec_of(fleet, incarnation).ok_or("its version is forgotten")?;
     let replica = &incarnation.replica;
     let (mut missing, mut needed) = (Vec::<VolumeCreated>::new(), BTreeMap::<StorageClass, u64>::new());
     for (name, claim) in spec.claims(replica) {
@@ -329,13 +329,6 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
         }
         None => Ok(missing),
     }
-}
-
-/// By what the run is, or would be.
-fn spec_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a PlanSpec> {
-    let plan = fleet.plans().get(&incarnation.plan)?;
-    let key = (plan.name.clone(), incarnation.deployment.clone());
-    Some(plan.spec_of(fleet.deployments().get(&key)?.generation))
 }
 
 /// The first volume that is counted on the node, with how many there are.

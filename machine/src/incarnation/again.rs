@@ -18,6 +18,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, PlanSpec, Restart};
 use chancery_events::time::Time;
 
+use super::spec_of;
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Replica, Will};
 
@@ -33,6 +34,7 @@ pub(super) fn again(
     now: Time,
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
+    let spec = spec_of(fleet, incarnation)?;
     let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
     if !wanted || plan.removing.is_some() {
         return None;
@@ -42,12 +44,12 @@ pub(super) fn again(
     }
     let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
     let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
-    let starts = match plan.spec.restart {
+    let starts = match spec.restart {
         Restart::Always => true,
         Restart::BestEffort => !ended_well,
         Restart::Never => false,
     };
-    starts.then(|| next(&plan.spec, replica.row, incarnation.since, now))
+    starts.then(|| next(spec, replica.row, incarnation.since, now))
 }
 
 /// Whether a person or a deployment wanted to see it come up.

@@ -223,6 +223,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
     volume::fill(fleet, id, at)?;
     let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
     fleet.change::<Replica>(&fact.replica, |replica| {
+        replica.downed = false;
         // It counts from now on, and the replica is of its version.
         if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
             std::mem::swap(&mut replica.active, &mut replica.passive);
@@ -264,6 +265,9 @@ fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contra
 }
 
 pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
+    let run = fleet.want::<Incarnation>(&fact.incarnation)?;
+    // A place that was only held was no run of the replica.
+    let was_held = run.state == IncarnationState::Reserved && !run.due;
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
         incarnation.state = IncarnationState::Ended(fact.end.clone());
         incarnation.command = None;
@@ -289,8 +293,10 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             replica.passive = None;
         } else {
             replica.active = replica.passive.take();
-            replica.last = Some(fact.end.clone());
-            replica.again = fact.again;
+            if !was_held {
+                replica.last = Some(fact.end.clone());
+                replica.again = fact.again;
+            }
         }
         if let Some(open) = fact.displaces.and_then(|operation| replica.open_mut(operation)) {
             open.placed = false;

@@ -104,7 +104,7 @@ pub struct PlanIndex {
     pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,
     /// Operations that are not over.
     pub open: u32,
-    /// Those of them that disruptions asked for.
+    /// Those of them that disruptions asked for, and replicas that such a move has brought down.
     pub evictions: u32,
 }
 

@@ -49,8 +49,8 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         replica.operations.push(id);
         if brings_up {
             // A start by the plan's rule is one more in its row; any other begins anew.
-            let again = replica.again.take();
-            replica.row = again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
+            replica.row =
+                replica.again.filter(|_| by_rule).map(|again| Again { at: at.time, row: again.row });
         }
         replica.meta.bump(at);
     })?;
@@ -120,6 +120,7 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
         OperationKind::Stop => Will::Stopped,
         OperationKind::Delete => Will::Deleted,
     };
+    replica.downed &= replica.will == Will::Running;
     if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
         replica.again = None;
     }
@@ -128,6 +129,8 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
 fn note_begun(replica: &mut Replica, operation: OperationId) {
     if let Some(open) = replica.open_mut(operation) {
         open.begun = true;
+        // Whatever has begun, the rule's promise is not about any more.
+        replica.again = None;
     }
 }
 
@@ -174,6 +177,10 @@ pub(crate) fn close(
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = matches!(operation.by, Some(Asker::Disruption { .. }));
+    let failed = matches!(end, OperationEnd::Failed { .. });
+    // The rule has done what it promised, unless another start took the place of its own.
+    let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
+    let fulfilled = matches!(operation.by, Some(Asker::Rule(_))) && !kept;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());
@@ -188,6 +195,13 @@ pub(crate) fn close(
         }
         if replica.operation.is_some_and(|current| current.id == id) {
             replica.operation = replica.next.take();
+        }
+        if fulfilled {
+            replica.again = None;
+        }
+        // A move that stopped it first, and failed.
+        if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {
+            replica.downed = replica.will == Will::Running;
         }
         replica.meta.touch(at);
     })?;

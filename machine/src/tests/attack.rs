@@ -874,3 +874,209 @@ fn a26_a_mount_is_plain_text_of_a_path() {
         assert!(asked.is_err(), "{mount:?} is accepted");
     }
 }
+
+#[test]
+fn a27_what_ends_beside_a_place_that_waits_for_approval_is_started_again() {
+    for (kind, volumes) in [
+        ("relocate", json!([])),
+        ("relocate", json!([claim(None, "keep", GB, "/data")])),
+        ("restart", json!([])),
+    ] {
+        let mut world = world(2, 10 * GB);
+        let mut approval = json!({"create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
+            "start": "automatic", "stop": "automatic", "delete": "automatic"});
+        approval[kind] = "manual".into();
+        apply(&mut world, "web", &volumes, &json!({"approval": approval}));
+        put(&mut world, "web", "d1", 1);
+        world.obey();
+        world.must(&format!("replica.{kind}"), &json!({"name": only_replica(&world)}));
+        world.run();
+        assert_eq!(world.pending().len(), 1);
+        let run = world.commanded()[0];
+        world.report(run, crashed());
+        settle(&mut world);
+        assert_eq!(
+            live(&world),
+            ["running"],
+            "{kind} volumes {volumes}: restart: always; {:?}",
+            world.phases()
+        );
+    }
+}
+
+#[test]
+fn a28_an_edit_that_was_not_deployed_changes_nothing_of_what_runs() {
+    let mut world = world(2, 10 * GB);
+    apply(&mut world, "web", &json!([]), &json!({}));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never"}));
+    let run = world.commanded()[0];
+    world.report(run, crashed());
+    settle(&mut world);
+    assert_eq!(live(&world), ["running"], "what runs is of the generation that says always");
+}
+
+#[test]
+fn a29_a_start_that_somebody_asks_for_and_another_rejects_leaves_the_rule_as_it_was() {
+    for how in ["person", "deployment"] {
+        let mut world = world(2, 10 * GB);
+        let approval = json!({"create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
+            "start": "manual", "stop": "automatic", "delete": "automatic"});
+        apply(&mut world, "web", &json!([]), &json!({"approval": approval, "cooldown": 60_000}));
+        put(&mut world, "web", "d1", 1);
+        world.obey();
+        for _ in 0..2 {
+            let run = world.commanded()[0];
+            world.report(run, crashed());
+            world.obey();
+        }
+        let replica = world.fleet.replicas().sorted()[0].clone();
+        assert!(replica.again.is_some(), "it cools down");
+        if how == "person" {
+            world.must("replica.start", &json!({"name": replica.name}));
+            world.run();
+        } else {
+            world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": {"count": 1, "coordinates": {"app": {"v": "2"}}}}));
+            world.run();
+        }
+        let pending = world.pending()[0].id;
+        world.reject(pending).expect("rejected");
+        settle(&mut world);
+        assert_eq!(
+            live(&world),
+            ["running"],
+            "{how}: its rule had promised to start it; {:?}",
+            world.phases()
+        );
+    }
+}
+
+#[test]
+fn a30_a_budget_is_kept_also_where_moves_fail() {
+    // A replica that is down by a failed move counts for nobody.
+    let mut world = world(3, 10 * GB);
+    apply(
+        &mut world,
+        "web",
+        &json!([claim(None, "keep", GB, "/data")]),
+        &json!({"budget": 1, "cooldown": 3_600_000}),
+    );
+    put(&mut world, "web", "d1", 6);
+    world.obey();
+    world.must("disruption.schedule", &json!({"node": "node-1", "name": "p", "spec": {"evict": "yes"}}));
+    world.must("disruption.approve", &json!({"node": "node-1", "name": "p"}));
+    world.run();
+    let mut least = 6;
+    for _ in 0..60 {
+        let Some((_, object)) = world.fleet.index().outstanding.first().copied() else { break };
+        let chancery_events::id::ObjectId::Incarnation(id) = object else {
+            world.obey_one();
+            continue;
+        };
+        let creating =
+            world.fleet.incarnations().get(&id).is_some_and(|i| i.state == IncarnationState::Creating);
+        world.report(id, if creating { crate::testing::failed(Hope::Never) } else { ended(Exit::Clean) });
+        least = least.min(live(&world).iter().filter(|state| **state == "running").count());
+    }
+    assert!(
+        least >= 5,
+        "the budget is one, and {least} of 6 ran: each move stops one and fails, and the next is moved; {:?}",
+        world.phases()
+    );
+}
+
+#[test]
+fn a31_four_eyes_are_two_also_where_a_disruption_asks() {
+    let mut world = world(2, 10 * GB);
+    let manual = json!({"create": "automatic", "update": "manual", "relocate": "manual", "restart": "manual",
+        "start": "manual", "stop": "manual", "delete": "manual"});
+    apply(&mut world, "web", &json!([claim(None, "destroy", GB, "/data")]), &json!({"approval": manual}));
+    put(&mut world, "web", "d1", 1);
+    world.obey();
+    world.must("policy.apply", &json!({"name": "p", "spec": {"rule": {"four_eyes": {}}}}));
+    let replica = only_replica(&world);
+    world.must("replica.relocate", &json!({"name": replica}));
+    world.run();
+    let id = world.pending()[0].id;
+    assert!(world.approve(id).is_err(), "ann asked for it");
+    world.reject(id).expect("rejected");
+    // So ann asks otherwise, alone.
+    let node = world.fleet.replicas().sorted()[0].active.as_ref().expect("runs").node.to_string();
+    world.must("disruption.schedule", &json!({"node": node, "name": "p", "spec": {"evict": "yes"}}));
+    let approved = world.ask("disruption.approve", &json!({"node": node, "name": "p"}));
+    world.run();
+    let moved = live(&world);
+    let mut other = world.clone();
+    let removed = other.ask("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    other.run();
+    other.obey();
+    assert!(
+        approved.is_err() || moved == ["running"],
+        "ann alone: {moved:?}; and with plan.delete {:?}: {:?} volumes {:?}",
+        removed.is_ok(),
+        live(&other),
+        names(&other)
+    );
+}
+
+/// Time of one deletion beside runs on disturbed nodes.
+#[test]
+fn a32_scaling_down_beside_disturbed_nodes_costs_no_more() {
+    let time = |on_it: u32| {
+        let mut world = world(3, 0);
+        world.counted = Counted::AtTheEnd;
+        apply(
+            &mut world,
+            "other",
+            &json!([]),
+            &json!({"payloads": [{"name": "app", "resources": {"cpu": 10, "memory": 1 << 10}, "run": {"argv": ["app"]}}]}),
+        );
+        put(&mut world, "other", "d1", on_it);
+        world.obey();
+        for n in 1..=2 {
+            world.must(
+                "disruption.schedule",
+                &json!({"node": format!("node-{n}"), "name": "p", "spec": {"evict": "no"}}),
+            );
+            world.must("disruption.approve", &json!({"node": format!("node-{n}"), "name": "p"}));
+        }
+        apply(
+            &mut world,
+            "web",
+            &json!([]),
+            &json!({"payloads": [{"name": "app", "resources": {"cpu": 10, "memory": 1 << 10}, "run": {"argv": ["app"]}}]}),
+        );
+        put(&mut world, "web", "d1", 500);
+        world.obey();
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": {"count": 0}}));
+        let begun = Instant::now();
+        world.run();
+        begun.elapsed().as_micros() / 500
+    };
+    let (few, many) = (time(20), time(4000));
+    panic!("a deletion: {few} us beside 20 runs of another plan, {many} us beside 4000");
+}
+
+#[test]
+fn a33_a_new_version_of_a_plan_with_own_volumes_keeps_its_data() {
+    for strategy in
+        [json!({"graceful": {"timeout": 100_000, "on_timeout": "rollback"}}), json!({"rolling": {}})]
+    {
+        let mut world = world(2, 10 * GB);
+        apply(&mut world, "web", &json!([claim(None, "destroy", GB, "/data")]), &json!({}));
+        put(&mut world, "web", "d1", 1);
+        world.obey();
+        let before = world.fleet.volumes().sorted()[0].id;
+        let spec = json!({"count": 1, "strategy": strategy, "coordinates": {"app": {"v": "2"}}});
+        let asked = world.ask("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        world.obey();
+        let now: Vec<_> = world.fleet.volumes().sorted().iter().map(|v| v.id).collect();
+        assert!(
+            asked.is_err() || now.contains(&before),
+            "{strategy}: {}: what was in it is destroyed, the new set begins empty",
+            world.deployment_of("web", "d2")
+        );
+    }
+}

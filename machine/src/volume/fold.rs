@@ -11,8 +11,8 @@ use chancery_events::name::VolumeName;
 use chancery_events::spec::OnDelete;
 use chancery_events::subject::Subject;
 
-use super::spec_of;
 use crate::fleet::{Contradiction, Fleet};
+use crate::incarnation;
 use crate::meta::{At, Meta};
 use crate::state::{Incarnation, Node, Outstanding, Volume, VolumeState};
 
@@ -108,7 +108,7 @@ pub(crate) fn take(
 ) -> Result<(), Contradiction> {
     let run = fleet.want::<Incarnation>(&user)?;
     let node = run.node.clone();
-    let says: BTreeMap<_, _> = spec_of(fleet, run)
+    let says: BTreeMap<_, _> = incarnation::spec_of(fleet, run)
         .map(|spec| spec.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
         .unwrap_or_default();
     for name in mounts {

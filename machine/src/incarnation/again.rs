@@ -18,7 +18,6 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, PlanSpec, Restart};
 use chancery_events::time::Time;
 
-use super::spec_of;
 use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Replica, Will};
 
@@ -34,7 +33,9 @@ pub(super) fn again(
     now: Time,
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
-    let spec = spec_of(fleet, incarnation)?;
+    // What is started is of the version that the replica has, and so is the rule.
+    let version = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
+    let spec = plan.spec_of(version.generation);
     let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
     if !wanted || plan.removing.is_some() {
         return None;

@@ -178,9 +178,10 @@ pub(crate) fn close(
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = matches!(operation.by, Some(Asker::Disruption { .. }));
     let failed = matches!(end, OperationEnd::Failed { .. });
-    // The rule has done what it promised, unless another start took the place of its own.
+    // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
+    let begun = matches!(operation.state, OperationState::Running(_));
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
-    let fulfilled = matches!(operation.by, Some(Asker::Rule(_))) && !kept;
+    let fulfilled = matches!(operation.by, Some(Asker::Rule(_))) && !begun && !kept;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());

@@ -2,11 +2,13 @@
 //! node holds more than it has, a replica has at most two runs, and in the end everything comes to rest.
 
 use chancery_events::amount::Amounts;
+use chancery_events::fact::Asker;
+use chancery_events::name::DeploymentName;
 use chancery_events::observation::{Exit, Hope, Saw};
-use chancery_events::spec::Runtime;
+use chancery_events::spec::{OperationKind, Restart, Runtime};
 use serde_json::{Value, json};
 
-use crate::state::{DeploymentState, IncarnationState, Operation, OperationState, VolumeState};
+use crate::state::{DeploymentState, IncarnationState, Operation, OperationState, Replica, VolumeState};
 use crate::testing::{Dice, World, crashed, ended, failed, hello, ready};
 
 fn world(dice: &mut Dice) -> World {
@@ -272,6 +274,9 @@ fn settle(world: &mut World, why: &str) {
         let waits = !plan.unfit.is_empty() || matches!(deployment.state, DeploymentState::Pending) || lacks;
         assert!(deployment.is_over() || waits, "{why}: {deployment:?}");
     }
+    for replica in world.fleet.replicas().sorted() {
+        assert!(!is_forgotten(world, replica), "{why}: nobody starts it again: {replica:?}");
+    }
     for incarnation in world.fleet.incarnations().sorted() {
         let settled = matches!(
             incarnation.state,
@@ -279,6 +284,31 @@ fn settle(world: &mut World, why: &str) {
         );
         assert!(settled && incarnation.command.is_none(), "{why}: {incarnation:?}");
     }
+}
+
+/// Whether a replica that ran, and is always to run, has no run and nobody who is to bring it up.
+fn is_forgotten(world: &World, replica: &Replica) -> bool {
+    let plan = world.fleet.plans().get(&replica.plan).expect("its plan");
+    let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
+    // The rule has started it, and somebody would not have it, or it could not be.
+    let is_by_rule = |it: &Operation| matches!(it.by, Some(Asker::Rule(_)));
+    if !replica.is_idle() || replica.again.is_some() || operations().last().is_some_and(is_by_rule) {
+        return false;
+    }
+    let mut runs = replica.incarnations.iter().rev().filter_map(|id| world.fleet.incarnations().get(id));
+    runs.find(|run| run.asked.is_some()).is_some_and(|run| {
+        let by = world.fleet.operations().get(&run.operation);
+        let was_asked_for = by.is_none_or(|by| {
+            matches!(by.kind, OperationKind::Create | OperationKind::Start) && !is_by_rule(by)
+        });
+        // Whichever version's rule it was.
+        let is_always = |version: &DeploymentName| {
+            let of = world.fleet.deployments().get(&(plan.name.clone(), version.clone()));
+            of.is_some_and(|of| plan.spec_of(of.generation).restart == Restart::Always)
+        };
+        let always = plan.removing.is_none() && is_always(&run.deployment) && is_always(&replica.deployment);
+        always && (run.since.is_some() || !was_asked_for)
+    })
 }
 
 #[test]

@@ -14,7 +14,7 @@
 //! a start would be accepted.
 
 use chancery_events::fact::{
-    Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
+    Again, Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
     ReplicaCreated, ReplicaDeleted,
 };
 use chancery_events::intent::{
@@ -56,6 +56,14 @@ pub enum Phase {
     Failed,
     /// Goes away.
     Deleting,
+}
+
+impl Replica {
+    /// When its plan's rule starts it again, if nothing that is open does before.
+    pub fn comes_again(&self) -> Option<Again> {
+        let up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
+        self.again.filter(|_| !self.open().any(up))
+    }
 }
 
 impl Phase {

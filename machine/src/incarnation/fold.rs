@@ -202,7 +202,7 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
         incarnation.ready = false;
         incarnation.meta.bump(at);
     })?;
-    volume::fill(fleet, id, at)?;
+    volume::fill(fleet, id)?;
     set_health(fleet, id, at)
 }
 
@@ -220,7 +220,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         incarnation.since = incarnation.since.or(Some(at.time));
         incarnation.meta.bump(at);
     })?;
-    volume::fill(fleet, id, at)?;
+    volume::fill(fleet, id)?;
     let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
     fleet.change::<Replica>(&fact.replica, |replica| {
         replica.downed = false;

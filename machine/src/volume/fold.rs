@@ -123,15 +123,12 @@ pub(crate) fn take(
 }
 
 /// The run that uses them was started: there may be something in them.
-pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId, at: At) -> Result<(), Contradiction> {
+pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contradiction> {
     let mounts = fleet.want::<Incarnation>(&user)?.mounts.clone();
     for name in mounts {
         let empty = |volume: &Volume| volume.user == Some(user) && !volume.used;
         if fleet.volumes().get(&name).is_some_and(empty) {
-            fleet.change::<Volume>(&name, |volume| {
-                volume.used = true;
-                volume.meta.touch(at);
-            })?;
+            fleet.change::<Volume>(&name, |volume| volume.used = true)?;
         }
     }
     Ok(())

@@ -37,7 +37,7 @@ pub fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
         passive: passive(state, replica),
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
         operation: replica.operation.map(|open| open.id),
-        again: replica.again.map(|again| again.at),
+        again: replica.comes_again().map(|again| again.at),
         message: replica_message(state, replica, active, phase),
     }))
 }

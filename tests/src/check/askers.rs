@@ -35,6 +35,8 @@ impl World {
                     };
                     own && asks(&request.intent, fact, replica)
                 });
+                let still = (name.clone(), fact.by.clone(), fact.node.clone());
+                let asked = asked || kind == OperationKind::Start && self.now.gave_way.contains(&still);
                 demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
                 Ok(())
             }
@@ -134,7 +136,8 @@ impl World {
         let others = || self.evictions.iter().filter_map(|id| self.operations.get(id));
         let budget =
             self.plans.get(&replica.plan).map_or(Ok(0), |plan| plan.latest().map(|spec| spec.budget))?;
-        let of_plan = others().filter(|other| other.plan == replica.plan).count() as u64;
+        let down = self.replicas.values().filter(|other| other.plan == replica.plan && other.downed).count();
+        let of_plan = (others().filter(|other| other.plan == replica.plan).count() + down) as u64;
         demand!(
             6,
             of_plan < u64::from(budget),

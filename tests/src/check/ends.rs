@@ -45,8 +45,9 @@ impl World {
             }
         };
         self.promised(fact, &run, at)?;
+        let has_failed = self.operation(run.operation)?.failed;
         self.release(id, &run)?;
-        self.free_volumes(id, &fact.mounts)?;
+        self.free_volumes(id, &fact.mounts, &fact.end)?;
         let ended = self.incarnation_mut(id)?;
         (ended.life, ended.command, ended.is_ready) = (over, None, false);
         let replica = self.replica(&fact.replica)?;
@@ -55,7 +56,10 @@ impl World {
             replica.passive = None;
         } else {
             replica.active = replica.passive.take();
-            replica.again = fact.again;
+            // A place that was only held was no run of it.
+            if run.life != Life::Reserved || has_failed {
+                replica.again = fact.again;
+            }
         }
         let replica = replica.clone();
         self.now.ended.push(Ended {
@@ -234,9 +238,10 @@ impl World {
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
+        let was_run = run.life != Life::Reserved || by.failed;
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
-        let spec = plan.latest()?;
+        let spec = plan.spec_of(&replica.deployment)?;
         let asked = matches!(run.life, Life::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
         let rule = match spec.restart {
@@ -245,7 +250,7 @@ impl World {
             Restart::Never => false,
         };
         let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
-        let starts = rule && wanted && !given_up && run.life != Life::Reserved;
+        let starts = rule && wanted && !given_up && was_run;
         let cooldown = Duration::from_millis(spec.cooldown);
         let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
         let (row, from) = match replica.row.filter(|_| !lasted) {

@@ -67,6 +67,7 @@ impl World {
             self.asks_down(id, &replica, asked)?;
         }
         self.operation(id)?.stage = Stage::Running;
+        self.replica(&operation.replica)?.again = None;
         Ok(())
     }
 
@@ -281,6 +282,7 @@ impl World {
         }
         incarnation.command = None;
         incarnation.is_ready = all_online(processes);
+        self.fill_volumes(id);
         Ok(())
     }
 
@@ -305,7 +307,9 @@ impl World {
         run.since = run.since.or(Some(at.time));
         let (name, deployment) = (run.replica.clone(), run.deployment.clone());
         demand!(5, name == fact.replica, "incarnation {id} is of replica {name}");
+        self.fill_volumes(id);
         let replica = self.replica(&name)?;
+        replica.downed = false;
         replica.deployment = deployment;
         let replaced = replica.active.filter(|active| *active != id);
         if replaced.is_some() {

@@ -67,6 +67,7 @@ impl World {
             version,
             wants: fact.node.clone(),
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
+            failed: false,
             proposal: fact.proposal,
             incarnation: about.filter(|_| changes),
             domain,
@@ -87,7 +88,7 @@ impl World {
             _ if is_up(kind) => {
                 // A start by the plan's rule is one more in its row; any other begins anew.
                 let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
-                let again = replica.again.take().filter(|_| by_rule);
+                let again = replica.again.filter(|_| by_rule);
                 replica.row = again.map(|again| chancery_events::fact::Again { at: at.time, row: again.row });
             }
             _ => {}
@@ -289,13 +290,25 @@ impl World {
         let is_gone = replica.active.is_none()
             || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself);
         let about_nothing = replaces(operation.kind) && is_gone;
-        Ok(ending || asked || never || about_nothing)
+        // A start that found no place gives way to another version, which may find one.
+        let unplaced = operation.kind == OperationKind::Start && operation.incarnation.is_none();
+        let plan = self.plan(&operation.plan)?;
+        let is_old = match plan.current.clone() {
+            Some(to) => {
+                plan.deployment(&to)?.stage == DeploymentStage::InProgress
+                    && plan.deployment(&replica.deployment)?.version != plan.deployment(&to)?.version
+            }
+            None => false,
+        };
+        Ok(ending || asked || never || about_nothing || (unplaced && is_old))
     }
 
     /// Lets an operation be over.
     pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) -> Check {
         let operation = self.operation(id)?;
+        let had_begun = operation.stage == Stage::Running;
         operation.stage = Stage::Over;
+        operation.failed = had_begun && matches!(end, OperationEnd::Failed { .. });
         let operation = operation.clone();
         let (name, kind) = (operation.replica, operation.kind);
         let succeeded = *end == OperationEnd::Succeeded;
@@ -305,7 +318,10 @@ impl World {
             deployment.begun.remove(&id);
             deployment.rested = if succeeded { Some(at.time) } else { deployment.rested };
         }
-        self.evictions.remove(&id);
+        if operation.kind == OperationKind::Start && matches!(end, OperationEnd::Cancelled { .. }) {
+            self.now.gave_way.push((name.clone(), operation.by.clone(), operation.wants.clone()));
+        }
+        let evicted = self.evictions.remove(&id);
         self.landed(id);
         let held = operation.incarnation;
         if let Some(held) =
@@ -313,7 +329,17 @@ impl World {
         {
             self.debts.push(Debt::Freed(held));
         }
+        let runs = self.replica(&name)?.active.and_then(|run| self.incarnations.get(&run));
+        let is_well = runs.is_some_and(|run| run.life == Life::Running && run.is_ready);
+        let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         let replica = self.replica(&name)?;
+        if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
+            // The rule has done what it promised.
+            replica.again = None;
+        }
+        if evicted && matches!(end, OperationEnd::Failed { .. }) && !is_well {
+            replica.downed = replica.will == Will::Running;
+        }
         replica.open.retain(|open| *open != id);
         if succeeded && kind == OperationKind::Delete {
             replica.is_going = true;
@@ -342,6 +368,7 @@ impl Replica {
             OperationKind::Stop => Will::Stopped,
             OperationKind::Delete => Will::Deleted,
         };
+        self.downed &= self.will == Will::Running;
         if self.will != Will::Running {
             self.again = None;
         }

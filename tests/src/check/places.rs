@@ -60,6 +60,9 @@ impl World {
                 | (Evicted, Sanitizing)
                 | (Sanitizing, Unallocated)
         );
+        // One goes back to the volumes that are on it.
+        let returns = (from, to) == (Evicted, Allocating) && self.has_volumes_of(name, fact.cluster.as_ref());
+        let allowed = allowed || returns;
         demand!(5, allowed, "node {name} goes from {from} to {to}");
         match &fact.cluster {
             Some(cluster) => {

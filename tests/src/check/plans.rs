@@ -109,6 +109,7 @@ impl World {
             passive: None,
             is_going: false,
             stop: None,
+            downed: false,
             again: None,
             row: None,
             counted: None,
@@ -132,8 +133,7 @@ impl World {
         plan.may_touch_old(to, "a replica becomes one of it")?;
         let replica = self.replica(name)?;
         replica.deployment = to.clone();
-        // Its rule would have started what it was.
-        (replica.again, replica.row) = (None, None);
+        replica.row = None;
         Ok(())
     }
 
@@ -252,6 +252,12 @@ impl Plan {
     pub(super) fn spec(&self, generation: u32) -> Result<&Arc<PlanSpec>, Violation> {
         let unknown = || Violation::new(5, format!("there is no generation {generation}"));
         self.specs.get(&generation).ok_or_else(unknown)
+    }
+
+    /// What the deployment's replicas are.
+    pub(super) fn spec_of(&mut self, deployment: &DeploymentName) -> Result<Arc<PlanSpec>, Violation> {
+        let generation = self.deployment(deployment)?.generation;
+        self.spec(generation).map(Arc::clone)
     }
 
     /// The latest.

@@ -200,6 +200,8 @@ pub(super) struct Replica {
     /// A delete of it has succeeded.
     pub(super) is_going: bool,
     pub(super) stop: Option<Stop>,
+    /// A disruption's move stopped it and failed, and it does not run again yet.
+    pub(super) downed: bool,
     /// When its plan's rule starts it again.
     pub(super) again: Option<Again>,
     /// The last start by that rule, in a row of them: when it was asked for, and the how manieth it is.
@@ -229,6 +231,8 @@ pub(super) struct Operation {
     /// The only node that will do.
     pub(super) wants: Option<NodeName>,
     pub(super) stage: Stage,
+    /// It had begun, and has failed.
+    pub(super) failed: bool,
     pub(super) proposal: Option<Proposal>,
     /// The run that it brings up, or changes.
     pub(super) incarnation: Option<IncarnationId>,
@@ -335,6 +339,8 @@ pub(super) struct Now {
     pub(super) ended: Vec<Ended>,
     /// Deployments of which an operation came to nothing by it.
     pub(super) failed: BTreeSet<(PlanName, DeploymentName)>,
+    /// Starts that people asked for, and that gave way to another version: who, and where they wanted them.
+    pub(super) gave_way: Vec<(ReplicaName, Option<Asker>, Option<NodeName>)>,
     /// Nodes that were emptied to be forgotten, and are.
     pub(super) emptied: BTreeSet<NodeName>,
 }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Effect, IncarnationReserved, VolumeCreated, VolumeDestroyed, VolumeDestroying, VolumeFailed,
-    VolumeLost, VolumeReady, VolumeRemoving,
+    Asker, Effect, IncarnationEnd, IncarnationReserved, VolumeCreated, VolumeDestroyed, VolumeDestroying,
+    VolumeFailed, VolumeLost, VolumeReady, VolumeRemoving,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::Intent;
@@ -30,6 +30,8 @@ pub(super) struct Volume {
     /// Somebody asked that it goes.
     goes: bool,
     pub(super) user: Option<IncarnationId>,
+    /// A run that uses it was started.
+    used: bool,
     revision: u32,
     command: Option<(Effect, u32)>,
 }
@@ -89,15 +91,17 @@ impl World {
                 demand!(4, near, "a run on {} is to use volume {name} of another cluster", fact.node);
                 demand!(8, volume.is != Is::Lost, "a run is to use volume {name}, which is lost");
             }
-            if there.is_none_or(|volume| volume.node != fact.node) {
-                *needed.entry(claim.class.clone()).or_default() += claim.capacity;
-            }
+            let needs = match there {
+                Some(volume) if volume.node == fact.node => 0,
+                Some(volume) => volume.capacity,
+                None => claim.capacity,
+            };
+            *needed.entry(claim.class.clone()).or_default() += needs;
         }
-        // One that is larger than is claimed needs no less than all of it.
-        let enough = fact.volumes.keys().eq(needed.keys());
+        needed.retain(|_, bytes| *bytes > 0);
         demand!(
             4,
-            enough,
+            fact.volumes == needed,
             "a run of {} holds {:?} of storage, and needs {needed:?}",
             fact.replica,
             fact.volumes
@@ -143,6 +147,7 @@ impl World {
             is: Is::Ensuring,
             goes: false,
             user: None,
+            used: false,
             revision: 1,
             command: Some((Effect::Ensure, 1)),
         };
@@ -166,7 +171,8 @@ impl World {
         let seen = report.is_some_and(|report| matches!(report.saw, Saw::Ready { .. }));
         demand!(5, seen, "volume {} is called ready, and nobody saw it", fact.name);
         let volume = self.volume(&fact.name)?;
-        demand!(5, volume.is == Is::Ensuring, "volume {} is made a second time", fact.name);
+        let was = matches!(volume.is, Is::Ensuring | Is::Lost);
+        demand!(5, was, "volume {} is made a second time", fact.name);
         (volume.is, volume.command) = (Is::Ready, None);
         Ok(())
     }
@@ -265,8 +271,13 @@ impl World {
             self.storage_of(&run.node)?.unstore(&run.node, class, *bytes)?;
         }
         self.incarnation_mut(id)?.volumes.clear();
+        let plan = self.replica(&run.replica)?.plan.clone();
+        let spec = self.plan(&plan)?.spec_of(&run.deployment)?;
+        let says: BTreeMap<_, _> =
+            spec.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect();
         for name in mounts {
             let volume = self.volume(name)?;
+            volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
             demand!(6, volume.is == Is::Ready, "incarnation {id} begins, and volume {name} is not there");
             demand!(8, !volume.goes, "incarnation {id} begins to use volume {name}, which is to go");
             let user = volume.user.replace(id);
@@ -280,8 +291,25 @@ impl World {
         self.node(&run.node)?.has_room(&run.node)
     }
 
+    /// A run was started: there may be something in what it uses.
+    pub(super) fn fill_volumes(&mut self, id: IncarnationId) {
+        for volume in self.volumes.values_mut().filter(|volume| volume.user == Some(id)) {
+            volume.used = true;
+        }
+    }
+
+    /// Whether volumes of the cluster are counted on the node.
+    pub(super) fn has_volumes_of(&self, node: &NodeName, cluster: Option<&ClusterName>) -> bool {
+        self.volumes.values().any(|volume| volume.node == *node && Some(&volume.cluster) == cluster)
+    }
+
     /// A run is over: what it used is free, and nothing else.
-    pub(super) fn free_volumes(&mut self, id: IncarnationId, mounts: &[VolumeName]) -> Check {
+    pub(super) fn free_volumes(
+        &mut self,
+        id: IncarnationId,
+        mounts: &[VolumeName],
+        end: &IncarnationEnd,
+    ) -> Check {
         let used: Vec<_> = self
             .volumes
             .iter()
@@ -289,13 +317,16 @@ impl World {
             .map(|(name, _)| name.clone())
             .collect();
         demand!(3, used == mounts, "incarnation {id} used {used:?}, and frees {mounts:?}");
+        let started = !matches!(end, IncarnationEnd::Unwound { .. });
         for name in mounts {
-            self.volume(name)?.user = None;
+            let volume = self.volume(name)?;
+            volume.user = None;
+            volume.used |= started;
         }
         Ok(())
     }
 
-    /// A replica is no more: its own volumes go or stay, as they were made.
+    /// A replica is no more: its own volumes go or stay, as the version says that used them last. Empty ones go.
     pub(super) fn leave_volumes(&mut self, replica: &ReplicaName, volumes: &[VolumeName]) -> Check {
         let own = |volume: &Volume| volume.owner.as_ref() == Some(replica);
         let owned: Vec<_> =
@@ -304,7 +335,7 @@ impl World {
         for name in volumes {
             let volume = self.volume(name)?;
             volume.owner = None;
-            volume.goes |= volume.on_delete == OnDelete::Destroy;
+            volume.goes |= volume.on_delete == OnDelete::Destroy || !volume.used;
         }
         Ok(())
     }

@@ -77,6 +77,8 @@ pub(super) struct Plan {
     pub(super) generation: u32,
     pub(super) activity: Activity,
     pub(super) spec: PlanSpec,
+    /// All that it ever was, by generation.
+    pub(super) specs: BTreeMap<u32, PlanSpec>,
     pub(super) waiting: Vec<Unfit>,
     /// Operations that are over, ever: kind and outcome.
     pub(super) outcomes: Vec<(OperationKind, &'static str)>,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Begins, DeploymentCreated, Effect, Fact, IncarnationEnded, IncarnationReserved, IncarnationRunning,
-    OperationApproved, OperationBegun, OperationEnd, OperationOpened,
+    Asker, Begins, DeploymentCreated, Effect, Fact, IncarnationEnded, IncarnationReserved,
+    IncarnationRunning, OperationApproved, OperationBegun, OperationEnd, OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
@@ -252,10 +252,14 @@ impl Entities {
                     generation: x.generation,
                     activity: Activity::Active,
                     spec: x.spec.clone(),
+                    specs: BTreeMap::from([(x.generation, x.spec.clone())]),
                     waiting: Vec::new(),
                     outcomes: Vec::new(),
                 };
-                let change = |is: &mut Plan| (is.generation, is.spec) = (x.generation, x.spec.clone());
+                let change = |is: &mut Plan| {
+                    (is.generation, is.spec) = (x.generation, x.spec.clone());
+                    is.specs.insert(x.generation, x.spec.clone());
+                };
                 apply!(self.plans, &x.name, at, |is| change(is), new);
             }
             Fact::PlanActivityChanged(x) => {
@@ -301,8 +305,6 @@ impl Entities {
             Fact::ReplicaAssigned(x) => {
                 if let Some(replica) = self.replicas.get_mut(&x.name) {
                     replica.is.deployment = x.deployment.clone();
-                    // What was to be started again is not what it is now.
-                    replica.is.again = None;
                 }
             }
             Fact::ReplicaDeleted(x) => {
@@ -317,10 +319,6 @@ impl Entities {
 
     fn opened(&mut self, fact: &OperationOpened, at: At) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
-        if brings_up(fact.kind) {
-            // Something is being done about it.
-            replica.is.again = None;
-        }
         // An update that needs no place is about the run that there is.
         let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
         let place = replica.is.active.filter(|_| in_place);
@@ -364,11 +362,12 @@ impl Entities {
         let Some(operation) = self.operations.get_mut(&id).map(|kept| &mut kept.is) else { return };
         operation.has_begun = true;
         operation.place = operation.place.or(asked);
-        // What takes the replica down counts once it has begun.
-        if !brings_up(operation.kind)
-            && let Some(replica) = self.replicas.get_mut(&operation.replica)
-        {
-            (replica.is.approved, replica.is.again) = (Some(operation.kind), None);
+        if let Some(replica) = self.replicas.get_mut(&operation.replica) {
+            replica.is.again = None;
+            // What takes the replica down counts once it has begun.
+            if !brings_up(operation.kind) {
+                replica.is.approved = Some(operation.kind);
+            }
         }
         let comes_up = brings_up(operation.kind) && operation.place == asked;
         let version = operation.version.clone();
@@ -391,6 +390,12 @@ impl Entities {
 
     fn close(&mut self, id: OperationId, end: &OperationEnd) {
         let Some(operation) = self.operations.get_mut(&id) else { return };
+        let by_rule = matches!(operation.is.by, Some(Asker::Rule(_))) && !operation.is.has_begun;
+        let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
+        if let Some(replica) = self.replicas.get_mut(&operation.is.replica).filter(|_| by_rule && !kept) {
+            // The rule has done what it does.
+            replica.is.again = None;
+        }
         operation.is.end = Some(end.clone());
         let (kind, word, plan) = (operation.is.kind, operation.is.word(), operation.is.plan.clone());
         if let Some(plan) = self.plans.get_mut(&plan) {
@@ -497,7 +502,10 @@ impl Entities {
     }
 
     fn ended(&mut self, fact: &IncarnationEnded) {
+        let mut was_held = false;
         if let Some(kept) = self.incarnations.get_mut(&fact.incarnation) {
+            let by = self.operations.get(&kept.is.fact.operation);
+            was_held = kept.is.life == Life::Reserved && by.is_none_or(|by| !by.is.has_begun);
             (kept.is.life, kept.is.command) = (Life::Over(fact.end.clone()), None);
             if !fact.processes.is_empty() {
                 kept.is.processes.clone_from(&fact.processes);
@@ -508,8 +516,11 @@ impl Entities {
                 replica.passive = None;
             } else {
                 replica.active = replica.passive.take();
-                replica.last = Some(fact.end.clone());
-                replica.again = fact.again.map(|again| again.at);
+                // A place that was only held was no run.
+                if !was_held {
+                    replica.last = Some(fact.end.clone());
+                    replica.again = fact.again.map(|again| again.at);
+                }
             }
         }
         if let Some(operation) = fact.displaces.and_then(|id| self.operations.get_mut(&id)) {

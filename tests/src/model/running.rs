@@ -70,7 +70,7 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
         passive,
         processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
         operation: all.open(name).first().map(|(id, _)| *id),
-        again: kept.is.again,
+        again: kept.is.again.filter(|_| !all.open(name).iter().any(|(_, it)| brings_up(it.kind))),
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::fact::{Asker, Fact, VolumeCreated};
+use chancery_events::fact::{
+    Asker, Fact, IncarnationEnd, IncarnationEnsured, IncarnationRunning, VolumeCreated,
+};
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{ClusterName, NodeName, StorageClass, VolumeName};
 use chancery_events::spec::OnDelete;
@@ -18,7 +20,9 @@ pub(super) struct Volume {
     node: NodeName,
     word: VolumeWord,
     has_owner: bool,
+    on_delete: OnDelete,
     user: Option<IncarnationId>,
+    used: bool,
     goes: Option<Asker>,
 }
 
@@ -35,7 +39,9 @@ impl Entities {
                     node: x.node.clone(),
                     word: VolumeWord::Ensuring,
                     has_owner: x.owner.is_some(),
+                    on_delete: x.on_delete,
                     user: None,
+                    used: false,
                     goes: None,
                 };
                 let mut kept = at.stamp(volume);
@@ -57,23 +63,43 @@ impl Entities {
             Fact::IncarnationBegun(x) if !x.mounts.is_empty() => {
                 let Some(run) = self.incarnations.get_mut(&x.incarnation) else { return };
                 run.is.stores.clear();
-                let node = run.is.fact.node.clone();
+                let (node, replica) = (run.is.fact.node.clone(), run.is.fact.replica.clone());
+                let version = run.is.deployment.clone();
+                let of = self.replicas.get(&replica).map(|kept| kept.is.plan.clone());
+                let plan = of.as_ref().and_then(|plan| Some(&self.plans.get(plan)?.is));
+                let key = of.clone().map(|plan| (plan, version));
+                let generation = key.and_then(|key| Some(self.deployments.get(&key)?.is.generation));
+                let spec = plan.zip(generation).and_then(|(plan, generation)| plan.specs.get(&generation));
+                let claims = spec.into_iter().flat_map(|spec| spec.claims(&replica));
+                let says: BTreeMap<_, _> = claims.map(|(name, claim)| (name, claim.on_delete)).collect();
                 for name in &x.mounts {
-                    self.volume(name, |is| (is.user, is.node) = (Some(x.incarnation), node.clone()));
+                    self.volume(name, |is| {
+                        (is.user, is.node) = (Some(x.incarnation), node.clone());
+                        is.on_delete = says.get(name).copied().unwrap_or(is.on_delete);
+                    });
+                }
+            }
+            Fact::IncarnationEnsured(IncarnationEnsured { incarnation: id, .. })
+            | Fact::IncarnationRunning(IncarnationRunning { incarnation: id, .. }) => {
+                for kept in self.volumes.values_mut().filter(|kept| kept.is.user == Some(*id)) {
+                    kept.is.used = true;
                 }
             }
             Fact::IncarnationEnded(x) => {
+                let started = !matches!(x.end, IncarnationEnd::Unwound { .. });
                 for name in &x.mounts {
-                    self.volume(name, |is| is.user = None);
+                    self.volume(name, |is| (is.user, is.used) = (None, is.used || started));
                 }
             }
             Fact::ReplicaDeleted(x) => {
                 for name in &x.volumes {
-                    let rule = Asker::Rule(format!("replica/{}/on_delete", x.name));
+                    let rule = |word| Asker::Rule(format!("replica/{}/{word}", x.name));
                     self.volume(name, |is| {
                         is.has_owner = false;
-                        if is.fact.on_delete == OnDelete::Destroy {
-                            is.goes.get_or_insert(rule);
+                        match is.on_delete {
+                            OnDelete::Destroy => drop(is.goes.get_or_insert_with(|| rule("on_delete"))),
+                            OnDelete::Keep if !is.used => drop(is.goes.get_or_insert_with(|| rule("unused"))),
+                            OnDelete::Keep => {}
                         }
                     });
                 }
@@ -118,7 +144,7 @@ pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> Vol
         class: is.fact.class.clone(),
         capacity: is.fact.capacity,
         owner: is.fact.owner.clone().filter(|_| is.has_owner),
-        on_delete: is.fact.on_delete,
+        on_delete: is.on_delete,
         replica: user.map(|user| user.is.fact.replica.clone()),
         incarnation: is.user,
         removing: is.goes.clone(),

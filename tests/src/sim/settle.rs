@@ -196,7 +196,10 @@ impl Universe {
                 |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
             alive.extend(world.alive().filter_map(ours));
             let wanted = |object: ObjectId| match object {
-                ObjectId::Incarnation(id) => running.contains(&id),
+                ObjectId::Incarnation(id) => {
+                    let lost = fleet.incarnations().get(&id).is_some_and(|run| has_lost(fleet, run));
+                    running.contains(&id) || lost
+                }
                 // What is left of one that went with its node is for people to see.
                 ObjectId::Volume(_) => true,
             };
@@ -323,7 +326,7 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
         if replica.will == Will::Deleted && !deletes {
             return Some(format!("replica {} is to go, and nothing is done about it", replica.name));
         }
-        if let Some(again) = replica.again {
+        if let Some(again) = replica.comes_again() {
             return Some(format!("replica {} is to be started again from {}", replica.name, again.at));
         }
     }

@@ -1,20 +1,24 @@
 //! Scenarios of the state machine, by entity. Each row or test is a rule; the names say what they show.
 
 mod again;
-mod attack;
 mod catalogue;
 mod deployments;
 mod disruptions;
 mod intents;
+mod kept;
+mod moves;
 mod nodes;
 mod operations;
 mod placement;
 mod policies;
+mod promises;
 mod races;
 mod replacing;
 mod reports;
 mod scopes;
+mod setting;
 mod strategies;
 mod undo;
 mod volumes;
+mod waiting;
 mod walk;

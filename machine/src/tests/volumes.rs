@@ -5,27 +5,12 @@ use chancery_events::observation::{Exit, Hope, Saw};
 use chancery_events::refusal::Code;
 use serde_json::{Value, json};
 
-use crate::state::{IncarnationState, VolumeState};
+use super::setting::{self, GB, live, made, names, only_replica, put, world};
+use crate::state::VolumeState;
 use crate::testing::{World, crashed};
 
-const GB: u64 = 1 << 30;
-
-/// A world of nodes with storage.
-fn world(nodes: usize, storage: u64) -> World {
-    let mut world = World::with_nodes(0);
-    for number in 1..=nodes {
-        let spec = json!({
-            "domain": format!("d{}", number % 2), "total": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
-            "storage": [{"class": "fast", "capacity": storage}],
-        });
-        let node = json!({"name": format!("node-{number}"), "cluster": "local", "spec": spec});
-        world.must("node.apply", &node);
-    }
-    world
-}
-
 fn claim(volume: Option<&str>, on_delete: &str) -> Value {
-    json!([{"volume": volume, "on_delete": on_delete, "class": "fast", "capacity": GB, "mount": "/data"}])
+    json!([setting::claim(volume, on_delete, GB, "/data")])
 }
 
 fn apply(world: &mut World, plan: &str, volumes: &Value) {
@@ -34,46 +19,7 @@ fn apply(world: &mut World, plan: &str, volumes: &Value) {
 
 /// One of whose operations those of one kind are approved by hand.
 fn apply_with(world: &mut World, plan: &str, volumes: &Value, manual: &str) {
-    let payload = json!({
-        "name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}, "volumes": volumes,
-    });
-    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
-    let rule = |kind: &&str| if *kind == manual { "manual" } else { "automatic" };
-    let approval: serde_json::Map<_, _> =
-        kinds.iter().map(|kind| ((*kind).to_owned(), rule(kind).into())).collect();
-    let spec = json!({
-        "namespace": "ns", "service": plan, "payloads": [payload], "approval": approval, "sharing": "allowed",
-    });
-    world.must("plan.apply", &json!({"name": plan, "spec": spec}));
-}
-
-fn put(world: &mut World, plan: &str, name: &str, count: u32) {
-    world.must("deployment.create", &json!({"plan": plan, "name": name, "spec": {"count": count}}));
-    world.run();
-}
-
-fn names(world: &World) -> Vec<String> {
-    world.fleet.volumes().sorted().iter().map(|volume| volume.name.to_string()).collect()
-}
-
-/// The states of the live runs, oldest first.
-fn live(world: &World) -> Vec<&'static str> {
-    let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
-    live.map(|run| match run.state {
-        IncarnationState::Reserved => "reserved",
-        IncarnationState::Running => "running",
-        IncarnationState::Stopping(_) => "stopping",
-        _ => "starting",
-    })
-    .collect()
-}
-
-fn made() -> Saw {
-    Saw::Ready { processes: vec![] }
-}
-
-fn only_replica(world: &World) -> String {
-    world.fleet.replicas().sorted()[0].name.to_string()
+    setting::apply(world, plan, volumes, &json!({"restart": "best_effort", "manual": manual}));
 }
 
 #[test]

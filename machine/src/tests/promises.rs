@@ -1,0 +1,158 @@
+//! A replica that is to run is brought up again by its plan's rule, whatever came between.
+
+use chancery_events::observation::{Exit, Hope, Saw};
+use serde_json::{Value, json};
+
+use super::setting::{
+    GB, apply, ask, drain, live, names, only_replica, own, put, running, runs, settle, vanished, world,
+};
+use crate::testing::{World, crashed, ended, failed};
+
+fn crash(world: &mut World) {
+    let run = runs(world, "web")[0].id;
+    world.report(run, crashed());
+}
+
+/// A replica whose start waits for a volume that is to be made anew.
+fn waits_for_its_volume() -> World {
+    let mut world = world(2, 4 * GB);
+    running(&mut world, "web", 1, &own(), &json!({}));
+    let volume = names(&world)[0].clone();
+    world.must("volume.delete", &json!({"name": volume}));
+    crash(&mut world);
+    assert_eq!(live(&world), ["reserved"]);
+    world
+}
+
+#[test]
+fn what_failed_for_its_volume_is_started_again() {
+    let mut world = waits_for_its_volume();
+    let volume = names(&world)[0].clone();
+    world.report_volume(&volume, Saw::Gone);
+    // The disk is full for a moment.
+    world.report_volume(&volume, failed(Hope::Never));
+    assert!(live(&world).is_empty());
+    settle(&mut world);
+    assert_eq!(live(&world), ["running"]);
+}
+
+#[test]
+fn an_update_that_fails_for_its_volume_gives_back_what_ran() {
+    let mut world = world(2, 4 * GB);
+    running(&mut world, "web", 1, &json!([]), &json!({"update": "stop_first"}));
+    apply(&mut world, "web", &own(), &json!({"update": "stop_first"}));
+    put(&mut world, "web", "d2", 1);
+    world.report(world.commanded()[0], ended(Exit::Clean));
+    let volume = names(&world)[0].clone();
+    world.report_volume(&volume, failed(Hope::Never));
+    assert_eq!(world.deployment_of("web", "d2"), "failed");
+    settle(&mut world);
+    assert_eq!((live(&world), runs(&world, "web")[0].deployment.as_str()), (vec!["running"], "d1"));
+}
+
+#[test]
+fn a_start_whose_node_goes_while_it_waits_for_its_volume_is_made_elsewhere() {
+    for how in ["expunge", "drain"] {
+        let mut world = waits_for_its_volume();
+        let node = runs(&world, "web")[0].node.to_string();
+        if how == "drain" {
+            drain(&mut world, &node);
+        } else {
+            world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+            world.run();
+        }
+        settle(&mut world);
+        assert_eq!(live(&world), ["running"], "{how}");
+        assert_ne!(runs(&world, "web")[0].node.as_str(), node, "{how}");
+    }
+}
+
+#[test]
+fn a_start_of_the_old_version_without_a_place_gives_way_to_the_new_one() {
+    let labelled = |rack: &str| {
+        let total = json!({"cpu": 4000, "memory": 8 * GB, "disk": 0});
+        let storage = json!([{"class": "fast", "capacity": 10 * GB}]);
+        let spec = json!({"domain": "d1", "labels": {"rack": rack}, "total": total, "storage": storage});
+        json!({"name": "node-1", "cluster": "local", "spec": spec})
+    };
+    let by_rule = |world: &mut World| crash(world);
+    let by_hand = |world: &mut World| {
+        ask(world, "stop");
+        world.obey();
+        ask(world, "start");
+    };
+    let table: [(&str, Value, Value, &dyn Fn(&mut World)); 3] = [
+        ("label", json!([]), json!({"selectors": {"rack": "a"}}), &by_rule),
+        ("label", json!([]), json!({"selectors": {"rack": "a"}}), &by_hand),
+        ("volume", own(), json!({}), &by_rule),
+    ];
+    for (what, volumes, more, comes_again) in table {
+        let mut world = world(1, 10 * GB);
+        world.must("node.apply", &labelled("a"));
+        running(&mut world, "web", 1, &volumes, &more);
+        world.must("node.apply", &labelled("b"));
+        if let Some(volume) = names(&world).first() {
+            world.report_volume(volume, vanished());
+        }
+        comes_again(&mut world);
+        settle(&mut world);
+        assert!(live(&world).is_empty(), "{what}: there is no place for it");
+        // Any rack will do, without a volume.
+        apply(&mut world, "web", &json!([]), &json!({}));
+        let spec = json!({"count": 1, "coordinates": {"app": {"v": "2"}}});
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        world.obey();
+        assert_eq!(
+            (world.deployment_of("web", "d2").as_str(), live(&world)),
+            ("completed", vec!["running"]),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn what_ends_beside_a_place_that_waits_for_approval_is_started_again() {
+    for (kind, volumes) in [("relocate", json!([])), ("relocate", own()), ("restart", json!([]))] {
+        let mut world = world(2, 10 * GB);
+        running(&mut world, "web", 1, &volumes, &json!({"manual": kind}));
+        ask(&mut world, kind);
+        assert_eq!(world.pending().len(), 1);
+        crash(&mut world);
+        settle(&mut world);
+        assert_eq!(live(&world), ["running"], "{kind}, {volumes}");
+    }
+}
+
+#[test]
+fn an_edit_that_was_not_deployed_changes_nothing_of_what_runs() {
+    let mut world = world(2, 10 * GB);
+    running(&mut world, "web", 1, &json!([]), &json!({}));
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never"}));
+    crash(&mut world);
+    world.obey();
+    assert_eq!(live(&world), ["running"], "it is of the generation that says always");
+}
+
+#[test]
+fn a_start_that_somebody_asks_for_and_another_rejects_leaves_the_rule_as_it_was() {
+    for how in ["person", "deployment"] {
+        let mut world = world(2, 10 * GB);
+        running(&mut world, "web", 1, &json!([]), &json!({"manual": "start", "cooldown": 60_000}));
+        for _ in 0..2 {
+            crash(&mut world);
+            world.obey();
+        }
+        assert!(live(&world).is_empty(), "it cools down");
+        if how == "person" {
+            ask(&mut world, "start");
+        } else {
+            let spec = json!({"count": 1, "coordinates": {"app": {"v": "2"}}});
+            world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+            world.run();
+        }
+        world.reject(world.pending()[0].id).expect("rejected");
+        settle(&mut world);
+        assert_eq!(live(&world), ["running"], "{how}: {}", only_replica(&world));
+    }
+}

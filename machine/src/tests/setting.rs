@@ -1,0 +1,136 @@
+//! Worlds with storage, and plans with volumes: for the scenarios in which both matter.
+
+use chancery_events::observation::{Exit, Saw};
+use serde_json::{Value, json};
+
+use crate::state::{Incarnation, IncarnationState};
+use crate::testing::World;
+
+pub(super) const GB: u64 = 1 << 30;
+
+/// So many nodes with so much storage each.
+pub(super) fn world(nodes: usize, storage: u64) -> World {
+    let mut world = World::with_nodes(0);
+    for number in 1..=nodes {
+        node(&mut world, number, storage);
+    }
+    world
+}
+
+pub(super) fn node(world: &mut World, number: usize, storage: u64) {
+    let spec = json!({
+        "domain": format!("d{}", number % 2), "total": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
+        "storage": [{"class": "fast", "capacity": storage}],
+    });
+    world.must("node.apply", &json!({"name": format!("node-{number}"), "cluster": "local", "spec": spec}));
+}
+
+/// A replica's own volume, or one with a name.
+pub(super) fn claim(volume: Option<&str>, on_delete: &str, capacity: u64, mount: &str) -> Value {
+    json!({"volume": volume, "on_delete": on_delete, "class": "fast", "capacity": capacity, "mount": mount})
+}
+
+/// One of its own, of a gigabyte, that is kept.
+pub(super) fn own() -> Value {
+    json!([claim(None, "keep", GB, "/data")])
+}
+
+/// One with a name, of a gigabyte.
+pub(super) fn named(volume: &str) -> Value {
+    json!([claim(Some(volume), "keep", GB, "/data")])
+}
+
+pub(super) fn payload(name: &str, volumes: &Value) -> Value {
+    let resources = json!({"cpu": 100, "memory": 1 << 20});
+    json!({"name": name, "resources": resources, "run": {"argv": ["app"]}, "volumes": volumes})
+}
+
+/// A plan that always runs and of which everything is approved, but for what more says.
+pub(super) fn apply(world: &mut World, plan: &str, volumes: &Value, more: &Value) {
+    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
+    let mut approval: serde_json::Map<_, _> =
+        kinds.iter().map(|kind| ((*kind).to_owned(), "automatic".into())).collect();
+    if let Some(kind) = more["manual"].as_str().filter(|kind| !kind.is_empty()) {
+        approval.insert(kind.to_owned(), "manual".into());
+    }
+    let mut spec = json!({
+        "namespace": "ns", "service": plan, "approval": approval, "sharing": "allowed", "restart": "always",
+        "payloads": [payload("app", volumes)],
+    });
+    for (key, value) in more.as_object().into_iter().flatten().filter(|(key, _)| *key != "manual") {
+        spec[key] = value.clone();
+    }
+    world.must("plan.apply", &json!({"name": plan, "spec": spec}));
+}
+
+pub(super) fn put(world: &mut World, plan: &str, name: &str, count: u32) {
+    world.must("deployment.create", &json!({"plan": plan, "name": name, "spec": {"count": count}}));
+    world.run();
+}
+
+/// A plan of which so many run.
+pub(super) fn running(world: &mut World, plan: &str, count: u32, volumes: &Value, more: &Value) {
+    apply(world, plan, volumes, more);
+    put(world, plan, "d1", count);
+    world.obey();
+    assert_eq!(world.deployment_of(plan, "d1"), "completed");
+}
+
+pub(super) fn names(world: &World) -> Vec<String> {
+    world.fleet.volumes().sorted().iter().map(|volume| volume.name.to_string()).collect()
+}
+
+/// The live runs of a plan, oldest first.
+pub(super) fn runs<'a>(world: &'a World, plan: &str) -> Vec<&'a Incarnation> {
+    let runs = world.fleet.incarnations().sorted().into_iter();
+    runs.filter(|run| run.is_live() && run.plan.as_str() == plan).collect()
+}
+
+/// The states of the live runs, oldest first.
+pub(super) fn live(world: &World) -> Vec<&'static str> {
+    let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
+    live.map(|run| match run.state {
+        IncarnationState::Reserved => "reserved",
+        IncarnationState::Running => "running",
+        IncarnationState::Stopping(_) => "stopping",
+        _ => "starting",
+    })
+    .collect()
+}
+
+pub(super) fn only_replica(world: &World) -> String {
+    world.fleet.replicas().sorted()[0].name.to_string()
+}
+
+pub(super) fn made() -> Saw {
+    Saw::Ready { processes: vec![] }
+}
+
+/// What was made, and is not there.
+pub(super) fn vanished() -> Saw {
+    Saw::Ended { exit: Exit::Failed { reason: "gone".into() }, processes: vec![] }
+}
+
+pub(super) fn ask(world: &mut World, verb: &str) {
+    world.must(&format!("replica.{verb}"), &json!({"name": only_replica(world)}));
+    world.run();
+}
+
+pub(super) fn stopped(world: &mut World) {
+    ask(world, "stop");
+    world.obey();
+}
+
+pub(super) fn drain(world: &mut World, node: &str) {
+    world.must("disruption.schedule", &json!({"node": node, "name": "p", "spec": {"evict": "yes"}}));
+    world.must("disruption.approve", &json!({"node": node, "name": "p"}));
+    world.run();
+}
+
+/// Days pass, in which everything is done well.
+pub(super) fn settle(world: &mut World) {
+    for _ in 0..50 {
+        world.wait(3600);
+        world.obey();
+    }
+}

@@ -170,7 +170,7 @@ pub(crate) fn step(
 ) -> Option<Step> {
     let begun = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
     let mut turn: Option<&DomainName> = None;
-    for (_, domain, name, disruption) in begun {
+    for (_, _, domain, name, disruption) in begun {
         let Some(node) = fleet.nodes().get(name) else { continue };
         let (subject, cause) = (Subject::Node(name.clone()), node.meta.changed.position);
         if !begin(&subject, cause) {

@@ -117,7 +117,7 @@ pub struct Index {
     /// Nodes of which a disruption is approved.
     pub disturbed: BTreeSet<NodeName>,
     /// Approved disruptions that empty their nodes, by when they begin to, and by update domain.
-    pub evicting: BTreeSet<(Time, DomainName, NodeName, DisruptionName)>,
+    pub evicting: BTreeSet<(Time, Position, DomainName, NodeName, DisruptionName)>,
     /// Plans of which no disruption moves a replica before a time, since a move failed.
     pub setbacks: BTreeSet<(Time, PlanName)>,
     /// How many replicas of a group hold a place, by node.
@@ -204,7 +204,8 @@ impl Index {
         for (name, disruption) in &node.disruptions {
             if disruption.state == DisruptionState::Approved && disruption.spec.evict != Evict::No {
                 let from = disruption.since.time.max(disruption.spec.start.unwrap_or(Time::EPOCH));
-                let key = (from, node.spec.domain.clone(), node.name.clone(), name.clone());
+                let approved = disruption.since.position;
+                let key = (from, approved, node.spec.domain.clone(), node.name.clone(), name.clone());
                 mark(&mut self.evicting, key, up);
             }
         }

@@ -39,6 +39,7 @@ use tokio::time::Instant;
 
 mod destroying;
 mod home;
+mod mark;
 mod removal;
 mod usage;
 mod users;
@@ -51,7 +52,7 @@ use super::{Processes, Shared, entries};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
-use home::{Found, Home, Kept, Phase};
+use home::{Found, Home, Identity, Kept, Phase};
 
 /// Between two looks whether what is in a volume is still there.
 const LOOK: Duration = Duration::from_secs(2);
@@ -64,7 +65,7 @@ pub(super) fn root(root: &Path) -> PathBuf {
 /// The volumes that earlier lives left.
 pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
     let mut found = Vec::new();
-    for path in entries(volumes)? {
+    for path in entries(volumes)?.into_iter().filter(|path| !mark::is_mark(path)) {
         let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let why = match id.map(|id| (id, Home::of(volumes, id).look())) {
             Some((id, Ok(Found::Ours(_)))) => {
@@ -88,6 +89,10 @@ pub(super) struct Warden {
     home: Home,
     shared: Arc<Shared>,
     found: Option<Found>,
+    /// The folder that was found to be ours.
+    is: Option<Identity>,
+    /// Why nothing can be said of it now.
+    unknown: Option<String>,
     shown: Option<Told>,
     removal: Option<Removal>,
     measuring: Option<JoinHandle<io::Result<(Used, Duration)>>>,
@@ -103,6 +108,8 @@ impl Warden {
             home: Home::of(&shared.volumes(), volume),
             shared,
             found: None,
+            is: None,
+            unknown: None,
             shown: None,
             removal: None,
             measuring: None,
@@ -168,6 +175,19 @@ impl Warden {
 
     /// Finds out what is there; what an earlier life was about to destroy is destroyed.
     fn look(&mut self) {
+        let unknown = mark::missing(&self.shared.root).unwrap_or_else(|error| Some(error.to_string()));
+        if let Some(why) = unknown {
+            if self.unknown.is_none() {
+                tracing::error!(why, volume = %self.volume, "nothing can be said of it");
+            }
+            (self.found, self.unknown) = (None, Some(why));
+            return;
+        }
+        self.unknown = None;
+        // What stands there may have taken the place of ours.
+        if self.kept().is_some() && !self.home.identity().is_ok_and(|now| now.is_none() || now == self.is) {
+            self.found = None;
+        }
         if self.kept().is_none() {
             let was_foreign = matches!(self.found, Some(Found::Foreign(_)));
             self.found = match self.home.look() {
@@ -177,6 +197,7 @@ impl Warden {
                     None
                 }
             };
+            self.is = self.home.identity().ok().flatten();
             if let (Some(Found::Foreign(why)), false) = (&self.found, was_foreign) {
                 tracing::warn!(why, volume = %self.volume, "left as it is");
             }
@@ -209,9 +230,10 @@ impl Warden {
 
     /// Records what is so from now on. If that fails, what is on disk counts, and is looked at again.
     fn keep(&mut self, kept: Kept) -> io::Result<()> {
-        let written = self.home.keep(&kept);
+        let written = self.home.keep(&kept, self.is);
         self.found = written.is_ok().then_some(Found::Ours(kept));
-        written
+        self.is = written.as_ref().ok().copied();
+        written.map(drop)
     }
 
     fn settle(&mut self) {
@@ -241,7 +263,8 @@ impl Warden {
                 return self.refuse(order.revision, format!("it is not ours: {why}"), Hope::Retry);
             }
             None => {
-                let message = "what is there cannot be found out".to_owned();
+                let why = self.unknown.clone();
+                let message = why.unwrap_or_else(|| "what is there cannot be found out".to_owned());
                 return self.refuse(order.revision, message, Hope::Retry);
             }
         }
@@ -271,6 +294,7 @@ impl Warden {
     fn make(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
         let kept = Kept { volume: self.volume, order, spec, phase: Phase::Accepted };
+        mark::make(&self.shared.root)?;
         self.shown = None;
         self.keep(kept.clone())?;
         let free = usage::free(self.home.path())?;

@@ -11,6 +11,7 @@ mod outputs;
 mod payloads;
 mod reboots;
 mod records;
+mod replaced;
 mod volumes;
 mod world;
 
@@ -99,6 +100,8 @@ fn run_tests() -> ExitCode {
         volumes::a_process_that_is_left_of_a_lost_run_keeps_its_volume,
         volumes::a_volume_that_has_no_room_waits_and_what_one_uses_is_told,
         volumes::a_run_and_a_destruction_at_once_end_in_one_of_both,
+        replaced::a_folder_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back,
+        replaced::without_the_disk_that_volumes_are_on_nothing_is_said_of_them_and_none_is_made,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

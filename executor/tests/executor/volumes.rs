@@ -18,7 +18,7 @@ use crate::world::{
     PATIENCE, Root, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
 };
 
-fn volume(position: u64) -> VolumeId {
+pub(crate) fn volume(position: u64) -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::new(position))
 }
 
@@ -27,11 +27,11 @@ fn of(capacity: u64) -> ObjectSpec {
     ObjectSpec::Volume(VolumeSpec { name, node, class, capacity })
 }
 
-fn order(position: u64, revision: u32, effect: Effect) -> Order {
+pub(crate) fn order(position: u64, revision: u32, effect: Effect) -> Order {
     command(volume(position), revision, effect, &of(1 << 20))
 }
 
-fn data(root: &Root, position: u64) -> PathBuf {
+pub(crate) fn data(root: &Root, position: u64) -> PathBuf {
     root.volume(volume(position)).join("data")
 }
 
@@ -50,7 +50,7 @@ fn lines(root: &Root, position: u64) -> usize {
     std::fs::read_to_string(data(root, position).join("lines")).unwrap_or_default().lines().count()
 }
 
-fn failed(report: &Report) -> Option<&str> {
+pub(crate) fn failed(report: &Report) -> Option<&str> {
     match &report.saw {
         Saw::Failed { message, hope: Hope::Retry } => Some(message),
         _ => None,
@@ -61,7 +61,7 @@ fn is_gone(report: &Report) -> bool {
     report.saw == Saw::Gone
 }
 
-async fn make(processes: &Processes, position: u64) {
+pub(crate) async fn make(processes: &Processes, position: u64) {
     processes.carry_out(order(position, 1, Effect::Ensure)).await;
     until(processes, volume(position), "it is made", is_ready).await;
 }
@@ -123,7 +123,7 @@ pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_d
     assert_eq!(processes.list().await.len() as u64, count);
 }
 
-fn fill(folder: &Path) {
+pub(crate) fn fill(folder: &Path) {
     for inner in 0..6 {
         let inner = folder.join(format!("folder-{inner}/a/b"));
         std::fs::create_dir_all(&inner).unwrap();

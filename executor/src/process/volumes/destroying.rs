@@ -56,8 +56,13 @@ impl Warden {
             return;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let (home, stops) = (self.home.clone(), stop.clone());
-        let job = tokio::task::spawn_blocking(move || removal::empty(&home, &stops));
+        let (home, ours, stops) = (self.home.clone(), self.is, stop.clone());
+        let job = tokio::task::spawn_blocking(move || {
+            if home.identity()? != ours {
+                return Err(io::Error::other(format!("another folder stands at {}", home.path().display())));
+            }
+            removal::empty(&home, &stops)
+        });
         self.removal = Some(Removal { stop, job });
     }
 

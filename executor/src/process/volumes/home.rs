@@ -1,7 +1,7 @@
 //! The folder of one volume, and the durable record in it.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::VolumeId;
@@ -78,6 +78,13 @@ pub(super) enum Found {
     Foreign(String),
 }
 
+/// Which folder it is, whatever its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
 /// The folder.
 #[derive(Clone, Debug)]
 pub(super) struct Home {
@@ -137,14 +144,33 @@ impl Home {
         durable::read::<Kept>(&self.file("volume.json"), Reader::Writer).map(drop)
     }
 
-    /// Puts the record on disk, in a folder that is made if it is missing.
-    pub(super) fn keep(&self, kept: &Kept) -> io::Result<()> {
-        if !self.path.try_exists()? {
-            durable::make_folder(&self.path)?;
-            durable::sync_folder(&self.path)?;
-            self.path.parent().map_or(Ok(()), durable::sync_folder)?;
+    /// Which folder stands there, if one does. Anything else that does is an error.
+    pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(metadata) if metadata.is_dir() => {
+                Ok(Some(Identity { device: metadata.dev(), inode: metadata.ino() }))
+            }
+            Ok(_) => Err(io::Error::other(format!("{} is no folder", self.path.display()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
-        durable::write(&self.file("volume.json"), kept)
+    }
+
+    /// Puts the record on disk, in the folder that was found to be ours, or in one that is made, and says in which.
+    pub(super) fn keep(&self, kept: &Kept, ours: Option<Identity>) -> io::Result<Identity> {
+        match (self.identity()?, ours) {
+            (None, _) => {
+                durable::make_folder(&self.path)?;
+                durable::sync_folder(&self.path)?;
+                self.path.parent().map_or(Ok(()), durable::sync_folder)?;
+            }
+            (Some(now), ours) if ours.is_none_or(|ours| ours == now) => {}
+            (Some(_), _) => {
+                return Err(io::Error::other(format!("another folder stands at {}", self.path.display())));
+            }
+        }
+        durable::write(&self.file("volume.json"), kept)?;
+        self.identity()?.ok_or_else(|| io::Error::other("it went as it was written"))
     }
 
     /// Drops the folder with its record and hints; there is nothing else in it.

@@ -1,0 +1,61 @@
+//! Whether the folder of volumes is the one in which they were made.
+//!
+//! It may be a disk of its own, which is mounted late, or not any more. With the first volume, a mark is put into it, and
+//! into the executor's folder: without the mark nothing is said of any volume, neither that it is gone nor that it is
+//! lost, and none is made.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+
+use crate::durable::{self, Reader};
+
+/// The name of the mark, in both folders.
+const NAME: &str = "volumes.json";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Mark {
+    mark: u64,
+}
+
+/// Whether the path is a mark in the folder of volumes.
+pub(super) fn is_mark(path: &Path) -> bool {
+    path.parent().is_some_and(|volumes| durable::copies(&volumes.join(NAME)).iter().any(|copy| copy == path))
+}
+
+/// Why nothing can be said of volumes now, if that is so.
+pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
+    let ours = durable::read::<Mark>(&root.join(NAME), Reader::Another)?;
+    let Some(ours) = ours else { return Ok(None) };
+    let volumes = super::root(root);
+    if durable::read::<Mark>(&volumes.join(NAME), Reader::Another)? == Some(ours) {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "{} is not the folder in which volumes were made: is its disk mounted? If it is lost for good, remove {}",
+        volumes.display(),
+        durable::copies(&root.join(NAME)).map(|copy| copy.display().to_string()).join(" and ")
+    )))
+}
+
+/// Marks the folder, before the first volume is made in it. One that is marked already keeps its mark.
+pub(super) fn make(root: &Path) -> io::Result<()> {
+    let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
+    if durable::read::<Mark>(&ours, Reader::Writer)?.is_some() {
+        return Ok(());
+    }
+    let mark = match durable::read::<Mark>(&theirs, Reader::Writer)? {
+        Some(mark) => mark,
+        None => {
+            let mut bytes = [0; 8];
+            getrandom(&mut bytes, GetRandomFlags::empty())?;
+            let mark = Mark { mark: u64::from_le_bytes(bytes) };
+            durable::make_folder(&super::root(root))?;
+            durable::write(&theirs, &mark)?;
+            mark
+        }
+    };
+    durable::write(&ours, &mark)
+}

@@ -1,0 +1,100 @@
+//! What takes the place of volumes, or of the disk that they are on: it is not ours, and proves nothing about what was.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use chancery_events::fact::Effect;
+use chancery_events::observation::{Report, Saw};
+use chancery_events::protocol::{Command as Order, Standing};
+use chancery_executor::Orchestrator as _;
+use chancery_executor::process::Processes;
+
+use crate::volumes::{data, failed, fill, make, order, volume};
+use crate::world::{PATIENCE, Root, is_ready, until};
+
+/// What an executor says of the first volume.
+async fn said(processes: &Processes) -> Vec<Saw> {
+    processes.list().await.into_iter().map(|report| report.saw).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<_> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
+{
+    for linked in [false, true] {
+        let root = Root::new();
+        let processes = root.open().await;
+        make(&processes, 1).await;
+        fill(&data(&root, 1));
+        let (home, aside, foreign) =
+            (root.volume(volume(1)), root.path().join("aside"), root.path().join("foreign"));
+        std::fs::rename(&home, &aside).unwrap();
+        std::fs::create_dir_all(foreign.join("data")).unwrap();
+        std::fs::write(foreign.join("data/treasure"), "x").unwrap();
+        if linked {
+            symlink(&foreign, &home).unwrap();
+        } else {
+            std::fs::rename(&foreign, &home).unwrap();
+        }
+        let there = if linked { &foreign } else { &home };
+        processes.carry_out(order(1, 2, Effect::Kill)).await;
+        let is_refused = |report: &Report| failed(report).is_some_and(|why| why.contains("not ours"));
+        until(&processes, volume(1), "it is refused", is_refused).await;
+        assert_eq!(
+            (names(there), names(&there.join("data"))),
+            (vec!["data".into()], vec!["treasure".to_owned()])
+        );
+        if linked {
+            std::fs::remove_file(&home).unwrap();
+        } else {
+            std::fs::rename(&home, &foreign).unwrap();
+        }
+        std::fs::rename(&aside, &home).unwrap();
+        processes.carry_out(order(1, 2, Effect::Kill)).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+        assert!(!home.join("data").exists());
+    }
+}
+
+pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them_and_none_is_made() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    fill(&data(&root, 1));
+    let (volumes, aside) = (root.path().join("volumes"), root.path().join("aside"));
+    let unmount = || {
+        std::fs::rename(&volumes, &aside).unwrap();
+        std::fs::create_dir(&volumes).unwrap();
+    };
+    let mount = || {
+        std::fs::remove_dir(&volumes).unwrap();
+        std::fs::rename(&aside, &volumes).unwrap();
+    };
+    // Under an executor that runs, and under one that starts before the disk is there.
+    unmount();
+    tokio::time::sleep(PATIENCE / 10).await;
+    assert!(matches!(said(&processes).await[..], [Saw::Ready { .. }]), "{:?}", said(&processes).await);
+    drop(processes);
+    let processes = root.open().await;
+    let met = Order { standing: Standing::Met, ..order(1, 1, Effect::Ensure) };
+    let orders = [(1, met.clone()), (1, order(1, 2, Effect::Kill)), (2, order(2, 1, Effect::Ensure))];
+    for (position, order) in orders {
+        let revision = order.revision;
+        processes.carry_out(order).await;
+        let is_refused = |report: &Report| {
+            let why = failed(report).unwrap_or_default();
+            report.revision == revision && why.contains("is its disk mounted?")
+        };
+        until(&processes, volume(position), "it is refused", is_refused).await;
+    }
+    assert!(names(&volumes).is_empty(), "{:?}", names(&volumes));
+    mount();
+    processes.carry_out(met).await;
+    until(&processes, volume(1), "it is there", is_ready).await;
+    assert_eq!(names(&data(&root, 1)).len(), 6);
+}

@@ -115,12 +115,11 @@ pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
         })
 }
 
-/// The actor behind an operation, if there is one: a disruption's is whoever approved it.
+/// The actor behind an operation, if there is one. What a disruption asks for never waits for anybody.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
     match &operation.by {
         Some(Asker::Actor(actor)) => Some(actor.clone()),
-        Some(Asker::Disruption { node, name }) => fleet.nodes().get(node)?.disruptions.get(name)?.by.clone(),
-        Some(Asker::Rule(_)) => None,
+        Some(Asker::Disruption { .. } | Asker::Rule(_)) => None,
         None => {
             let name = operation.deployment.clone()?;
             fleet.deployments().get(&(operation.plan.clone(), name))?.by.clone()

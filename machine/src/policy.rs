@@ -3,7 +3,7 @@
 //! | rule | what it does about the operations that it is about |
 //! |---|---|
 //! | `approve` | approves them, oldest first, while a window is open (any time, if it has none) and fewer that it approved are not over than it allows |
-//! | `four_eyes` | refuses the approval of a person who asked for the operation, or for its deployment, or approved the disruption behind it |
+//! | `four_eyes` | refuses the approval of a person who asked for the operation, or for its deployment |
 //!
 //! What a rule approves is approved by a fact that names it: `policy/NAME`. A plan's own rule goes before.
 

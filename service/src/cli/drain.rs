@@ -5,6 +5,7 @@
 //! |---|---|
 //! | is being emptied | that is over: what has not moved yet stays |
 //! | was emptied, and so evicted from its cluster | it is cleaned, made free, and put into the cluster that it was in last |
+//! | the same, with volumes on it that are kept | it is put into that cluster, and not cleaned |
 //! | is on that way, or free | the rest of it |
 //! | is in use, and nothing empties it | unchanged |
 
@@ -218,6 +219,7 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     // It may have become empty meanwhile, and been evicted.
     let row = if verdict.is_some() { typed(&get::one(client, Kind::Node, name.as_str())?)? } else { row };
     let way: &[NodeState] = match row.state {
+        NodeState::Evicted if has_volumes(&name, client)? => &[NodeState::Allocated],
         NodeState::Evicted => &[NodeState::Sanitizing, NodeState::Unallocated, NodeState::Allocated],
         NodeState::Sanitizing => &[NodeState::Unallocated, NodeState::Allocated],
         NodeState::Unallocated => &[NodeState::Allocated],
@@ -237,6 +239,11 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     let (position, version) = (row.position.get(), Some(row.version));
     let verdict = Verdict { position, outcome: "unchanged".into(), version };
     shown(client, &of, "unchanged", &verdict, out)
+}
+
+/// Whether volumes are on the node: what is in them would go if it were cleaned.
+fn has_volumes(node: &NodeName, client: &Client<'_>) -> Result<bool, CliError> {
+    Ok(!get::list(client, Kind::Volume, &[("node", node.to_string())], 1)?.items.is_empty())
 }
 
 /// The cluster that the node was in last.

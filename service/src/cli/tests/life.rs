@@ -153,7 +153,8 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let moved = |position: u64, to: &str, cluster: Value| json!({ "position": position, "type": "node.moved.v1", "data": { "name": "node-1", "to": to, "cluster": cluster } });
     let items = json!([moved(3, "allocated", json!("local")), moved(9, "evicted", Value::Null)]);
     let past = ok(&json!({ "items": items, "next_from": null, "position": 9 }));
-    let script = vec![ok(&emptied), past.clone(), verdict(), verdict(), verdict()];
+    let volumes = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let script = vec![ok(&emptied), volumes(json!([])), past.clone(), verdict(), verdict(), verdict()];
     let (result, asked) = told("chancery undrain node-1", script);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let states: Vec<_> =
@@ -161,8 +162,16 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let wanted = [("sanitizing", Value::Null), ("unallocated", Value::Null), ("allocated", json!("local"))];
     assert_eq!(states, wanted.map(|(state, cluster)| (json!(state), cluster)));
 
+    // What is in its volumes would go if it were cleaned.
+    let kept = volumes(json!([{ "name": "web-7f3k-app-data" }]));
+    let (result, asked) = told("chancery undrain node-1", vec![ok(&emptied), kept, past.clone(), verdict()]);
+    assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
+    let wanted = json!({ "name": "node-1", "state": "allocated", "cluster": "local" });
+    assert_eq!(types(&asked), [("chancery.node.set_state.v1".to_owned(), wanted)]);
+
     // It becomes empty at the very moment.
-    let script = vec![ok(&during), verdict(), ok(&emptied), past, verdict(), verdict(), verdict()];
+    let mut script = vec![ok(&during), verdict(), ok(&emptied), volumes(json!([])), past];
+    script.extend([verdict(), verdict(), verdict()]);
     let (result, asked) = told("chancery undrain node-1", script);
     assert_eq!((result.expect("in use").as_str(), types(&asked).len()), ("node/node-1 is in use again\n", 4));
 

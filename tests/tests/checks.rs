@@ -400,6 +400,41 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
 }
 
 #[test]
+fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
+    let server = Server::start();
+    let client = server.client();
+    server.cli(&["apply", "-f", "examples/notes/1-notes.yaml"]);
+    let first = client.wait_for("notes", "running", 1)[0]["name"].clone();
+    server.cli(&["apply", "-f", "examples/notes/2-archive.yaml"]);
+    let next = client.wait_for("archive", "running", 1)[0]["name"].clone();
+    let (first, next) = (first.as_str().expect("a name"), next.as_str().expect("a name"));
+    let read = until("it has read what was written", || {
+        let output = server.run(&["logs", next]);
+        let text = String::from_utf8(output.stdout).expect("text");
+        text.contains("read by").then_some(text)
+    });
+    assert!(
+        read.contains(&format!("written by {first}")) && read.contains(&format!("read by {next}")),
+        "{read}"
+    );
+    // The order in which it is written is another one.
+    server.cli(&["delete", "volume", "notes"]);
+    server.cli(&["delete", "plan", "archive", "--cascade"]);
+    until("nothing is left", || client.items("volumes").is_empty().then_some(()));
+    let types = "incarnation.begun.v1,incarnation.ended.v1,volume.created.v1,volume.destroying.v1,volume.destroyed.v1";
+    let events = client.get(&format!("/v1/fleets/default/events?types={types}&follow=false")).text;
+    let told: Vec<_> = events
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("an event"))
+        .map(|event| event["type"].as_str().expect("a type").replace("chancery.", ""))
+        .collect();
+    let of_one = ["incarnation.begun.v1", "incarnation.ended.v1"];
+    let wanted =
+        [&["volume.created.v1"], &of_one[..], &of_one, &["volume.destroying.v1", "volume.destroyed.v1"]];
+    assert_eq!(told, wanted.concat());
+}
+
+#[test]
 fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() {
     let server = Server::start();
     let client = server.client();

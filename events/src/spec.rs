@@ -625,6 +625,11 @@ impl PlanSpec {
         all.map(move |(payload, claim)| (claim.name(replica, &payload.name), claim))
     }
 
+    /// Whether it claims any volume.
+    pub fn has_volumes(&self) -> bool {
+        self.payloads.iter().any(|payload| !payload.volumes.is_empty())
+    }
+
     /// Whether it claims a volume that only one replica can have.
     pub fn claims_by_name(&self) -> bool {
         self.payloads.iter().flat_map(|payload| &payload.volumes).any(|claim| claim.volume.is_some())

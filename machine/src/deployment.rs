@@ -88,7 +88,7 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
     }
     let rolling = matches!(spec.strategy, Strategy::Rolling { .. });
     let beside = "must be rolling: the plan has volumes, and another set would begin without what is in them";
-    faults.check(rolling || plan.volumes().is_empty(), "/spec/strategy", beside);
+    faults.check(rolling || !plan.has_volumes(), "/spec/strategy", beside);
     for payload in spec.coordinates.keys() {
         let known = plan.payloads.iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");

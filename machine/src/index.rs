@@ -134,7 +134,7 @@ pub struct Index {
     pub grown: Position,
 }
 
-fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
+pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
     if up {
         set.insert(item);
     } else {
@@ -301,9 +301,12 @@ impl Index {
             if let Turn::Waiting { until } = operation.turn {
                 mark(&mut self.alarms, (until, Alarm::Operation(operation.id)), up);
             }
-            let of = operation.deployment.as_ref();
-            let of = self.plans.get(&operation.plan).zip(of).and_then(|(plan, of)| plan.deployments.get(of));
-            self.policies.operation(operation, of.is_some_and(|of| begins_nothing(of.stage)), up);
+            let given_up = || {
+                let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
+                let of = of.and_then(|(plan, of)| plan.deployments.get(of));
+                of.is_some_and(|of| begins_nothing(of.stage))
+            };
+            self.policies.operation(operation, given_up, up);
             match &operation.deployment {
                 Some(name) => self.with_deployment(&operation.plan, name, |plan, of| {
                     plan.operation(operation, up);
@@ -332,8 +335,9 @@ impl Index {
         let same = old.zip(new).is_some_and(|(old, new)| alike(old, new));
         for (marks, up) in [(old, false), (new, true)] {
             let Some(this) = marks.filter(|marks| marks.live && !same) else { continue };
-            let IncarnationMarks { id, plan, node, amounts, volumes, .. } = this;
-            let holding = Holding { incarnation: *id, plan, node, amounts: *amounts, volumes };
+            let IncarnationMarks { id, plan, node, amounts, volumes, reserved, .. } = this;
+            let (incarnation, amounts, reserved) = (*id, *amounts, *reserved);
+            let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
             self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, *id, lost);
@@ -345,12 +349,8 @@ impl Index {
                 }
             }
         }
-        let is_reserved = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.reserved);
-        let changed = !same || is_reserved(old) != is_reserved(new);
-        for (marks, up) in [(old, false), (new, true)] {
-            if let Some(marks) = marks.filter(|marks| changed && marks.reserved) {
-                self.places.reserve(&marks.node, marks.id, up);
-            }
+        if let Some((old, new)) = old.zip(new).filter(|(old, new)| same && old.reserved != new.reserved) {
+            self.places.reserve(&new.node, old.id, new.reserved);
         }
         let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);
         let outstanding = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.outstanding);

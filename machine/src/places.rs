@@ -18,6 +18,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::spec::NodeState;
 use rustc_hash::FxHashMap;
 
+use crate::index::mark;
 use crate::shelf::{Free, Shelf};
 use crate::state::Node;
 
@@ -106,6 +107,8 @@ pub(crate) struct Holding<'a> {
     pub(crate) node: &'a NodeName,
     pub(crate) amounts: Amounts,
     pub(crate) volumes: &'a BTreeMap<StorageClass, u64>,
+    /// Whether nobody was asked to start it.
+    pub(crate) reserved: bool,
 }
 
 /// Where an allocated node stands.
@@ -209,14 +212,10 @@ impl Places {
         self.held(node).incarnations.iter().map(|(_, id)| *id)
     }
 
-    /// Nobody was asked yet to start what holds the place, or somebody was.
+    /// Somebody was asked to start what holds the place, or, taken back, nobody was.
     pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, up: bool) {
         if let Some(site) = self.sites.get_mut(node) {
-            if up {
-                site.held.reserved.insert(incarnation);
-            } else {
-                site.held.reserved.remove(&incarnation);
-            }
+            mark(&mut site.held.reserved, incarnation, up);
         }
     }
 
@@ -293,6 +292,9 @@ impl Places {
         if up {
             held.amounts += of.amounts;
             held.incarnations.insert((of.plan.clone(), of.incarnation));
+            if of.reserved {
+                held.reserved.insert(of.incarnation);
+            }
             for (class, bytes) in of.volumes {
                 *held.volumes.entry(class.clone()).or_default() += bytes;
             }
@@ -306,6 +308,9 @@ impl Places {
                 held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
             }
             held.incarnations.remove(&(of.plan.clone(), of.incarnation));
+            if of.reserved {
+                held.reserved.remove(&of.incarnation);
+            }
             for (class, bytes) in of.volumes {
                 give_back(&mut held.volumes, class, *bytes);
             }

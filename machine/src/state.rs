@@ -240,8 +240,9 @@ pub struct Open {
     pub kind: OperationKind,
     /// Whether it was approved and its turn has come: only more than asking stops it.
     pub begun: bool,
-    /// Whether a place is held for what it brings up.
-    pub placed: bool,
+    /// Whether it gives way to another version of the replica: what it brings up has no place, and no deployment asked
+    /// for that to be created.
+    pub gives_way: bool,
 }
 
 /// One member of a plan's service.
@@ -494,11 +495,8 @@ impl Replica {
 
     /// Whether it has no run, and what is to bring one up has no place: it may have another version first.
     pub fn is_without_place(&self) -> bool {
-        let waits = |open: Open| {
-            let up = matches!(open.kind, OperationKind::Create | OperationKind::Start);
-            up && !open.begun && !open.placed
-        };
-        self.runs().next().is_none() && self.operation.is_some_and(waits) && self.next.is_none()
+        let waits = self.operation.is_some_and(|open| open.gives_way);
+        waits && self.next.is_none() && self.runs().next().is_none()
     }
 
     /// Whether it runs, and nothing is being done about it: it may be updated.

@@ -57,7 +57,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
             replica.passive = run;
         }
         if let Some(open) = replica.open_mut(fact.operation) {
-            open.placed = true;
+            open.gives_way = false;
         }
         replica.incarnations.push(id);
         replica.meta.touch(at);
@@ -299,7 +299,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             }
         }
         if let Some(open) = fact.displaces.and_then(|operation| replica.open_mut(operation)) {
-            open.placed = false;
+            open.gives_way = open.kind == OperationKind::Start;
         }
         replica.incarnations.retain(|id| !gone.contains(id));
         replica.meta.touch(at);

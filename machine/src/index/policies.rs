@@ -76,13 +76,18 @@ impl Policies {
     }
 
     /// `given_up`: whether its deployment begins nothing more.
-    pub(super) fn operation(&mut self, operation: &OperationMarks, given_up: bool, up: bool) {
+    pub(super) fn operation(
+        &mut self,
+        operation: &OperationMarks,
+        given_up: impl FnOnce() -> bool,
+        up: bool,
+    ) {
         let id = operation.id;
         if let Turn::Waiting { .. } = operation.turn {
-            let (about, deploys) = (operation.about.clone(), operation.deploys);
-            let given_up = given_up && deploys;
+            let deploys = operation.deploys;
+            let given_up = up && deploys && given_up();
             if up {
-                self.waiting.insert(id, Waiting { about, deploys, given_up });
+                self.waiting.insert(id, Waiting { about: operation.about.clone(), deploys, given_up });
             } else {
                 self.waiting.remove(&id);
             }

@@ -32,15 +32,18 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let key = (plan.clone(), version.clone());
     let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
     // What is there already, or may come to be there by another, says where it can go.
-    let stores = of.is_some_and(|(plan, of)| {
-        let spec = plan.spec_of(of.generation);
-        let owns = fleet.index().volumes.owned(&fact.replica).next().is_some();
-        spec.claims_by_name() || owns && !spec.volumes().is_empty()
-    });
+    let spec = of.map(|(plan, of)| plan.spec_of(of.generation)).filter(|spec| spec.has_volumes());
+    let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
+    let stores = spec.is_some_and(|spec| spec.claims_by_name() || owns());
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.change::<Replica>(&fact.replica, |replica| {
-        let open = Some(Open { id, kind: fact.kind, begun: false, placed: false });
+        let gives_way = match fact.kind {
+            OperationKind::Start => true,
+            OperationKind::Create => fact.deployment.is_none(),
+            _ => false,
+        };
+        let open = Some(Open { id, kind: fact.kind, begun: false, gives_way });
         if replica.operation.is_none() {
             replica.operation = open;
         } else {

@@ -168,9 +168,9 @@ pub(crate) fn step(
     ctx: &Context,
     mut begin: impl FnMut(&Subject, Position) -> bool,
 ) -> Option<Step> {
-    let begun = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
+    let due = fleet.index().evicting.iter().take_while(|(from, ..)| *from <= ctx.now);
     let mut turn: Option<&DomainName> = None;
-    for (_, _, domain, name, disruption) in begun {
+    for (_, _, domain, name, disruption) in due {
         let Some(node) = fleet.nodes().get(name) else { continue };
         let (subject, cause) = (Subject::Node(name.clone()), node.meta.changed.position);
         if !begin(&subject, cause) {

@@ -46,16 +46,13 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     if durable::read::<Mark>(&ours, Reader::Writer)?.is_some() {
         return Ok(());
     }
-    let mark = match durable::read::<Mark>(&theirs, Reader::Writer)? {
-        Some(mark) => mark,
-        None => {
-            let mut bytes = [0; 8];
-            getrandom(&mut bytes, GetRandomFlags::empty())?;
-            let mark = Mark { mark: u64::from_le_bytes(bytes) };
-            durable::make_folder(&super::root(root))?;
-            durable::write(&theirs, &mark)?;
-            mark
-        }
-    };
+    if let Some(mark) = durable::read::<Mark>(&theirs, Reader::Writer)? {
+        return durable::write(&ours, &mark);
+    }
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    let mark = Mark { mark: u64::from_le_bytes(bytes) };
+    durable::make_folder(&super::root(root))?;
+    durable::write(&theirs, &mark)?;
     durable::write(&ours, &mark)
 }

@@ -268,8 +268,10 @@ impl Index {
             if let Some(again) = replica.again {
                 mark(&mut self.timers, (again, Timer::Replica(replica.name.clone())), up);
             }
-            let other = if up { old } else { new };
-            self.with_deployment(&replica.plan, &replica.deployment, |plan, deployment| {
+        }
+        let count =
+            |plan: &mut PlanIndex, deployment: &mut DeploymentIndex, replica: &ReplicaMarks, up: bool| {
+                let other = if up { old } else { new };
                 let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
                 if !same {
                     by(&mut deployment.replicas);
@@ -292,6 +294,17 @@ impl Index {
                         plan.eased = Arc::new(());
                     }
                 }
+            };
+        // What there is to do for the plan is looked at once, if it is one of the same deployment before and after.
+        if let Some((old, new)) = both.filter(|_| same) {
+            return self.with_deployment(&new.plan, &new.deployment, |plan, deployment| {
+                count(plan, deployment, old, false);
+                count(plan, deployment, new, true);
+            });
+        }
+        for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
+            self.with_deployment(&replica.plan, &replica.deployment, |plan, deployment| {
+                count(plan, deployment, replica, up);
             });
         }
     }
@@ -307,13 +320,22 @@ impl Index {
                 of.is_some_and(|of| begins_nothing(of.stage))
             };
             self.policies.operation(operation, given_up, up);
-            match &operation.deployment {
-                Some(name) => self.with_deployment(&operation.plan, name, |plan, of| {
+        }
+        let Some(this) = new.or(old) else { return };
+        let both = || old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true)));
+        // An operation is of one plan and deployment for ever.
+        match &this.deployment {
+            Some(name) => self.with_deployment(&this.plan, name, |plan, of| {
+                for (operation, up) in both() {
                     plan.operation(operation, up);
                     of.operation(operation, up);
-                }),
-                None => self.with_plan(&operation.plan, |plan| plan.operation(operation, up)),
-            }
+                }
+            }),
+            None => self.with_plan(&this.plan, |plan| {
+                for (operation, up) in both() {
+                    plan.operation(operation, up);
+                }
+            }),
         }
     }
 

@@ -292,7 +292,7 @@ fn is_forgotten(world: &World, replica: &Replica) -> bool {
     let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
     // The rule has started it, and somebody would not have it, or it could not be.
     let is_by_rule = |it: &Operation| matches!(it.by, Some(Asker::Rule(_)));
-    if !replica.is_idle() || replica.again.is_some() || operations().last().is_some_and(is_by_rule) {
+    if !replica.is_idle() || replica.again.is_some() || operations().next_back().is_some_and(is_by_rule) {
         return false;
     }
     let mut runs = replica.incarnations.iter().rev().filter_map(|id| world.fleet.incarnations().get(id));

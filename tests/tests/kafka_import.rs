@@ -10,7 +10,9 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::conformance::{Author, FLEET};
 use chancery_journal::kafka::topics::{Role, Topics};
-use chancery_journal::kafka::{Client, FillError, Found, KafkaJournal, Opened, Options, Other, fill};
+use chancery_journal::kafka::{
+    Client, FillError, Found, KafkaJournal, Opened, Options, Other, fill, offsets,
+};
 use chancery_journal::segments::{self, SegmentJournal};
 use chancery_journal::{AppendError, Delivery, Journal, Sink, is_mirror};
 use chancery_tests::kafka::{Cluster, shared};
@@ -117,7 +119,7 @@ impl<'a> Target<'a> {
         config.set("bootstrap.servers", self.cluster.bootstrap()).set("group.id", "tests");
         let watcher: BaseConsumer =
             config.set("isolation.level", "read_uncommitted").create().expect("a client");
-        watcher.fetch_watermarks(&self.topic(), 0, Duration::from_secs(30)).expect("watermarks").1
+        offsets(&watcher, &self.topic(), 0).expect("offsets").1
     }
 
     fn command(&self, data: &Path, fleet: &str) -> Command {
@@ -432,10 +434,19 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
             let options = target.options(written.mirror());
             let filling = scope.spawn(move || fill(&options, LONG));
             until("something is written", || (target.written() > 0).then_some(()));
-            cluster.kill(leader);
             println!("in the middle of it: {}", !filling.is_finished());
+            // Whoever asks meanwhile, with whatever it knows of the leader, is told.
+            let target = &target;
+            let asking = scope.spawn(move || {
+                while !filling.is_finished() {
+                    let watcher = target.client().watcher().expect("a client");
+                    assert_eq!(offsets(&watcher, &target.topic(), 0).expect("told").0, 0);
+                }
+                filling.join().expect("no panic").expect("filled")
+            });
+            cluster.kill(leader);
             cluster.restart(leader);
-            let filled = filling.join().expect("no panic").expect("filled");
+            let filled = asking.join().expect("no panic");
             assert_eq!(filled.records, 40_000);
         });
         let (opened, found) = target.read();

@@ -53,7 +53,7 @@ pub use client::{Client, LARGEST, NotFree};
 pub use compare::Other;
 pub use fill::{FillError, Filled, Found, fill};
 pub use open::{OpenError, Opened, Partition};
-pub use reader::is_gone;
+pub use reader::{is_gone, offsets};
 
 /// What a mirror that has no room gets to make some.
 const ROOM: Duration = Duration::from_millis(1);

@@ -1,9 +1,9 @@
 //! One partition, read in order from an offset on.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rdkafka::consumer::BaseConsumer;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -17,6 +17,36 @@ pub(super) const ASKING: Duration = Duration::from_secs(10);
 pub(super) const NEWS: Duration = Duration::from_secs(3);
 /// Before it is asked for again.
 pub(super) const AGAIN: Duration = Duration::from_millis(100);
+
+/// How long a new leader may take: brokers count one as dead after nine seconds, unless they are told otherwise.
+const ELECTION: Duration = Duration::from_secs(30);
+
+/// The first and the last offset of a partition, as its leader says; one that is being elected is waited for.
+pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i64, i64), KafkaError> {
+    let until = Instant::now() + ELECTION;
+    loop {
+        match asking.fetch_watermarks(topic, partition, ASKING) {
+            Err(KafkaError::MetadataFetch(code)) if has_no_leader(code) && Instant::now() < until => {
+                tracing::warn!(%code, topic, partition, "its leader is waited for");
+                std::thread::sleep(AGAIN);
+            }
+            told => return told,
+        }
+    }
+}
+
+/// Whether whoever was asked does not lead the partition, or does not know yet how far it goes.
+fn has_no_leader(code: Code) -> bool {
+    matches!(
+        code,
+        Code::NotLeaderForPartition
+            | Code::LeaderNotAvailable
+            | Code::OffsetNotAvailable
+            | Code::FencedLeaderEpoch
+            | Code::UnknownLeaderEpoch
+            | Code::BrokerTransportFailure
+    )
+}
 
 /// What comes next.
 pub(super) enum Next {

@@ -8,7 +8,7 @@ use rdkafka::error::KafkaError;
 
 use super::Options;
 use super::open::{OpenError, Partition};
-use super::reader::{AGAIN, ASKING, Gone, NEWS, Next, Reader};
+use super::reader::{AGAIN, ASKING, Gone, NEWS, Next, Reader, offsets};
 
 /// How long nothing must come before the last offsets are taken to hold nothing.
 const QUIET: Duration = Duration::from_secs(2);
@@ -38,8 +38,7 @@ pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
         }
         std::thread::sleep(AGAIN);
     }
-    watcher
-        .fetch_watermarks(&options.topic, options.partition, ASKING)
+    offsets(&watcher, &options.topic, options.partition)
         .map_err(cluster(options, "ask for the first and last offset of"))
 }
 

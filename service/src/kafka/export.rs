@@ -14,9 +14,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::cloud;
 use chancery_events::id::Position;
 use chancery_journal::Source;
-use chancery_journal::kafka::Client;
+use chancery_journal::kafka::{Client, offsets};
 use rdkafka::ClientContext;
-use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
@@ -154,8 +153,7 @@ impl Export {
     /// The position of the last event in the topic; zero if it never held any, none if it holds none any more.
     fn last(&self) -> Result<Option<Position>> {
         let asking = self.client.watcher().context("reach the brokers for the events topic")?;
-        let (begins, ends) = asking
-            .fetch_watermarks(&self.topic, self.partition, ASKING)
+        let (begins, ends) = offsets(&asking, &self.topic, self.partition)
             .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
         let mut end = ends;
         while end > begins {

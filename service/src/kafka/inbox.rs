@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_events::letter::{Binding, Letter};
 use chancery_events::record::Watermark;
-use chancery_journal::kafka::{Client, is_gone};
+use chancery_journal::kafka::{Client, is_gone, offsets};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message as _};
@@ -34,8 +34,7 @@ impl Letters {
     /// What the topic holds, beside what the journal has answered of it.
     pub(super) fn take_up(&self, watermark: Option<&Watermark>) -> Result<Inbox> {
         let asking = self.client.watcher().context("reach the brokers for the inbox")?;
-        let (start, end) = asking
-            .fetch_watermarks(&self.topic, self.partition, ASKING)
+        let (start, end) = offsets(&asking, &self.topic, self.partition)
             .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
         let cluster = asking.client().fetch_cluster_id(ASKING).context("ask for the cluster's id")?;
         // The name is the best identity that the client library tells of a topic.

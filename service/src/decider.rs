@@ -9,7 +9,9 @@ mod handle;
 mod hearing;
 pub mod inbox;
 mod mailbox;
+mod objects;
 mod run;
+mod saying;
 mod sessions;
 #[cfg(test)]
 mod tests;

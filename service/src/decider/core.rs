@@ -87,7 +87,7 @@ pub const PART: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) enum Held {
     Answer(Ticket, Verdict),
-    Send(Connection, Box<super::sessions::Saying>),
+    Send(Connection, Box<super::saying::Saying>),
     Close(Connection),
 }
 

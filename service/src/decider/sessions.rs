@@ -6,15 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, Judgement, VolumeCreated, VolumeDestroying};
 use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
-use chancery_events::name::{ClusterName, ExecutorName, FleetName, VolumeName};
-use chancery_events::observation::{
-    Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, SessionEnd,
-    SessionHello, SessionOver, VolumeReported,
-};
+use chancery_events::name::{ClusterName, ExecutorName};
+use chancery_events::observation::{Observation, SessionEnd, SessionHello, SessionOver};
 use chancery_events::planted::{self, Bug};
-use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Life, Succession, ToDecider};
+use chancery_events::protocol::{Again, Envelope, Head, Life, Succession, ToDecider};
 use chancery_events::record::Hash;
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
@@ -24,9 +20,7 @@ use chancery_machine::session::{HelloRefused, resumes};
 use super::commands;
 use super::core::{Core, Held};
 use super::handle::Connection;
-
-/// An executor that could not look after what is said to run is asked again after so long.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+use super::saying::{Inventory, Saying, What};
 
 /// Incarnations that are looked at for one part of an inventory.
 const LOOKED: usize = 4096;
@@ -36,17 +30,17 @@ type Recorded<'a> = dyn Fn(Position) -> Result<Option<Hash>, ReadError> + 'a;
 
 /// A session as this decider sees it live.
 #[derive(Debug)]
-struct Live {
-    executor: ExecutorName,
-    cluster: ClusterName,
+pub(super) struct Live {
+    pub(super) executor: ExecutorName,
+    pub(super) cluster: ClusterName,
     /// The life that was heard last, if this decider has heard one.
     life: Option<Life>,
     /// Its connection, and the attach that was drawn for it.
-    attached: Option<(Connection, Attach)>,
+    pub(super) attached: Option<(Connection, Attach)>,
     /// The highest sequence taken of that attach.
     sequence: u64,
     /// The highest position that the executor has seen.
-    seen: Position,
+    pub(super) seen: Position,
     /// When it was last heard.
     heard: Time,
     /// The part of the inventory that was made last leaves when this is durable.
@@ -56,15 +50,15 @@ struct Live {
 /// The sessions of a fleet.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    live: BTreeMap<SessionId, Live>,
-    by_connection: BTreeMap<Connection, SessionId>,
-    by_cluster: BTreeMap<ClusterName, SessionId>,
+    pub(super) live: BTreeMap<SessionId, Live>,
+    pub(super) by_connection: BTreeMap<Connection, SessionId>,
+    pub(super) by_cluster: BTreeMap<ClusterName, SessionId>,
     /// Random bits drawn by the loop for connections that have not said hello.
     drawn: BTreeMap<Connection, Attach>,
     /// Commands that are tried again, by when.
-    retries: BTreeSet<(Time, ObjectId)>,
+    pub(super) retries: BTreeSet<(Time, ObjectId)>,
     /// Those of them that an executor only has to look after, each once.
-    looking: BTreeSet<ObjectId>,
+    pub(super) looking: BTreeSet<ObjectId>,
     /// None is lost before this: there was too much that nobody heard.
     spared: Time,
 }
@@ -108,84 +102,6 @@ impl Sessions {
     fn envelope(&self, id: SessionId, head: Head) -> Option<(Connection, Envelope)> {
         let (connection, attach) = self.live.get(&id)?.attached?;
         Some((connection, Envelope { session: id, attach, head }))
-    }
-}
-
-/// Something said to an executor, before the head that it carries is known.
-#[derive(Debug)]
-pub(super) struct Saying {
-    envelope: Envelope,
-    what: What,
-}
-
-/// A part of what is wanted of an executor.
-#[derive(Debug)]
-struct Inventory {
-    commands: Vec<Command>,
-    /// Their bytes.
-    bytes: usize,
-    /// If there is more, behind which it goes on.
-    rest: Option<ObjectId>,
-}
-
-/// What the journal knows of an object.
-enum Known {
-    /// It is one that is not over: who hosts it, whether its last command had its outcome, and the revision of that.
-    Object { hosts: ClusterName, is_met: bool, revision: u32 },
-    /// It was one.
-    Over,
-    /// Nothing.
-    Never,
-}
-
-#[derive(Debug)]
-enum What {
-    Welcome { lineage: Lineage, fleet: FleetName, lease: Duration, part: Inventory },
-    Inventory(Inventory),
-    Command(Command),
-    Accepted(u64),
-    Forget(ObjectId),
-    Judged(ObjectId, Judgement, u32),
-    Beat(u64),
-    Refused(String, Again),
-    Closed(String),
-}
-
-impl Saying {
-    /// The bytes of the commands in it.
-    pub(super) fn bytes(&self) -> usize {
-        match &self.what {
-            What::Welcome { part, .. } | What::Inventory(part) => part.bytes,
-            What::Command(command) => commands::size(command),
-            What::Accepted(_)
-            | What::Forget(_)
-            | What::Judged(..)
-            | What::Beat(_)
-            | What::Refused(..)
-            | What::Closed(_) => 0,
-        }
-    }
-
-    /// With the head that is durable when it is said.
-    pub(super) fn at(self, head: Head) -> FromDecider {
-        let envelope = Envelope { head, ..self.envelope };
-        match self.what {
-            What::Welcome { lineage, fleet, lease, part: Inventory { commands, rest, bytes: _ } } => {
-                FromDecider::Welcome { envelope, lineage, fleet, lease, commands, rest }
-            }
-            What::Inventory(Inventory { commands, rest, bytes: _ }) => {
-                FromDecider::Inventory { envelope, commands, rest }
-            }
-            What::Command(command) => FromDecider::Command { envelope, command },
-            What::Accepted(sequence) => FromDecider::Accepted { envelope, sequence },
-            What::Forget(object) => FromDecider::Forget { envelope, object },
-            What::Judged(object, judgement, revision) => {
-                FromDecider::Judged { envelope, object, judgement, revision }
-            }
-            What::Beat(beat) => FromDecider::Beat { envelope, beat },
-            What::Refused(reason, again) => FromDecider::Refused { reason, again },
-            What::Closed(reason) => FromDecider::Closed { reason },
-        }
     }
 }
 
@@ -416,155 +332,16 @@ impl Core {
         Inventory { commands, bytes, rest: None }
     }
 
-    fn say(&mut self, id: SessionId, what: What) {
+    pub(super) fn say(&mut self, id: SessionId, what: What) {
         if let Some((connection, envelope)) = self.sessions.envelope(id, self.durable()) {
             self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
         }
     }
 
     /// Tells the executor of the cluster, if one is attached: if not, the next welcome says it.
-    fn tell(&mut self, cluster: &ClusterName, what: What) {
+    pub(super) fn tell(&mut self, cluster: &ClusterName, what: What) {
         if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
             self.say(id, what);
-        }
-    }
-
-    fn report(&mut self, session: SessionId, report: Report) {
-        let Some(live) = self.sessions.live.get(&session) else { return };
-        let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
-        let Report { object, revision, saw } = report;
-        let is_over = matches!(saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
-        let known = self.known(object);
-        match &known {
-            Known::Object { hosts, .. } if *hosts != cluster => {
-                tracing::warn!(%object, executor = %by, "a report about what another cluster hosts is ignored");
-            }
-            Known::Object { is_met, revision: asked, .. } => {
-                let is_met = *is_met && revision == *asked;
-                let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
-                if is_met && has_not_looked && self.sessions.looking.insert(object) {
-                    // Nobody waits for an outcome, but whether it is still there has not been found out.
-                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, object));
-                }
-                let observation = match object {
-                    ObjectId::Incarnation(incarnation) => {
-                        let report = IncarnationReport { incarnation, revision, saw };
-                        Some(Observation::IncarnationReported(IncarnationReported { session, report }))
-                    }
-                    ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
-                        let (name, report) = (volume.name.clone(), Report { object, revision, saw });
-                        Observation::VolumeReported(VolumeReported { session, name, report })
-                    }),
-                };
-                if let Some(observation) = observation {
-                    self.observation(&by, observation);
-                }
-            }
-            // Its story is over, and so is it: what is kept of it may go.
-            Known::Over if is_over => self.say(session, What::Forget(object)),
-            // It is there, and has no place in the fleet: never known, or over on somebody's word.
-            Known::Over | Known::Never => {
-                let seen = seen.max(self.durable().position);
-                let saw = ObjectReported { session, object, revision, seen };
-                self.observation(&by, Observation::ObjectReported(saw));
-            }
-        }
-    }
-
-    /// What the journal knows of an object.
-    fn known(&self, object: ObjectId) -> Known {
-        let (hosts, is_met, revision) = match object {
-            ObjectId::Incarnation(id) => match self.fleet.incarnations().get(&id) {
-                Some(it) if it.is_live() => (it.cluster.clone(), it.command.is_none(), it.revision),
-                Some(_) => return Known::Over,
-                None => return self.past(object),
-            },
-            ObjectId::Volume(id) => match commands::volume(&self.fleet, id) {
-                Some(it) => (it.cluster.clone(), it.command.is_none(), it.revision),
-                None => return self.past(object),
-            },
-        };
-        Known::Object { hosts, is_met, revision }
-    }
-
-    /// Of what is not known any more: whether the journal issued its id, durably or not.
-    fn past(&self, object: ObjectId) -> Known {
-        let issued = self.fleet.lineages().issued(object.lineage(), object.position(), self.fleet.head());
-        if issued { Known::Over } else { Known::Never }
-    }
-
-    /// The object that the fact ends, with the cluster that hosts it.
-    pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, ObjectId)> {
-        match fact {
-            Fact::IncarnationEnded(fact) => {
-                let incarnation = self.fleet.incarnations().get(&fact.incarnation)?;
-                Some((incarnation.cluster.clone(), incarnation.id.into()))
-            }
-            Fact::VolumeDestroyed(fact) => {
-                let volume = self.fleet.volumes().get(&fact.name)?;
-                Some((volume.cluster.clone(), volume.id.into()))
-            }
-            _ => None,
-        }
-    }
-
-    /// The object is over: its executor need not keep anything of it.
-    pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
-        self.tell(cluster, What::Forget(object));
-    }
-
-    /// What a fact means for executors.
-    pub(super) fn follow_fact(&mut self, fact: &Fact) {
-        match fact {
-            Fact::OperationApproved(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
-            Fact::OperationBegun(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
-            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation.into())),
-            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation.into())),
-            Fact::VolumeCreated(VolumeCreated { name, .. })
-            | Fact::VolumeDestroying(VolumeDestroying { name }) => self.command_again(self.id_of(name)),
-            Fact::VolumeFailed(fact) => {
-                if let (Some(when), Some(id)) = (fact.not_before, self.id_of(&fact.name)) {
-                    self.sessions.retries.insert((when, id));
-                }
-            }
-            Fact::CommandFailed(fact) => {
-                if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {
-                    self.sessions.retries.insert((when, fact.incarnation.into()));
-                }
-            }
-            Fact::ObjectJudged(fact) => {
-                self.tell(&fact.cluster, What::Judged(fact.object, fact.judgement, fact.revision));
-            }
-            Fact::SessionClosed(fact) => {
-                self.say(fact.session, What::Closed("the session is over".into()));
-                if let Some(live) = self.sessions.live.remove(&fact.session) {
-                    self.sessions.by_cluster.remove(&live.cluster);
-                    if let Some((connection, _)) = live.attached {
-                        self.sessions.by_connection.remove(&connection);
-                    }
-                }
-            }
-            // No other fact asks anything of an executor: what is wanted of one is a command or a judgement.
-            _ => {}
-        }
-    }
-
-    fn id_of(&self, volume: &VolumeName) -> Option<ObjectId> {
-        self.fleet.volumes().get(volume).map(|volume| volume.id.into())
-    }
-
-    fn command_again(&mut self, object: Option<ObjectId>) {
-        let Some(object) = object else { return };
-        let cluster = match object {
-            ObjectId::Incarnation(id) => {
-                let asked =
-                    self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.asked.is_some());
-                asked.map(|incarnation| incarnation.cluster.clone())
-            }
-            ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
-        };
-        if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
-            self.tell(&cluster, What::Command(command));
         }
     }
 

@@ -1,0 +1,171 @@
+//! What several bodies of facts say: who asked, what was proposed, who approved, how things end.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::id::OperationId;
+use crate::name::{Actor, DeploymentName, DisruptionName, NodeName};
+use crate::spec::words;
+use crate::time::Time;
+
+words! {
+    /// What came of an accepted intent.
+    Outcome {
+        /// Something changed, or will.
+        Changed = "changed",
+        /// It was so already.
+        Unchanged = "unchanged",
+    }
+    /// What an executor is asked to do with an incarnation.
+    Effect {
+        /// Bring it up as its spec says; nothing, if it is.
+        Ensure = "ensure",
+        /// End it: ask, and kill when the time for that is over.
+        Stop = "stop",
+        /// End it at once.
+        Kill = "kill",
+    }
+    /// When what was approved begins.
+    #[derive(Default)]
+    Begins {
+        /// With its approval.
+        #[default]
+        Now = "now",
+        /// When its turn comes.
+        Later = "later",
+    }
+    /// What is to be done with an object that the fleet does not want.
+    Judgement {
+        /// It was ours and is over: remove it.
+        Remove = "remove",
+        /// It is not ours to remove: leave it, and tell.
+        Quarantine = "quarantine",
+    }
+}
+
+/// Who asked for an operation, where no deployment did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Asker {
+    /// A person or program, by an intent.
+    Actor(Actor),
+    /// A rule, by its name.
+    Rule(String),
+    /// A disruption of its node.
+    Disruption {
+        /// On which node.
+        node: NodeName,
+        /// Which.
+        name: DisruptionName,
+    },
+}
+
+/// A start by the plan's own rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Again {
+    /// Not before.
+    pub at: Time,
+    /// The how manieth in a row it is, from 1.
+    pub row: u32,
+}
+
+/// Nodes that one reason rules out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Unfit {
+    /// Why, for people.
+    pub reason: String,
+    /// How many nodes.
+    pub count: u32,
+    /// The first of them by name, at most 64.
+    pub nodes: Vec<NodeName>,
+}
+
+/// What may be approved, and until when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Proposal {
+    /// The hash of what will be done.
+    pub hash: Digest,
+    /// When it expires.
+    pub expires: Time,
+}
+
+/// Who approved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Approver {
+    /// A person or program, by an intent.
+    Actor(Actor),
+    /// A rule, by its name.
+    Rule(String),
+}
+
+/// How an operation ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OperationEnd {
+    /// It did what it was to do.
+    Succeeded,
+    /// It did not.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// Someone refused to approve it.
+    Rejected {
+        /// Who.
+        by: Actor,
+        /// Why.
+        reason: String,
+    },
+    /// Nobody approved it in time.
+    Expired,
+    /// Its deployment went no further.
+    Cancelled {
+        /// Why.
+        reason: String,
+    },
+    /// Another operation took its place.
+    Superseded {
+        /// Which.
+        by: OperationId,
+    },
+}
+
+/// How a deployment ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeploymentEnd {
+    /// What it wanted is so.
+    Completed,
+    /// An operation of it failed.
+    Failed {
+        /// Which, and why.
+        cause: String,
+    },
+    /// Someone cancelled it.
+    Cancelled,
+    /// A newer one took its place.
+    Superseded {
+        /// Which.
+        by: DeploymentName,
+    },
+}
+
+/// How an incarnation ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IncarnationEnd {
+    /// It ended as it was asked to, or cleanly by itself.
+    Destroyed,
+    /// It ended otherwise.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// It never came to run.
+    Unwound {
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,140 @@
+//! The specs of what changes a fleet: deployments, disruptions, policies.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Day, OnTimeout, OperationKind};
+use crate::name::{DomainName, Key, PayloadName, PlanName};
+use crate::time::Time;
+
+/// Which version of each payload to run, as the payload's own keys say it.
+pub type Coordinates = BTreeMap<PayloadName, BTreeMap<Key, String>>;
+
+/// A version of a plan's payloads, and a count.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeploymentSpec {
+    /// For each payload that has any.
+    #[serde(default)]
+    pub coordinates: Coordinates,
+    /// How many replicas.
+    pub count: u32,
+    /// How the plan's replicas come to be so.
+    #[serde(default)]
+    pub strategy: Strategy,
+}
+
+/// How a deployment is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Strategy {
+    /// A few at a time, the next ones when those are well.
+    Rolling {
+        /// So many operations of it may run at once. Without it, one at a time of those that update, and as many as
+        /// there are of all others.
+        #[serde(default)]
+        wave: Option<u32>,
+        /// Whether those that run at once must be in one update domain.
+        #[serde(default)]
+        per_domain: bool,
+        /// After each that is done, milliseconds until the next begins.
+        #[serde(default)]
+        pause: u64,
+    },
+    /// The whole new set beside the old one; when all are ready, the old ones go.
+    Graceful {
+        /// How long that may take, in milliseconds from its start.
+        timeout: u64,
+        /// What then.
+        on_timeout: OnTimeout,
+    },
+    /// Some of the new version beside the old ones, until they are promoted or withdrawn.
+    Canary {
+        /// How many.
+        count: u32,
+    },
+}
+
+impl Default for Strategy {
+    fn default() -> Strategy {
+        Strategy::Rolling { wave: None, per_domain: false, pause: 0 }
+    }
+}
+
+/// A planned interference with a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DisruptionSpec {
+    /// When the node is emptied, if it is, once the disruption is approved; at once, if absent.
+    #[serde(default)]
+    pub start: Option<Time>,
+    /// Whether replicas are moved away from the node.
+    #[serde(default)]
+    pub evict: Evict,
+    /// Why, for people.
+    #[serde(default)]
+    pub reason: String,
+}
+
+words! {
+    /// What a disruption does to what runs on its node.
+    #[derive(Default)]
+    Evict {
+        /// Nothing: only no placement is added.
+        #[default]
+        No = "no",
+        /// Moves it away, one update domain at a time and within the budgets of plans; then the disruption is over.
+        Yes = "yes",
+        /// The same; then the node is forgotten.
+        AndRemove = "and_remove",
+    }
+}
+
+/// A rule about approvals, beside those of plans.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicySpec {
+    /// Operations of these kinds; of every kind, if empty.
+    #[serde(default)]
+    pub kinds: Vec<OperationKind>,
+    /// Of these plans; of every plan, if empty.
+    #[serde(default)]
+    pub plans: Vec<PlanName>,
+    /// On nodes of these update domains; anywhere, if empty.
+    #[serde(default)]
+    pub domains: Vec<DomainName>,
+    /// What it does about them.
+    pub rule: Rule,
+}
+
+/// What a policy does about operations.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Rule {
+    /// Approves them, while all of this holds.
+    Approve {
+        /// Only in one of these windows; at any time, if empty.
+        #[serde(default)]
+        windows: Vec<Window>,
+        /// Only while fewer that it approved are not over.
+        #[serde(default)]
+        in_flight: Option<u32>,
+    },
+    /// Whoever approves must be another than whoever asked.
+    FourEyes {},
+}
+
+/// A time of the week, in UTC.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// The days on which it opens; every day, if empty.
+    #[serde(default)]
+    pub days: Vec<Day>,
+    /// When it opens, in minutes from midnight, below 1440.
+    pub from: u16,
+    /// How long it stays open, in minutes, from 1 to 10080.
+    pub minutes: u16,
+}

@@ -1,0 +1,154 @@
+//! What a plan runs: payloads with their ports, volumes and processes.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Comparator, Protocol};
+use crate::amount::Amounts;
+use crate::name::{
+    CapabilityName, CapabilityType, Key, PayloadName, PortName, ReplicaName, StorageClass, VolumeName,
+};
+
+/// A condition on a node's capabilities of one type.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Matcher {
+    /// The type whose capabilities are compared.
+    #[serde(rename = "type")]
+    pub kind: CapabilityType,
+    /// How.
+    pub comparator: Comparator,
+    /// With which.
+    pub names: Vec<CapabilityName>,
+}
+
+/// A port of a payload.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Its name, for `${port.NAME}`.
+    pub name: PortName,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The number inside the run, where the runtime has an inside; processes are assigned free ones.
+    pub port: u16,
+}
+
+/// Storage that a payload needs on its node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeClaim {
+    /// The volume, if it is one with a name of its own, which plans may hand to each other: it has one user at a time.
+    /// Without, each replica has its own.
+    #[serde(default)]
+    pub volume: Option<VolumeName>,
+    /// What becomes of a replica's own volume when the replica is deleted.
+    #[serde(default)]
+    pub on_delete: OnDelete,
+    /// Its class.
+    pub class: StorageClass,
+    /// Bytes.
+    pub capacity: u64,
+    /// Where the payload sees it.
+    pub mount: String,
+}
+
+words! {
+    /// What becomes of a replica's own volume when the replica is deleted.
+    #[derive(Default)]
+    OnDelete {
+        /// It is kept, with all that is in it, until somebody deletes it.
+        #[default]
+        Keep = "keep",
+        /// It is destroyed, once nothing can use it any more.
+        Destroy = "destroy",
+    }
+}
+
+impl VolumeClaim {
+    /// The name of the volume that it is for a payload of the replica.
+    pub fn name(&self, replica: &ReplicaName, payload: &PayloadName) -> VolumeName {
+        self.volume.clone().unwrap_or_else(|| VolumeName::of(replica, payload, &self.mount))
+    }
+}
+
+/// The variable in which a process is told of a port: `PORT_HTTP` of `http`.
+pub fn port_variable(name: &PortName) -> String {
+    format!("PORT_{}", upper(name.as_str()))
+}
+
+/// What the variables that tell of volumes begin with.
+pub const VOLUME_VARIABLE: &str = "CHANCERY_VOLUME_";
+
+/// The variable in which a process is told where a volume is: `CHANCERY_VOLUME_VAR_LIB_DB` of `/var/lib/db`.
+pub fn volume_variable(mount: &str) -> String {
+    format!("{VOLUME_VARIABLE}{}", upper(mount).trim_start_matches('_'))
+}
+
+fn upper(name: &str) -> String {
+    let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    name.chars().map(upper).collect()
+}
+
+/// What a process executor starts.
+///
+/// `argv` and the values of `env` may name `${KEY}` of the deployment's coordinates for the payload,
+/// `${port.NAME}`, `${volume.MOUNT}` (where the volume is that is to be mounted there), and `${replica}`, `${incarnation}`, `${node}`, `${process}`; `$$` is a dollar.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// The program and its arguments; no shell.
+    pub argv: Vec<String>,
+    /// The whole environment, but for what the executor adds (`docs`: executor).
+    #[serde(default)]
+    pub env: BTreeMap<Key, String>,
+}
+
+/// How a process shows that it is ready. Without a probe it is ready when it runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Probe {
+    /// The port accepts a connection.
+    Tcp {
+        /// The port's name.
+        port: PortName,
+    },
+    /// `GET path` at the port answers 2xx.
+    Http {
+        /// The port's name.
+        port: PortName,
+        /// The path, beginning with `/`.
+        path: String,
+    },
+}
+
+/// A part of a plan's replica: one or more equal processes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Payload {
+    /// Its name, unique in the plan.
+    pub name: PayloadName,
+    /// What each of its processes needs, and of memory may have at most.
+    pub resources: Amounts,
+    /// How many processes, at least one.
+    #[serde(default = "one")]
+    pub processes: u16,
+    /// Its ports, each process its own.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    /// Its storage.
+    #[serde(default)]
+    pub volumes: Vec<VolumeClaim>,
+    /// What to start.
+    #[serde(default)]
+    pub run: Option<Run>,
+    /// When it is ready.
+    #[serde(default)]
+    pub ready: Option<Probe>,
+}
+
+fn one() -> u16 {
+    1
+}

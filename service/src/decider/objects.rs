@@ -1,0 +1,169 @@
+//! What executors report of objects, and what they are asked or told of them: by a fact, or when one is tried again.
+
+use std::time::Duration;
+
+use chancery_events::fact::{Fact, VolumeCreated, VolumeDestroying};
+use chancery_events::id::{ObjectId, SessionId};
+use chancery_events::name::{ClusterName, VolumeName};
+use chancery_events::observation::{
+    Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, VolumeReported,
+};
+use chancery_events::planted::{self, Bug};
+
+use super::commands;
+use super::core::Core;
+use super::saying::What;
+
+/// An executor that could not look after what is said to run is asked again after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// What the journal knows of an object.
+enum Known {
+    /// It is one that is not over: who hosts it, whether its last command had its outcome, and the revision of that.
+    Object { hosts: ClusterName, is_met: bool, revision: u32 },
+    /// It was one.
+    Over,
+    /// Nothing.
+    Never,
+}
+
+impl Core {
+    pub(super) fn report(&mut self, session: SessionId, report: Report) {
+        let Some(live) = self.sessions.live.get(&session) else { return };
+        let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
+        let Report { object, revision, saw } = report;
+        let is_over = matches!(saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
+        let known = self.known(object);
+        match &known {
+            Known::Object { hosts, .. } if *hosts != cluster => {
+                tracing::warn!(%object, executor = %by, "a report about what another cluster hosts is ignored");
+            }
+            Known::Object { is_met, revision: asked, .. } => {
+                let is_met = *is_met && revision == *asked;
+                let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
+                if is_met && has_not_looked && self.sessions.looking.insert(object) {
+                    // Nobody waits for an outcome, but whether it is still there has not been found out.
+                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, object));
+                }
+                let observation = match object {
+                    ObjectId::Incarnation(incarnation) => {
+                        let report = IncarnationReport { incarnation, revision, saw };
+                        Some(Observation::IncarnationReported(IncarnationReported { session, report }))
+                    }
+                    ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
+                        let (name, report) = (volume.name.clone(), Report { object, revision, saw });
+                        Observation::VolumeReported(VolumeReported { session, name, report })
+                    }),
+                };
+                if let Some(observation) = observation {
+                    self.observation(&by, observation);
+                }
+            }
+            // Its story is over, and so is it: what is kept of it may go.
+            Known::Over if is_over => self.say(session, What::Forget(object)),
+            // It is there, and has no place in the fleet: never known, or over on somebody's word.
+            Known::Over | Known::Never => {
+                let seen = seen.max(self.durable().position);
+                let saw = ObjectReported { session, object, revision, seen };
+                self.observation(&by, Observation::ObjectReported(saw));
+            }
+        }
+    }
+
+    /// What the journal knows of an object.
+    fn known(&self, object: ObjectId) -> Known {
+        let (hosts, is_met, revision) = match object {
+            ObjectId::Incarnation(id) => match self.fleet.incarnations().get(&id) {
+                Some(it) if it.is_live() => (it.cluster.clone(), it.command.is_none(), it.revision),
+                Some(_) => return Known::Over,
+                None => return self.past(object),
+            },
+            ObjectId::Volume(id) => match commands::volume(&self.fleet, id) {
+                Some(it) => (it.cluster.clone(), it.command.is_none(), it.revision),
+                None => return self.past(object),
+            },
+        };
+        Known::Object { hosts, is_met, revision }
+    }
+
+    /// Of what is not known any more: whether the journal issued its id, durably or not.
+    fn past(&self, object: ObjectId) -> Known {
+        let issued = self.fleet.lineages().issued(object.lineage(), object.position(), self.fleet.head());
+        if issued { Known::Over } else { Known::Never }
+    }
+
+    /// The object that the fact ends, with the cluster that hosts it.
+    pub(super) fn ends(&self, fact: &Fact) -> Option<(ClusterName, ObjectId)> {
+        match fact {
+            Fact::IncarnationEnded(fact) => {
+                let incarnation = self.fleet.incarnations().get(&fact.incarnation)?;
+                Some((incarnation.cluster.clone(), incarnation.id.into()))
+            }
+            Fact::VolumeDestroyed(fact) => {
+                let volume = self.fleet.volumes().get(&fact.name)?;
+                Some((volume.cluster.clone(), volume.id.into()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The object is over: its executor need not keep anything of it.
+    pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
+        self.tell(cluster, What::Forget(object));
+    }
+
+    /// What a fact means for executors.
+    pub(super) fn follow_fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::OperationApproved(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
+            Fact::OperationBegun(fact) => self.command_again(fact.incarnation.map(ObjectId::from)),
+            Fact::IncarnationBegun(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::IncarnationCommanded(fact) => self.command_again(Some(fact.incarnation.into())),
+            Fact::VolumeCreated(VolumeCreated { name, .. })
+            | Fact::VolumeDestroying(VolumeDestroying { name }) => self.command_again(self.id_of(name)),
+            Fact::VolumeFailed(fact) => {
+                if let (Some(when), Some(id)) = (fact.not_before, self.id_of(&fact.name)) {
+                    self.sessions.retries.insert((when, id));
+                }
+            }
+            Fact::CommandFailed(fact) => {
+                if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {
+                    self.sessions.retries.insert((when, fact.incarnation.into()));
+                }
+            }
+            Fact::ObjectJudged(fact) => {
+                self.tell(&fact.cluster, What::Judged(fact.object, fact.judgement, fact.revision));
+            }
+            Fact::SessionClosed(fact) => {
+                self.say(fact.session, What::Closed("the session is over".into()));
+                if let Some(live) = self.sessions.live.remove(&fact.session) {
+                    self.sessions.by_cluster.remove(&live.cluster);
+                    if let Some((connection, _)) = live.attached {
+                        self.sessions.by_connection.remove(&connection);
+                    }
+                }
+            }
+            // No other fact asks anything of an executor: what is wanted of one is a command or a judgement.
+            _ => {}
+        }
+    }
+
+    fn id_of(&self, volume: &VolumeName) -> Option<ObjectId> {
+        self.fleet.volumes().get(volume).map(|volume| volume.id.into())
+    }
+
+    pub(super) fn command_again(&mut self, object: Option<ObjectId>) {
+        let Some(object) = object else { return };
+        let cluster = match object {
+            ObjectId::Incarnation(id) => {
+                let asked =
+                    self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.asked.is_some());
+                asked.map(|incarnation| incarnation.cluster.clone())
+            }
+            ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
+        };
+        if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
+            self.tell(&cluster, What::Command(command));
+        }
+    }
+}

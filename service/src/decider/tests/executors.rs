@@ -1,0 +1,372 @@
+//! What executors are told, and which are sent away or lost.
+
+use super::*;
+
+#[test]
+fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    assert!(rig.core.effects().is_empty(), "the session is not durable yet");
+    let effects = rig.settle();
+    let [FromDecider::Welcome { envelope, commands, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    assert!(commands.is_empty());
+    let (attach, session) = (envelope.attach, envelope.session);
+    rig.say(1, ToDecider::Level { attach, reports: vec![], part: Part::Last });
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!((envelope.session, envelope.head, command.revision), (session, rig.core.durable(), 1));
+    let (incarnation, process) = (
+        command.object,
+        Process {
+            payload: name("app"),
+            index: 0,
+            pid: Some(9),
+            addresses: vec![],
+            status: ProcessStatus::Online,
+        },
+    );
+    let report = |revision, saw| Report { object: incarnation, revision, saw };
+    let ready = Saw::Ready { processes: vec![process] };
+    let before = rig.journal.len();
+    for _ in 0..2 {
+        rig.say(1, ToDecider::Report { attach, sequence: 1, report: report(1, ready.clone()) });
+    }
+    assert!(rig.core.effects().is_empty(), "nor is the acknowledgement let go early");
+    let effects = rig.settle();
+    assert!(
+        sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })),
+        "{effects:?}"
+    );
+    assert_eq!(
+        rig.types(before),
+        ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
+        "once, though said twice"
+    );
+    rig.say(1, ToDecider::Report { attach, sequence: 2, report: report(1, Saw::Gone) });
+    let effects = rig.settle();
+    assert!(
+        sent(&effects)
+            .iter()
+            .any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
+    );
+}
+
+#[test]
+fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_is_closed() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    rig.plan_and_deployment();
+    rig.settle();
+    let before = rig.journal.len();
+    rig.hello(2, "ex", None);
+    let effects = rig.settle();
+    assert_eq!(rig.types(before), Vec::<&str>::new(), "the same session: nothing to record");
+    assert!(effects.iter().any(|e| matches!(e, Effect::Close(Connection(1)))));
+    let welcome = sent(&effects).into_iter().find_map(|m| {
+        if let FromDecider::Welcome { commands, .. } = m { Some(commands.len()) } else { None }
+    });
+    assert_eq!(welcome, Some(1));
+    rig.hello(3, "other", None);
+    let effects = rig.settle();
+    assert!(
+        matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Later, .. }]),
+        "the scope is held"
+    );
+    let attach = Attach::from_random(1);
+    rig.say(1, ToDecider::Heartbeat { attach, beat: 1 });
+    let effects = rig.settle();
+    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]), "an old attach says nothing more");
+}
+
+#[test]
+fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let lineage = Lineage::from_random(5);
+    let head = rig.core.durable();
+    let cases = [
+        (lineage, Head { position: head.position.plus(1), ..head }, Again::NewerElsewhere),
+        (Lineage::from_random(6), head, Again::Never),
+    ];
+    for (i, (lineage, head, expected)) in cases.into_iter().enumerate() {
+        rig.hello(10 + i as u64, "ex", Some((lineage, head)));
+        let effects = rig.settle();
+        let [FromDecider::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        assert_eq!(*again, expected);
+    }
+    rig.core.connected(Connection(20), Attach::from_random(20));
+    let seen = Some((lineage, head));
+    let hello = hello("ex", SCOPE, life(1, 1), seen);
+    for (recorded, expected) in
+        [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
+    {
+        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| Ok(recorded));
+        let effects = rig.settle();
+        let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
+        assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let head = rig.core.durable();
+    rig.core.connected(Connection(1), Attach::from_random(1));
+    let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
+    let failing = |_| {
+        let source = std::io::Error::from_raw_os_error(24);
+        Err(ReadError::Io { place: "a segment".into(), source })
+    };
+    rig.core.said(Connection(1), hello.clone(), rig.now, &failing);
+    let (reason, again) = refusal(&rig.settle()).expect("refused");
+    assert_eq!(again, Again::Later, "{reason}");
+    assert!(reason.contains("cannot be read now"), "{reason}");
+    rig.core.said(Connection(1), hello, rig.now, &|_| Ok(Some(head.hash)));
+    assert_eq!(refusal(&rig.settle()), None);
+}
+
+/// Why a hello was refused, and whether it is to be asked again.
+fn refusal(effects: &[Effect]) -> Option<(String, Again)> {
+    sent(effects).iter().find_map(|message| match message {
+        FromDecider::Refused { reason, again } => Some((reason.clone(), *again)),
+        _ => None,
+    })
+}
+
+#[test]
+fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_one() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    assert_eq!(refusal(&rig.hello_over(1, 1, life(1, 1))), None);
+    rig.plan_and_deployment();
+    rig.settle();
+    let (reason, again) = refusal(&rig.hello_over(2, 2, life(1, 2))).expect("refused");
+    assert!(reason.contains("an executor ex with another folder holds cluster local"), "{reason}");
+    assert_eq!(again, Again::Later);
+    rig.now = rig.now + LEASE + LEASE;
+    rig.settle();
+    let (reason, again) = refusal(&rig.hello_over(3, 2, life(1, 2))).expect("refused");
+    assert!(reason.contains("expunge node n1 if its machine is lost"), "{reason}");
+    assert_eq!(again, Again::Later);
+    assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves nothing");
+    rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
+    rig.settle();
+    assert_eq!(refusal(&rig.hello_over(4, 2, life(1, 2))), None);
+    let (reason, _) = refusal(&rig.hello_over(5, 1, life(2, 3))).expect("refused");
+    assert!(reason.contains("another folder"), "now it is the other one that looks elsewhere: {reason}");
+}
+
+#[test]
+fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_asked_for() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    // What each asks for is large: a hundred of them are 5 MB.
+    let text = "x".repeat(50_000);
+    let auto = json!({"create": "automatic"});
+    let run = json!({"argv": ["app"], "env": {"TEXT": text}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({
+        "namespace": "ns", "service": "web", "payloads": [payload], "approval": auto, "sharing": "allowed",
+    });
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 100}}));
+    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    rig.hello(1, "ex", None);
+    let mut effects = rig.settle();
+    let (mut all, mut parts) = (Vec::new(), 0);
+    loop {
+        let (commands, rest, attach) = match sent(&effects)[..] {
+            [FromDecider::Welcome { envelope, commands, rest, .. }] if parts == 0 => {
+                (commands, *rest, envelope.attach)
+            }
+            [FromDecider::Inventory { envelope, commands, rest }] => (commands, *rest, envelope.attach),
+            _ => panic!("{} parts, then {} messages", parts, effects.len()),
+        };
+        let bytes: usize = commands.iter().map(|one| serde_json::to_vec(one).expect("JSON").len()).sum();
+        assert!(bytes < PART + 60_000, "{bytes}");
+        all.extend(commands.iter().map(|command| command.object));
+        parts += 1;
+        let Some(after) = rest else { break };
+        rig.say(1, ToDecider::More { attach, after });
+        effects = rig.settle();
+    }
+    let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id.into()).collect();
+    assert_eq!(all, known, "each once, in order");
+    assert!(all.len() == 100 && parts > 10, "{} in {parts} parts", all.len());
+}
+
+#[test]
+fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    let cases = [
+        (life(2, 1), None, "the first"),
+        (life(2, 1), None, "it connects anew"),
+        (life(3, 2), None, "it was started again"),
+        (life(2, 1), Some(Again::Never), "the one before it, which should have ended"),
+        (life(3, 9), Some(Again::Later), "a copy of the folder, started as often"),
+        (life(3, 2), None, "and it is still the one that holds the session"),
+    ];
+    for (connection, (life, expected, why)) in (1..).zip(cases) {
+        let again = refusal(&rig.hello_over(connection, 1, life)).map(|(_, again)| again);
+        assert_eq!(again, expected, "{why}");
+    }
+    assert_eq!(rig.types(0).iter().filter(|t| **t == "session.opened.v1").count(), 1);
+}
+
+#[test]
+fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let attach = Attach::from_random(1);
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let incarnation = command.object;
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
+    rig.settle();
+    rig.say(
+        1,
+        ToDecider::Report {
+            attach,
+            sequence: 1,
+            report: Report { object: incarnation, revision: 1, saw: Saw::Ready { processes: vec![] } },
+        },
+    );
+    rig.settle();
+    rig.say(
+        1,
+        ToDecider::Report {
+            attach,
+            sequence: 2,
+            report: Report { object: incarnation, revision: 2, saw: Saw::Gone },
+        },
+    );
+    let effects = rig.settle();
+    assert!(rig.core.fleet().replicas().is_empty());
+    let forgets = |effects: &[Effect]| {
+        sent(effects).iter().any(|m| matches!(m, FromDecider::Forget { object: i, .. } if *i == incarnation))
+    };
+    assert!(forgets(&effects), "{effects:?}");
+    let before = rig.journal.len();
+    let report = Report { object: incarnation, revision: 2, saw: Saw::Gone };
+    rig.say(1, ToDecider::Level { attach, reports: vec![report], part: Part::Last });
+    let effects = rig.settle();
+    assert!(
+        forgets(&effects) && rig.types(before).is_empty(),
+        "what is over is forgotten, not judged again: {effects:?}"
+    );
+}
+
+#[test]
+fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let attach = Attach::from_random(1);
+    for beat in 0..10 {
+        rig.now = rig.now + Duration::from_secs(LEASE.as_secs() - 1);
+        rig.say(1, ToDecider::Heartbeat { attach, beat });
+        rig.settle();
+    }
+    let before = rig.journal.len();
+    assert_eq!(rig.core.next_due(), Some(rig.now + LEASE + Duration::from_micros(1)));
+    rig.now = rig.now + LEASE;
+    rig.settle();
+    assert_eq!(rig.types(before), Vec::<&str>::new(), "one missed heartbeat loses nothing");
+    rig.now = rig.now + Duration::from_secs(1);
+    let effects = rig.settle();
+    assert_eq!(rig.types(before), ["session.over.v1", "session.closed.v1"]);
+    assert!(matches!(sent(&effects)[..], [FromDecider::Closed { .. }]));
+}
+
+#[test]
+fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    rig.plan_and_deployment();
+    let effects = rig.settle();
+    let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+    let more = ToDecider::More { attach: Attach::from_random(1), after: command.object };
+    let parts = |effects: &[Effect]| {
+        sent(effects).iter().filter(|message| matches!(message, FromDecider::Inventory { .. })).count()
+    };
+    for _ in 0..2 {
+        // Something that is not durable yet holds back all that is said.
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        (0..50).for_each(|_| rig.say(1, more.clone()));
+        assert_eq!(parts(&rig.settle()), 1);
+    }
+    rig.say(1, more);
+    assert_eq!(parts(&rig.settle()), 1, "what was answered may be asked for again");
+}
+
+#[test]
+fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
+    type Says = fn(&mut Rig, u64);
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let words: [(&str, Says); 2] = [
+        ("small ones", |rig, n| {
+            rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: n });
+        }),
+        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, life(1, 1), None))),
+    ];
+    let text = "x".repeat(50_000);
+    let run = json!({"argv": ["app"], "env": {"TEXT": text}});
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
+    let spec = json!({
+        "namespace": "ns", "service": "web", "payloads": [payload], "approval": {"create": "automatic"},
+        "sharing": "allowed",
+    });
+    rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
+    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    for (which, say) in words {
+        rig.must("cluster.delete", &json!({"name": "nowhere"}));
+        let mut said = 0;
+        while !rig.core.holds_enough() {
+            say(&mut rig, said);
+            said += 1;
+            assert!(said <= 16_384, "{which}: nothing bounds them");
+        }
+        assert!(which == "small ones" || said < 200, "{which}: {said}");
+        rig.settle();
+        assert!(!rig.core.holds_enough(), "{which} have left");
+    }
+}
+
+#[test]
+fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.hello(1, "ex", None);
+    rig.settle();
+    let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
+    rig.now = rig.now + LEASE * 4;
+    rig.core.unheard(LEASE * 3, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
+    let due = rig.core.next_due().expect("a lease ends");
+    assert!(due > rig.now, "it does not ask again at once");
+    rig.say(1, ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 });
+    rig.now = rig.now + LEASE;
+    rig.settle();
+    assert_eq!(closed(&rig), 0, "it was heard in time");
+    rig.now = rig.now + LEASE;
+    rig.core.unheard(LEASE / 5, rig.now);
+    rig.settle();
+    assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
+}

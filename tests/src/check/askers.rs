@@ -3,7 +3,7 @@
 use chancery_events::fact::{Asker, OperationOpened};
 use chancery_events::intent::Intent;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
-use chancery_events::spec::{OperationKind, Runtime};
+use chancery_events::spec::{OperationKind, PlanSpec, Runtime};
 
 use super::state::{At, DeploymentStage, Input, Operation, Replica, Will, World};
 use super::violation::{Check, Violation, demand};
@@ -162,18 +162,24 @@ impl World {
         replica: &Replica,
         version: &DeploymentName,
     ) -> Result<bool, Violation> {
-        let plan = self.plan(&replica.plan)?;
-        let generation = plan.deployment(version)?.generation;
-        let spec = plan.spec(generation)?.clone();
-        let Some(active) = replica.active.and_then(|id| self.incarnations.get(&id)) else { return Ok(false) };
+        let Some(active) = replica.active.and_then(|id| self.incarnations.get(&id)).cloned() else {
+            return Ok(false);
+        };
         let can = self.clusters.get(&active.cluster).is_some_and(|cluster| match cluster.runtime {
             Runtime::Simulated => true,
             Runtime::Process => false,
         });
-        let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
-        let mut mounts: Vec<_> = spec.claims(&active.replica).map(|(name, _)| name).collect();
+        let plan = self.plan(&replica.plan)?;
+        let mut spec = |of: &DeploymentName| {
+            let generation = plan.deployment(of)?.generation;
+            plan.spec(generation).cloned()
+        };
+        let (from, to) = (spec(&active.deployment)?, spec(version)?);
+        let groups: Vec<_> = to.affinity.iter().map(|affinity| affinity.group.clone()).collect();
+        let claims_alike = from.claims(&active.replica).eq(to.claims(&active.replica));
+        let mut mounts: Vec<_> = to.claims(&active.replica).map(|(name, _)| name).collect();
         mounts.sort();
-        let alike = spec.amounts() == active.amounts && mounts == active.mounts;
+        let alike = to.amounts() == active.amounts && claims_alike && mounts == active.mounts;
         Ok(can && active.life.is_up() && alike && groups == active.groups)
     }
 }

@@ -3,6 +3,7 @@
 use chancery_events::spec::Runtime;
 use serde_json::{Value, json};
 
+use super::fault::Fault;
 use super::random::Random;
 use super::script::Input;
 use super::server::EPOCH;
@@ -17,34 +18,75 @@ struct World<'a> {
     plans: u64,
     /// Of so many plans in a thousand the payload has a volume.
     claims: u64,
-    /// What they do little else than.
     habit: Option<Habit>,
 }
 
-enum Habit {
+/// What people do little else than, with room for it, where what it depends on is likely to go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Habit {
     /// To bring out one version after another.
     Rollouts,
+    /// To bring out whole sets, or some of one to be looked at.
+    Sets,
     /// To empty nodes.
     Drains,
+    /// To write letters, while nobody is there to read them.
+    Letters,
+}
+
+impl Habit {
+    /// What a world has, if any.
+    pub(super) fn draw(random: &mut Random) -> Option<Habit> {
+        match random.below(20) {
+            0..=3 => Some(Habit::Rollouts),
+            4..=6 => Some(Habit::Sets),
+            7..=9 => Some(Habit::Drains),
+            10..=11 => Some(Habit::Letters),
+            _ => None,
+        }
+    }
+
+    /// What is likely to go wrong, beside all else.
+    pub(super) const fn faults(self) -> &'static [Fault] {
+        match self {
+            Habit::Rollouts => &[Fault::Unwell, Fault::Strike, Fault::BadBehaviour],
+            Habit::Sets => &[Fault::Unwell, Fault::Strike],
+            Habit::Drains => &[Fault::Strike, Fault::ExecutorPause],
+            Habit::Letters => &[Fault::ServerCrash, Fault::WorkFails, Fault::LetterAgain],
+        }
+    }
 }
 
 /// The setting, plans, and what is asked then.
-pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64) -> Vec<Input> {
-    let claims = if random.chance(250) { 800 } else { 50 };
-    let habit = match random.below(20) {
-        0..=4 => Some(Habit::Rollouts),
-        5..=7 => Some(Habit::Drains),
-        _ => None,
+pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: Option<Habit>) -> Vec<Input> {
+    let claims = match habit {
+        // They may not have any.
+        Some(Habit::Sets) => 0,
+        _ if random.chance(250) => 800,
+        _ => 50,
     };
     let world = World { clusters, plans, claims, habit };
-    let mut inputs = setting(random, clusters);
+    let mut inputs = setting(random, &world);
     for plan in 0..plans {
         inputs.push(plan_apply(random, plan, &world));
     }
-    let asked = random.between(if world.habit.is_some() { 16 } else { 4 }, 32);
+    let (least, most) = match habit {
+        Some(Habit::Letters) => (24, 48),
+        Some(_) => (10, 32),
+        None => (4, 32),
+    };
+    let asked = random.between(least, most);
+    if matches!(habit, Some(Habit::Drains | Habit::Sets)) {
+        // Something to be moved away, or to be replaced.
+        for plan in 0..plans {
+            inputs.push(update(random, plan, 0));
+        }
+        inputs.push(Input::Approve { which: None });
+    }
     for number in 0..asked {
-        let ask = match &world.habit {
+        let ask = match habit {
             Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
+            Some(Habit::Sets) if random.chance(600) => set(random, plans, number),
             Some(Habit::Drains) if random.chance(600) => drain(random, number),
             _ => ask(random, &world, number),
         };
@@ -57,10 +99,31 @@ fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
     if random.chance(600) {
         return Input::Approve { which: None };
     }
+    let plan = random.below(plans);
+    update(random, plan, number)
+}
+
+fn update(random: &mut Random, plan: u64, number: u64) -> Input {
     let rolling = json!({"wave": random.between(1, 2), "pause": random.below(3) * 20_000});
     let coordinates = json!({"app": {"version": format!("v{number}")}});
     let spec =
         json!({"count": random.between(2, 5), "coordinates": coordinates, "strategy": {"rolling": rolling}});
+    let (plan, name) = (format!("p{plan}"), format!("u{number}"));
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
+}
+
+fn set(random: &mut Random, plans: u64, number: u64) -> Input {
+    if random.chance(500) {
+        return Input::Approve { which: None };
+    }
+    let strategy = if random.chance(850) {
+        let on_timeout = pick(random, &["rollback", "commit"]);
+        json!({"graceful": {"timeout": random.between(60, 600) * 1000, "on_timeout": on_timeout}})
+    } else {
+        json!({"canary": {"count": 1}})
+    };
+    let coordinates = json!({"app": {"version": format!("v{number}")}});
+    let spec = json!({"count": random.between(2, 4), "coordinates": coordinates, "strategy": strategy});
     let (plan, name) = (format!("p{}", random.below(plans)), format!("d{number}"));
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
 }
@@ -70,7 +133,7 @@ fn drain(random: &mut Random, number: u64) -> Input {
         0 => Input::Approve { which: None },
         1 => Input::OfDisruption { verb: "approve", which: random.below(8) },
         _ => {
-            let node = format!("n{}", random.below(5));
+            let node = format!("n{}", random.below(3));
             disruption_schedule(random, &node, number)
         }
     }
@@ -88,7 +151,8 @@ fn pick(random: &mut Random, words: &[&'static str]) -> &'static str {
     random.pick(words).copied().unwrap_or_default()
 }
 
-fn setting(random: &mut Random, clusters: &[Runtime]) -> Vec<Input> {
+fn setting(random: &mut Random, world: &World) -> Vec<Input> {
+    let clusters = world.clusters;
     let mut inputs = Vec::new();
     for (number, runtime) in clusters.iter().enumerate() {
         let data = json!({"name": format!("c{number}"), "spec": {"runtime": runtime}});
@@ -97,7 +161,12 @@ fn setting(random: &mut Random, clusters: &[Runtime]) -> Vec<Input> {
     if random.chance(300) {
         inputs.push(input("capability.apply", json!({"name": "GPU-1", "spec": {"type": "GPU", "score": 5}})));
     }
-    for number in 0..random.between(1, 5) {
+    // Who has a habit has room for it.
+    let (least, clusters) = match world.habit {
+        Some(_) => (3, &clusters[..1]),
+        None => (1, clusters),
+    };
+    for number in 0..random.between(least, 5) {
         inputs.push(node_apply(random, number, clusters));
     }
     if random.chance(200) {
@@ -116,13 +185,20 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
 }
 
 fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
-    let mut approval = || RULES[usize::from(random.chance(400))];
+    let drains = world.habit == Some(Habit::Drains);
+    let asks = match world.habit {
+        Some(Habit::Drains) => 50,
+        Some(Habit::Sets) => 200,
+        _ => 400,
+    };
+    let mut approval = || RULES[usize::from(random.chance(asks))];
     let approval = json!({
         "create": approval(), "start": approval(), "stop": approval(), "delete": approval(),
         "update": approval(), "relocate": approval(), "restart": approval(),
     });
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
-    let mut payloads = vec![payload("app", random.between(1, 3) * 500, random.between(1, 2))];
+    let most = if world.habit.is_some() { 1 } else { 3 };
+    let mut payloads = vec![payload("app", random.between(1, most) * 500, random.between(1, 2))];
     if random.chance(world.claims) {
         payloads[0]["volumes"] = claims(random);
     }
@@ -138,7 +214,7 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     });
     let mut spec = json!({
         "namespace": "ns", "service": format!("s{plan}"), "payloads": payloads, "approval": approval,
-        "timeouts": timeouts, "sharing": if random.chance(600) { "allowed" } else { "never" },
+        "timeouts": timeouts, "sharing": if drains || random.chance(600) { "allowed" } else { "never" },
         "restart": pick(random, &["always", "best_effort", "never"]),
         "cooldown": random.between(1, 60) * 100,
         "update": pick(random, &["beside", "stop_first"]),
@@ -147,7 +223,7 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     if random.chance(300) {
         spec["cluster"] = json!(cluster(random, world.clusters));
     }
-    if random.chance(250) {
+    if world.habit.is_none() && random.chance(250) {
         spec["affinity"] = json!([{
             "group": "g", "nodes": pick(random, &["apart", "together"]),
             "otherwise": pick(random, &["fail", "allow"]),

@@ -74,8 +74,10 @@ impl Universe {
         Ok(())
     }
 
-    fn crash_server(&mut self, seat: usize) -> bool {
-        let down = Duration::from_millis(self.random.below(5000));
+    pub(super) fn crash_server(&mut self, seat: usize) -> bool {
+        // Now and then until deadlines have passed, and letters have come.
+        let long = if self.random.chance(250) { 300_000 } else { 5000 };
+        let down = Duration::from_millis(self.random.below(long));
         let Some(server) = &self.seats[seat].server else { return false };
         let journal = std::sync::Arc::clone(server.journal());
         let waiting = journal.waiting() as u64;

@@ -139,7 +139,7 @@ impl Universe {
             traceparent: None,
             intent,
         };
-        let by_letter = self.script.inbox && self.faulty && self.random.chance(400);
+        let by_letter = self.script.inbox && self.faulty && self.random.chance(self.script.letters);
         if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation", _))) {
             self.put_into_topic(request);
             return;

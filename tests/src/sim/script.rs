@@ -9,7 +9,7 @@ use std::time::Duration;
 use chancery_events::spec::Runtime;
 use serde_json::Value;
 
-use super::asks;
+use super::asks::{self, Habit};
 use super::fault::Fault;
 use super::random::Random;
 
@@ -91,6 +91,8 @@ pub struct Script {
     pub work_fails: u64,
     /// Whether there is a topic into which producers put some of what they ask for.
     pub inbox: bool,
+    /// So many of a thousand requests are put there, if they may be.
+    pub letters: u64,
 }
 
 /// What nobody may ask for by a letter.
@@ -106,19 +108,35 @@ impl Script {
         let mut faults: BTreeSet<_> = usual.filter(|_| random.chance(share)).collect();
         let clusters: Vec<_> = (0..random.between(1, 2)).map(|_| runtime(&mut random)).collect();
         let plans = random.between(1, 2);
-        let inputs = asks::all(&mut random, &clusters, plans);
+        let habit = Habit::draw(&mut random);
+        let likely = habit.map_or(&[][..], Habit::faults);
+        faults.extend(likely.iter().filter(|_| random.chance(700)));
+        let inputs = asks::all(&mut random, &clusters, plans, habit);
         let steps = random.between(300, 1200);
         let servers = random.between(1, 3);
         let lease = Duration::from_secs(random.between(3, 15));
         let misbehave = *random.pick(&[50, 200, 500]).unwrap_or(&200);
         let work_fails = *random.pick(&[200, 600, 950]).unwrap_or(&600);
-        // The others are as they would be if there were no such thing.
-        let inbox = seed.is_multiple_of(3);
+        let writes = habit == Some(Habit::Letters);
+        let inbox = writes || random.chance(300);
+        let letters = if writes { 900 } else { 400 };
         if inbox {
             let its_own = Fault::ALL.iter().copied().filter(|fault| fault.is_of_inbox());
             faults.extend(its_own.filter(|_| random.chance(share)));
         }
-        Script { seed, faults, inputs, steps, clusters, servers, lease, misbehave, work_fails, inbox }
+        Script {
+            seed,
+            faults,
+            inputs,
+            steps,
+            clusters,
+            servers,
+            lease,
+            misbehave,
+            work_fails,
+            inbox,
+            letters,
+        }
     }
 }
 

@@ -35,6 +35,14 @@ const PATIENCE: u32 = 6;
 impl Universe {
     /// No more faults: everybody wakes, what was lost is started again, and what waits for people is approved.
     pub fn settle(&mut self) -> Result<(), Violation> {
+        // What comes back has nothing but the journal, and no later takeover mends what this one forgets.
+        if self.script.faults.contains(&Fault::ServerCrash) && self.random.chance(500) {
+            for seat in 0..self.seats.len() {
+                if self.crash_server(seat) {
+                    self.counts.add(Fault::ServerCrash.word());
+                }
+            }
+        }
         tell!(self, "no more faults");
         self.faulty = false;
         while self.log.land_late() {}

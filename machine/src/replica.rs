@@ -91,7 +91,8 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
     match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
         Some(OperationKind::Update) if active.is_some() => return Phase::Updating,
         Some(OperationKind::Restart) if active.is_some() => return Phase::Restarting,
-        _ => {}
+        // Of all others, what runs tells.
+        Some(_) | None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
         Some(IncarnationState::Reserved) => return Phase::Pending,

@@ -175,6 +175,10 @@ impl Warden {
 
     /// Finds out what is there; what an earlier life was about to destroy is destroyed.
     fn look(&mut self) {
+        // Whether the disk is there is of interest where something is not.
+        if self.is_whole() {
+            return;
+        }
         let unknown = mark::missing(&self.shared.root).unwrap_or_else(|error| Some(error.to_string()));
         if let Some(why) = unknown {
             if self.unknown.is_none() {
@@ -212,6 +216,14 @@ impl Warden {
             }
         }
         self.find_lost();
+    }
+
+    /// Whether it is up, in the folder that was found to be ours, with what is in it.
+    fn is_whole(&self) -> bool {
+        self.kept().is_some_and(Kept::is_up)
+            && self.is.is_some()
+            && self.home.identity().is_ok_and(|now| now == self.is)
+            && self.home.has_data().is_ok_and(|has| has)
     }
 
     /// Records that it is lost, if it is. What cannot be found out is not lost.

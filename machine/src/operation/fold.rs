@@ -41,7 +41,12 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         let gives_way = match fact.kind {
             OperationKind::Start => true,
             OperationKind::Create => fact.deployment.is_none(),
-            _ => false,
+            // Of these the run that is there goes on, or nothing is brought up.
+            OperationKind::Update
+            | OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Stop
+            | OperationKind::Delete => false,
         };
         let open = Some(Open { id, kind: fact.kind, begun: false, gives_way });
         if replica.operation.is_none() {
@@ -218,7 +223,16 @@ pub(crate) fn close(
         match (end, run) {
             (OperationEnd::Succeeded, _) if evicts => plan.setback = None,
             (OperationEnd::Failed { .. }, Some(run)) if evicts => plan.setback = Some(setback(plan, run, at)),
-            _ => {}
+            // Of others, or of one that nothing runs any more to blame, nothing is learnt.
+            (
+                OperationEnd::Succeeded
+                | OperationEnd::Failed { .. }
+                | OperationEnd::Rejected { .. }
+                | OperationEnd::Expired
+                | OperationEnd::Cancelled { .. }
+                | OperationEnd::Superseded { .. },
+                _,
+            ) => {}
         }
         plan.meta.touch(at);
     })?;

@@ -10,9 +10,13 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
-/// The first 128 bits of a SHA-256; 32 hexadecimal digits for people.
+/// The first 128 bits of a SHA-256; 32 hexadecimal digits for people. In two words, so that what holds one need not be
+/// aligned to sixteen bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Digest(u128);
+pub struct Digest {
+    high: u64,
+    low: u64,
+}
 
 impl Digest {
     /// Digests the parts, each with its length, so that no two lists of parts are alike.
@@ -25,18 +29,22 @@ impl Digest {
         let full: [u8; 32] = hash.finalize().into();
         let mut half = [0; 16];
         half.copy_from_slice(&full[..16]);
-        Digest(u128::from_be_bytes(half))
+        Digest::from_bits(u128::from_be_bytes(half))
     }
 
     /// The bits.
     pub const fn bits(self) -> u128 {
-        self.0
+        (self.high as u128) << 64 | self.low as u128
+    }
+
+    const fn from_bits(bits: u128) -> Digest {
+        Digest { high: (bits >> 64) as u64, low: bits as u64 }
     }
 }
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&HEXLOWER.encode(&self.0.to_be_bytes()))
+        f.write_str(&HEXLOWER.encode(&self.bits().to_be_bytes()))
     }
 }
 
@@ -55,7 +63,7 @@ impl FromStr for Digest {
     type Err = BadDigest;
     fn from_str(text: &str) -> Result<Digest, BadDigest> {
         let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| BadDigest)?;
-        Ok(Digest(u128::from_be_bytes(bytes.try_into().map_err(|_| BadDigest)?)))
+        Ok(Digest::from_bits(u128::from_be_bytes(bytes.try_into().map_err(|_| BadDigest)?)))
     }
 }
 

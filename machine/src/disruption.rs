@@ -247,7 +247,7 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
 /// Whether the operation that holds the place has begun.
 fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     let holder = fleet.operations().get(&incarnation.operation);
-    holder.is_some_and(|operation| matches!(operation.state, OperationState::Running(_)))
+    holder.is_some_and(|operation| matches!(operation.state, OperationState::Running))
 }
 
 /// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and its
@@ -268,9 +268,7 @@ impl Replica {
     fn is_free_to_move(&self, fleet: &Fleet) -> bool {
         let gives_way = |open: crate::state::Open| {
             let operation = fleet.operations().get(&open.id);
-            let moves = operation.is_some_and(|operation| {
-                matches!(operation.by, Some(Asker::Disruption { .. })) || operation.wants.is_some()
-            });
+            let moves = operation.is_some_and(|operation| operation.evicts() || operation.wants.is_some());
             let waits =
                 matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
             !open.begun && waits && !moves

@@ -135,16 +135,24 @@ pub(crate) trait Entity: Clone + Sized {
     fn subject(key: &Self::Key) -> Subject;
     fn table(fleet: &Fleet) -> &Table<Self::Key, Self>;
     fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, Self>;
+    /// The table, and what follows each change of it.
+    fn parts(fleet: &mut Fleet) -> (&mut Table<Self::Key, Self>, &mut Option<Vec<Before>>, &mut Index);
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
     /// What the indexes follow: nothing else of an entity changes them.
     type Marks: PartialEq;
     fn marks(&self) -> Self::Marks;
-    /// `at`: when the change was.
-    fn index(index: &mut Index, old: Option<&Self::Marks>, new: Option<&Self::Marks>, at: Position);
+    /// `this`: the entity, as it is or was. `at`: when the change was.
+    fn index(
+        index: &mut Index,
+        this: &Self,
+        old: Option<&Self::Marks>,
+        new: Option<&Self::Marks>,
+        at: Position,
+    );
 }
 
 macro_rules! entities {
-    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $marks:ty, |$i:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
+    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $marks:ty, |$i:ident, $this:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
         impl Entity for $entity {
             type Key = $key;
             fn key(&self) -> $key {
@@ -160,6 +168,9 @@ macro_rules! entities {
             fn table_mut(fleet: &mut Fleet) -> &mut Table<$key, $entity> {
                 &mut fleet.$table
             }
+            fn parts(fleet: &mut Fleet) -> (&mut Table<$key, $entity>, &mut Option<Vec<Before>>, &mut Index) {
+                (&mut fleet.$table, &mut fleet.notes, &mut fleet.index)
+            }
             fn before(key: $key, entity: Option<Arc<$entity>>) -> Before {
                 Before::$entity(key, entity)
             }
@@ -167,7 +178,13 @@ macro_rules! entities {
             fn marks(&self) -> $marks {
                 self.into()
             }
-            fn index($i: &mut Index, $old: Option<&$marks>, $new: Option<&$marks>, $at: Position) {
+            fn index(
+                $i: &mut Index,
+                $this: &$entity,
+                $old: Option<&$marks>,
+                $new: Option<&$marks>,
+                $at: Position,
+            ) {
                 $index
             }
         }
@@ -182,17 +199,17 @@ macro_rules! entities {
 }
 
 entities! {
-    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), Whole<Cluster>, |i, _old, new, _at| i.cluster(new.map(|new| &new.0));
-    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), Whole<Capability>, |i, _old, new, _at| i.capability(new.map(|new| &new.0));
-    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), Whole<Node>, |i, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
-    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), PlanMarks, |i, old, new, _at| i.plan(old, new);
-    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), DeploymentMarks, |i, old, new, _at| i.deployment(old, new);
-    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), ReplicaMarks, |i, old, new, _at| i.replica(old, new);
-    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, old, new, at| i.incarnation(old, new, at);
-    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, old, new, _at| i.operation(old, new);
-    Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
-    Volume VolumeName, volumes, |k| Subject::Volume(k.clone()), |e| e.name.clone(), VolumeMarks, |i, old, new, at| i.volume(old, new, at);
-    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _old, _new, _at| {};
+    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), Whole<Cluster>, |i, _this, _old, new, _at| i.cluster(new.map(|new| &new.0));
+    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), Whole<Capability>, |i, _this, _old, new, _at| i.capability(new.map(|new| &new.0));
+    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), Whole<Node>, |i, _this, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
+    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), PlanMarks, |i, this, old, new, _at| i.plan(this, old, new);
+    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), DeploymentMarks, |i, this, old, new, _at| i.deployment(this, old, new);
+    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), ReplicaMarks, |i, this, old, new, _at| i.replica(this, old, new);
+    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, this, old, new, at| i.incarnation(this, old, new, at);
+    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, this, old, new, _at| i.operation(this, old, new);
+    Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, _this, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
+    Volume VolumeName, volumes, |k| Subject::Volume(k.clone()), |e| e.name.clone(), VolumeMarks, |i, _this, old, new, at| i.volume(old, new, at);
+    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _this, _old, _new, _at| {};
 }
 
 impl Fleet {
@@ -300,7 +317,7 @@ impl Fleet {
     fn index_all<E: Entity>(&mut self) {
         let mut index = std::mem::take(&mut self.index);
         for entity in E::table(self).in_order() {
-            E::index(&mut index, None, Some(&entity.marks()), self.head);
+            E::index(&mut index, entity, None, Some(&entity.marks()), self.head);
         }
         self.index = index;
     }
@@ -335,12 +352,10 @@ impl Fleet {
     }
 
     fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>, indexes: Indexes) {
-        let marks = entity.as_ref().map(|entity| entity.marks());
-        let slot = entity.map(|entity| Slot { entity, noted: self.scope });
-        let now = E::table_mut(self).set(key, slot);
+        let slot = entity.clone().map(|entity| Slot { entity, noted: self.scope });
+        let now = E::table_mut(self).set(key, slot).map(|slot| slot.entity);
         if indexes == Indexes::Follow {
-            let now = now.map(|now| now.entity.marks());
-            E::index(&mut self.index, now.as_ref(), marks.as_ref(), self.head);
+            self.follow(now.as_deref(), entity.as_deref());
         }
     }
 
@@ -383,19 +398,18 @@ impl Fleet {
         key: &E::Key,
         how: impl FnOnce(&mut E),
     ) -> Result<(), Contradiction> {
-        let (scope, is_noting) = (self.scope, self.notes.is_some());
-        let slot = E::table_mut(self).slot(key).ok_or_else(|| absent::<E>(key))?;
+        let (scope, head) = (self.scope, self.head);
+        let (table, notes, index) = E::parts(self);
+        let slot = table.slot(key).ok_or_else(|| absent::<E>(key))?;
         let before = slot.entity.marks();
-        if is_noting && slot.noted != scope {
+        if let Some(notes) = notes.as_mut().filter(|_| slot.noted != scope) {
             slot.noted = scope;
-            let kept = Arc::clone(&slot.entity);
-            self.notes.get_or_insert_default().push(E::before(key.clone(), Some(kept)));
+            notes.push(E::before(key.clone(), Some(Arc::clone(&slot.entity))));
         }
-        let slot = E::table_mut(self).slot(key).ok_or_else(|| absent::<E>(key))?;
         how(Arc::make_mut(&mut slot.entity));
         let after = slot.entity.marks();
         if before != after {
-            E::index(&mut self.index, Some(&before), Some(&after), self.head);
+            E::index(index, &slot.entity, Some(&before), Some(&after), head);
         }
         Ok(())
     }
@@ -410,17 +424,22 @@ impl Fleet {
     }
 
     fn set<E: Entity>(&mut self, key: &E::Key, entity: Option<Arc<E>>) {
-        let marks = entity.as_ref().map(|entity| entity.marks());
-        let slot = entity.map(|entity| Slot { entity, noted: self.scope });
+        let slot = entity.clone().map(|entity| Slot { entity, noted: self.scope });
         let old = E::table_mut(self).set(key.clone(), slot);
-        let old_marks = old.as_ref().map(|old| old.entity.marks());
+        let is_noted = old.as_ref().is_some_and(|old| old.noted == self.scope);
+        let old = old.map(|old| old.entity);
         // One that was noted before, and what came of it since, is put back by that note.
-        if let Some(notes) = &mut self.notes
-            && old.as_ref().is_none_or(|old| old.noted != self.scope)
-        {
-            notes.push(E::before(key.clone(), old.map(|old| old.entity)));
+        if let Some(notes) = self.notes.as_mut().filter(|_| !is_noted) {
+            notes.push(E::before(key.clone(), old.clone()));
         }
-        E::index(&mut self.index, old_marks.as_ref(), marks.as_ref(), self.head);
+        self.follow(old.as_deref(), entity.as_deref());
+    }
+
+    /// The indexes follow one that takes the place of another, or of none.
+    fn follow<E: Entity>(&mut self, old: Option<&E>, new: Option<&E>) {
+        let Some(this) = new.or(old) else { return };
+        let (old, new) = (old.map(E::marks), new.map(E::marks));
+        E::index(&mut self.index, this, old.as_ref(), new.as_ref(), self.head);
     }
 }
 
@@ -457,7 +476,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-6";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-7";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.

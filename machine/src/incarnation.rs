@@ -170,7 +170,7 @@ fn brings_up<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Oper
 fn running_operation<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Operation> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let operation = fleet.operations().get(&replica.operation?.id)?;
-    matches!(operation.state, OperationState::Running(_)).then_some(operation)
+    matches!(operation.state, OperationState::Running).then_some(operation)
 }
 
 fn failed(

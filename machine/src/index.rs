@@ -9,7 +9,7 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::Hash;
-use std::ops::Bound;
+use std::ops::{Bound, Deref, DerefMut};
 use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, ObjectId, OperationId, Position};
@@ -25,7 +25,7 @@ use crate::marks::{
     DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn, VolumeMarks,
 };
 use crate::places::{Holding, Places};
-use crate::state::{Capability, Cluster, Node, Policy};
+use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica};
 
 pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
 pub use policies::{Policies, PolicyIndex};
@@ -39,7 +39,7 @@ pub enum Alarm {
     /// An incarnation that starts or stops.
     Incarnation(IncarnationId),
     /// A deployment whose new set must be ready.
-    Deployment(DeploymentKey),
+    Deployment(Box<DeploymentKey>),
 }
 
 /// Work that is due at a time.
@@ -51,9 +51,38 @@ pub enum Timer {
     Plan(PlanName),
 }
 
-/// How many of each. For looking up: nothing here depends on an order.
+/// For looking up: nothing depends on an order.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Tally<K: Eq + Hash>(FxHashMap<K, u32>);
+pub(crate) struct Lookup<K: Eq + Hash, V>(FxHashMap<K, V>);
+
+impl<K: Eq + Hash, V> Deref for Lookup<K, V> {
+    type Target = FxHashMap<K, V>;
+    fn deref(&self) -> &FxHashMap<K, V> {
+        &self.0
+    }
+}
+
+impl<K: Eq + Hash, V> DerefMut for Lookup<K, V> {
+    fn deref_mut(&mut self) -> &mut FxHashMap<K, V> {
+        &mut self.0
+    }
+}
+
+impl<K: Eq + Hash, V> Default for Lookup<K, V> {
+    fn default() -> Lookup<K, V> {
+        Lookup(FxHashMap::default())
+    }
+}
+
+impl<K: Eq + Hash + Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Lookup<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.0.iter().collect::<BTreeMap<_, _>>()).finish()
+    }
+}
+
+/// How many of each.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Tally<K: Eq + Hash>(Lookup<K, u32>);
 
 impl<K: Clone + Eq + Hash> Tally<K> {
     /// How many.
@@ -87,13 +116,13 @@ impl<K: Clone + Eq + Hash> Tally<K> {
 
 impl<K: Eq + Hash> Default for Tally<K> {
     fn default() -> Tally<K> {
-        Tally(FxHashMap::default())
+        Tally(Lookup::default())
     }
 }
 
 impl<K: Eq + Hash + Ord + fmt::Debug> fmt::Debug for Tally<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().collect::<BTreeMap<_, _>>()).finish()
+        self.0.fmt(f)
     }
 }
 
@@ -103,7 +132,7 @@ pub struct Index {
     /// Nodes by what placement asks of them.
     pub places: Places,
     /// By plan.
-    plans: BTreeMap<PlanName, PlanIndex>,
+    plans: Lookup<PlanName, PlanIndex>,
     /// Plans for which there is something to do.
     pub due: BTreeSet<PlanName>,
     /// Plans with operations that wait for a place.
@@ -222,18 +251,21 @@ impl Index {
         }
     }
 
-    pub(crate) fn plan(&mut self, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
-        let Some(this) = new.or(old) else { return };
+    pub(crate) fn plan(&mut self, this: &Plan, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
         for (marks, up) in [(old, false), (new, true)] {
-            if let Some((marks, until)) = marks.and_then(|marks| Some((marks, marks.setback?))) {
-                mark(&mut self.setbacks, (until, marks.name.clone()), up);
+            if let Some(until) = marks.and_then(|marks| marks.setback) {
+                mark(&mut self.setbacks, (until, this.name.clone()), up);
             }
         }
         self.with_plan(&this.name, |index| index.plan(new));
     }
 
-    pub(crate) fn deployment(&mut self, old: Option<&DeploymentMarks>, new: Option<&DeploymentMarks>) {
-        let Some(this) = new.or(old) else { return };
+    pub(crate) fn deployment(
+        &mut self,
+        this: &Deployment,
+        old: Option<&DeploymentMarks>,
+        new: Option<&DeploymentMarks>,
+    ) {
         let empty = DeploymentIndex::default();
         let given_up = begins_nothing(new.map(|new| new.stage));
         let changes = begins_nothing(old.map(|old| old.stage)) != given_up;
@@ -253,20 +285,20 @@ impl Index {
             self.policies.give_up(operation, given_up);
         }
         for (marks, up) in [(old, false), (new, true)] {
-            if let Some((marks, when)) = marks.and_then(|marks| Some((marks, marks.deadline?))) {
-                let key = (marks.plan.clone(), marks.name.clone());
-                mark(&mut self.alarms, (when, Alarm::Deployment(key)), up);
+            if let Some(when) = marks.and_then(|marks| marks.deadline) {
+                let key = (this.plan.clone(), this.name.clone());
+                mark(&mut self.alarms, (when, Alarm::Deployment(Box::new(key))), up);
             }
         }
     }
 
-    pub(crate) fn replica(&mut self, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
+    pub(crate) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
         // Its number changes when it comes or goes, or moves to another deployment; the rest more often.
         let both = old.zip(new);
         let same = both.is_some_and(|(old, new)| old.deployment == new.deployment);
-        for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
-            if let Some(again) = replica.again {
-                mark(&mut self.timers, (again, Timer::Replica(replica.name.clone())), up);
+        for (marks, up) in [(old, false), (new, true)] {
+            if let Some(again) = marks.and_then(|marks| marks.again) {
+                mark(&mut self.timers, (again, Timer::Replica(this.name.clone())), up);
             }
         }
         let count =
@@ -284,7 +316,7 @@ impl Index {
                 }
                 if !replica.going {
                     by(&mut plan.present);
-                    deployment.replica(replica, up);
+                    deployment.replica(this, replica, up);
                 }
                 let moves = |place: &&(NodeName, _)| other.is_none_or(|other| !other.holds(place));
                 for (node, domain) in replica.places.iter().flatten().filter(moves) {
@@ -297,43 +329,47 @@ impl Index {
             };
         // What there is to do for the plan is looked at once, if it is one of the same deployment before and after.
         if let Some((old, new)) = both.filter(|_| same) {
-            return self.with_deployment(&new.plan, &new.deployment, |plan, deployment| {
+            return self.with_deployment(&this.plan, &new.deployment, |plan, deployment| {
                 count(plan, deployment, old, false);
                 count(plan, deployment, new, true);
             });
         }
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
-            self.with_deployment(&replica.plan, &replica.deployment, |plan, deployment| {
+            self.with_deployment(&this.plan, &replica.deployment, |plan, deployment| {
                 count(plan, deployment, replica, up);
             });
         }
     }
 
-    pub(crate) fn operation(&mut self, old: Option<&OperationMarks>, new: Option<&OperationMarks>) {
-        for (operation, up) in old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true))) {
-            if let Turn::Waiting { until } = operation.turn {
-                mark(&mut self.alarms, (until, Alarm::Operation(operation.id)), up);
+    pub(crate) fn operation(
+        &mut self,
+        this: &Operation,
+        old: Option<&OperationMarks>,
+        new: Option<&OperationMarks>,
+    ) {
+        let both = || old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true)));
+        for (marks, up) in both() {
+            if let Turn::Waiting { until } = marks.turn {
+                mark(&mut self.alarms, (until, Alarm::Operation(this.id)), up);
             }
             let given_up = || {
-                let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
+                let of = self.plans.get(&this.plan).zip(this.deployment.as_ref());
                 let of = of.and_then(|(plan, of)| plan.deployments.get(of));
                 of.is_some_and(|of| begins_nothing(of.stage))
             };
-            self.policies.operation(operation, given_up, up);
+            self.policies.operation(this, marks, given_up, up);
         }
-        let Some(this) = new.or(old) else { return };
-        let both = || old.map(|o| (o, false)).into_iter().chain(new.map(|o| (o, true)));
         // An operation is of one plan and deployment for ever.
         match &this.deployment {
             Some(name) => self.with_deployment(&this.plan, name, |plan, of| {
-                for (operation, up) in both() {
-                    plan.operation(operation, up);
-                    of.operation(operation, up);
+                for (marks, up) in both() {
+                    plan.operation(this, marks, up);
+                    of.operation(this, marks, up);
                 }
             }),
             None => self.with_plan(&this.plan, |plan| {
-                for (operation, up) in both() {
-                    plan.operation(operation, up);
+                for (marks, up) in both() {
+                    plan.operation(this, marks, up);
                 }
             }),
         }
@@ -342,6 +378,7 @@ impl Index {
     /// `at`: when the change was.
     pub(crate) fn incarnation(
         &mut self,
+        this: &Incarnation,
         old: Option<&IncarnationMarks>,
         new: Option<&IncarnationMarks>,
         at: Position,
@@ -356,13 +393,14 @@ impl Index {
         };
         let same = old.zip(new).is_some_and(|(old, new)| alike(old, new));
         for (marks, up) in [(old, false), (new, true)] {
-            let Some(this) = marks.filter(|marks| marks.live && !same) else { continue };
-            let IncarnationMarks { id, plan, node, amounts, volumes, reserved, .. } = this;
-            let (incarnation, amounts, reserved) = (*id, *amounts, *reserved);
+            let Some(marks) = marks.filter(|marks| marks.live && !same) else { continue };
+            let (incarnation, plan, node) = (this.id, &this.plan, &this.node);
+            let IncarnationMarks { amounts, volumes, reserved, .. } = marks;
+            let (amounts, reserved) = (*amounts, *reserved);
             let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
             self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
-            mark(&mut self.lost, *id, lost);
+            mark(&mut self.lost, this.id, lost);
             for group in &this.groups {
                 let tally = self.groups.entry(group.clone()).or_default();
                 tally.step(node, up);
@@ -371,26 +409,26 @@ impl Index {
                 }
             }
         }
-        if let Some((old, new)) = old.zip(new).filter(|(old, new)| same && old.reserved != new.reserved) {
-            self.places.reserve(&new.node, old.id, new.reserved);
+        if let Some((_, new)) = old.zip(new).filter(|(old, new)| same && old.reserved != new.reserved) {
+            self.places.reserve(&this.node, this.id, new.reserved);
         }
         let deadline = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.deadline);
         let outstanding = |marks: Option<&IncarnationMarks>| marks.and_then(|marks| marks.outstanding);
         for (marks, other, up) in [(old, new, false), (new, old, true)] {
             let Some(marks) = marks else { continue };
             if let Some(when) = marks.deadline.filter(|_| deadline(other) != marks.deadline) {
-                mark(&mut self.alarms, (when, Alarm::Incarnation(marks.id)), up);
+                mark(&mut self.alarms, (when, Alarm::Incarnation(this.id)), up);
             }
             if let Some(when) = marks.outstanding.filter(|_| outstanding(other) != marks.outstanding) {
-                mark(&mut self.outstanding, (when, marks.id.into()), up);
+                mark(&mut self.outstanding, (when, this.id.into()), up);
             }
             if marks.commanded && !other.is_some_and(|other| other.commanded) {
-                self.command(&marks.cluster, marks.id.into(), up);
+                self.command(&this.cluster, this.id.into(), up);
             }
             let waits_for =
                 |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.waits_for.is_some());
             if let Some(needs) = marks.waits_for.as_ref().filter(|_| !waits_for(other)) {
-                self.volumes.run(marks.id, needs, up);
+                self.volumes.run(this.id, needs, up);
             }
         }
     }
@@ -432,9 +470,13 @@ impl Index {
         let work = index.work().map(|(from, _)| from);
         let (due, later) = (work == Some(Time::EPOCH), work.filter(|from| *from > Time::EPOCH));
         let earlier = std::mem::replace(&mut index.later, later);
-        let (unplaced, empty) = (!index.unplaced.is_empty(), index.is_empty());
-        mark_name(&mut self.due, name, due);
-        mark_name(&mut self.unplaced, name, unplaced);
+        let unplaced = !index.unplaced.is_empty();
+        if due != std::mem::replace(&mut index.is_due, due) {
+            mark(&mut self.due, name.clone(), due);
+        }
+        if unplaced != std::mem::replace(&mut index.is_unplaced, unplaced) {
+            mark(&mut self.unplaced, name.clone(), unplaced);
+        }
         if earlier != later {
             for (when, up) in [(earlier, false), (later, true)] {
                 if let Some(when) = when {
@@ -442,7 +484,7 @@ impl Index {
                 }
             }
         }
-        if empty {
+        if index.is_empty() {
             self.plans.remove(name);
         }
     }
@@ -471,10 +513,4 @@ impl Index {
 /// Whether a deployment that is so begins nothing, or nothing more.
 fn begins_nothing(stage: Option<Stage>) -> bool {
     stage.is_some_and(|stage| !matches!(stage, Stage::InProgress | Stage::Paused))
-}
-
-fn mark_name(set: &mut BTreeSet<PlanName>, name: &PlanName, up: bool) {
-    if set.contains(name) != up {
-        mark(set, name.clone(), up);
-    }
 }

@@ -1,21 +1,20 @@
-//! What the indexes need to know of an entity: taken before and after each change, so that entities can be changed
-//! where they stand, and a change that no index follows costs no index anything.
+//! What of an entity changes, and indexes follow: taken before and after each change, so that entities can be changed
+//! where they stand, and a change that no index follows costs no index anything. What never changes of one (its name, its
+//! plan), indexes read from the entity itself.
 
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, Asker};
-use chancery_events::id::{IncarnationId, OperationId, Position, VolumeId};
+use chancery_events::fact::Approver;
+use chancery_events::id::VolumeId;
 use chancery_events::name::{
-    ClusterName, DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName, StorageClass,
-    VolumeName,
+    ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{Approval, OperationKind, Strategy};
 use chancery_events::time::Time;
 
-use crate::policy;
 use crate::state::{
     Active, Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan,
     Replica, Session, Set, Volume, VolumeState,
@@ -45,7 +44,6 @@ impl From<&Session> for Unmarked {
 #[derive(PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct PlanMarks {
-    pub(crate) name: PlanName,
     pub(crate) current: Option<DeploymentName>,
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
@@ -58,7 +56,6 @@ pub(crate) struct PlanMarks {
 impl From<&Plan> for PlanMarks {
     fn from(plan: &Plan) -> PlanMarks {
         PlanMarks {
-            name: plan.name.clone(),
             current: plan.current.clone(),
             waiting: plan.next.is_some(),
             parked: plan.parked.is_some(),
@@ -82,8 +79,6 @@ pub(crate) enum Stage {
 /// Of a deployment.
 #[derive(PartialEq)]
 pub(crate) struct DeploymentMarks {
-    pub(crate) plan: PlanName,
-    pub(crate) name: DeploymentName,
     pub(crate) stage: Stage,
     pub(crate) count: u32,
     pub(crate) version: Digest,
@@ -105,8 +100,6 @@ impl From<&Deployment> for DeploymentMarks {
         };
         let begun = matches!(stage, Stage::InProgress | Stage::Paused);
         DeploymentMarks {
-            plan: deployment.plan.clone(),
-            name: deployment.name.clone(),
             stage,
             count: deployment.spec.count,
             version: deployment.version,
@@ -122,9 +115,6 @@ impl From<&Deployment> for DeploymentMarks {
 #[derive(PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct ReplicaMarks {
-    pub(crate) name: ReplicaName,
-    pub(crate) created: Position,
-    pub(crate) plan: PlanName,
     pub(crate) deployment: DeploymentName,
     pub(crate) going: bool,
     pub(crate) idle: bool,
@@ -156,9 +146,6 @@ impl From<&Replica> for ReplicaMarks {
         let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
         let other = replica.passive.as_ref().filter(elsewhere);
         ReplicaMarks {
-            name: replica.name.clone(),
-            created: replica.meta.created.position,
-            plan: replica.plan.clone(),
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
             idle: replica.is_idle(),
@@ -187,20 +174,8 @@ pub(crate) enum Turn {
 #[derive(PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OperationMarks {
-    pub(crate) id: OperationId,
-    pub(crate) plan: PlanName,
-    pub(crate) deployment: Option<DeploymentName>,
-    pub(crate) version: DeploymentName,
     pub(crate) turn: Turn,
     pub(crate) domain: Option<DomainName>,
-    pub(crate) updates: bool,
-    /// Whether its deployment asked for it, and nobody else.
-    pub(crate) deploys: bool,
-    /// Whether a disruption asked for it.
-    pub(crate) evicts: bool,
-    /// Whether it looks for a place as no other does.
-    pub(crate) alone: bool,
-    pub(crate) about: policy::About,
     /// The rule of the policy that approved it, while it is not over.
     pub(crate) by_policy: Option<String>,
 }
@@ -210,47 +185,26 @@ impl From<&Operation> for OperationMarks {
         let turn = match &operation.state {
             OperationState::Preparing => Turn::Preparing,
             OperationState::PendingApproval(proposal) => Turn::Waiting { until: proposal.expires },
-            OperationState::Approved(_) => Turn::Approved,
-            OperationState::Running(_) => Turn::Running,
+            OperationState::Approved => Turn::Approved,
+            OperationState::Running => Turn::Running,
             OperationState::Ended(_) => Turn::Over,
         };
-        let by_policy = match &operation.state {
-            OperationState::Approved(Approver::Rule(rule))
-            | OperationState::Running(Approver::Rule(rule)) => {
-                Some(rule.clone()).filter(|rule| rule.starts_with("policy/"))
-            }
-            _ => None,
+        let is_over = matches!(turn, Turn::Over);
+        let by_policy = match &operation.approved {
+            Some((Approver::Rule(rule), _)) if !is_over && rule.starts_with("policy/") => Some(rule.clone()),
+            Some(_) | None => None,
         };
-        let alike = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
-        OperationMarks {
-            id: operation.id,
-            plan: operation.plan.clone(),
-            deployment: operation.deployment.clone(),
-            version: operation.version.clone(),
-            turn,
-            domain: operation.domain.clone(),
-            updates: operation.kind == OperationKind::Update,
-            deploys: operation.by.is_none(),
-            evicts: matches!(operation.by, Some(Asker::Disruption { .. })),
-            alone: !alike || operation.wants.is_some() || operation.stores,
-            about: operation.into(),
-            by_policy,
-        }
+        OperationMarks { turn, domain: operation.domain.clone(), by_policy }
     }
 }
 
 /// Of an incarnation.
 #[derive(PartialEq)]
 pub(crate) struct IncarnationMarks {
-    pub(crate) id: IncarnationId,
-    pub(crate) plan: PlanName,
-    pub(crate) node: NodeName,
-    pub(crate) cluster: ClusterName,
     /// Whether nobody was asked to start it.
     pub(crate) reserved: bool,
     /// What it holds.
     pub(crate) amounts: Amounts,
-    pub(crate) groups: Vec<GroupName>,
     pub(crate) volumes: BTreeMap<StorageClass, u64>,
     pub(crate) live: bool,
     pub(crate) commanded: bool,
@@ -265,13 +219,8 @@ impl From<&Incarnation> for IncarnationMarks {
     fn from(incarnation: &Incarnation) -> IncarnationMarks {
         let live = incarnation.is_live();
         IncarnationMarks {
-            id: incarnation.id,
-            plan: incarnation.plan.clone(),
-            node: incarnation.node.clone(),
-            cluster: incarnation.cluster.clone(),
             reserved: incarnation.state == IncarnationState::Reserved,
             amounts: incarnation.holds(),
-            groups: incarnation.groups.clone(),
             volumes: incarnation.volumes.clone(),
             live,
             commanded: live && incarnation.state != IncarnationState::Reserved,

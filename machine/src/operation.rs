@@ -215,8 +215,8 @@ pub fn state_word(state: &OperationState) -> &'static str {
     match state {
         OperationState::Preparing => "preparing",
         OperationState::PendingApproval(_) => "pending_approval",
-        OperationState::Approved(_) => "approved",
-        OperationState::Running(_) => "running",
+        OperationState::Approved => "approved",
+        OperationState::Running => "running",
         OperationState::Ended(end) => end_word(end),
     }
 }

@@ -157,7 +157,7 @@ pub(crate) fn start(fleet: &Fleet, ask: &ReplicaStart, ctx: &Context) -> Result<
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
     match stop {
-        Some(stop) if matches!(stop.state, OperationState::Running(_)) => {
+        Some(stop) if matches!(stop.state, OperationState::Running) => {
             return Err(bad_transition(&what, "stopping", "running"));
         }
         Some(stop) => {

@@ -288,9 +288,9 @@ pub enum OperationState {
     /// May be approved.
     PendingApproval(Proposal),
     /// Approved, and waits for its turn.
-    Approved(Approver),
+    Approved,
     /// Approved, and being carried out.
-    Running(Approver),
+    Running,
     /// Is over.
     Ended(OperationEnd),
 }
@@ -514,6 +514,17 @@ impl Operation {
     /// Whether it is not over.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, OperationState::Ended(_))
+    }
+
+    /// Whether a disruption asked for it.
+    pub fn evicts(&self) -> bool {
+        matches!(self.by, Some(Asker::Disruption { .. }))
+    }
+
+    /// Whether it looks for a place as no other does.
+    pub(crate) fn is_alone(&self) -> bool {
+        let alike = matches!(self.kind, OperationKind::Create | OperationKind::Start);
+        !alike || self.wants.is_some() || self.stores
     }
 }
 

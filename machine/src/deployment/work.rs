@@ -90,11 +90,13 @@ impl PlanIndex {
         let now = |work| Some((Time::EPOCH, work));
         let right = || self.of_version(current.version, true);
         let stale = || self.of_version(current.version, false);
-        let (fit, old) =
-            (right().map(|of| of.present).sum::<u32>(), stale().map(|of| of.present).sum::<u32>());
+        let old = || stale().map(|of| of.present).sum::<u32>();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
         let start = || right().find_map(|of| of.idle.first()).cloned().map(Work::Restart);
-        if let (Set::Old, Some(wanted), true) = (current.set, current.beside(), old > 0) {
+        if let (Set::Old, Some(wanted)) = (current.set, current.beside())
+            && old() > 0
+        {
+            let fit = right().map(|of| of.present).sum::<u32>();
             if fit < wanted {
                 return now(Work::Create);
             }
@@ -127,7 +129,7 @@ impl PlanIndex {
         if let Some(turn) = self.turn(current) {
             return Some(turn);
         }
-        (settled && old == 0).then_some((Time::EPOCH, Work::Complete))
+        (settled && old() == 0).then_some((Time::EPOCH, Work::Complete))
     }
 
     /// People see all updates at once, to approve them together; a rule approves each when it could begin, so that no
@@ -140,6 +142,9 @@ impl PlanIndex {
     /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
     /// with a pause after each, and while those that were brought up are well.
     fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
+        if current.queue.is_empty() {
+            return None;
+        }
         let ailing: u32 = self.of_version(current.version, true).map(|of| of.ailing).sum();
         if ailing > 0 && !planted::is(Bug::NoHealthGate) {
             return None;
@@ -148,7 +153,8 @@ impl PlanIndex {
             Strategy::Rolling { per_domain, pause, .. } => (per_domain, pause),
             Strategy::Graceful { .. } | Strategy::Canary { .. } => (false, 0),
         };
-        let domain = current.running.first().filter(|_| per_domain).map(|(domain, _)| domain);
+        let mut domains = current.running.values();
+        let domain = domains.next().filter(|_| per_domain);
         let in_domain = |queue: &Queue| match domain {
             None => queue.first().map(|(_, id)| *id),
             Some(domain) => {

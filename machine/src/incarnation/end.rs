@@ -83,7 +83,7 @@ fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) ->
     let was_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
     let comes = |operation: &Operation| {
         let up = !matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
-        let begun = matches!(operation.state, OperationState::Running(_));
+        let begun = matches!(operation.state, OperationState::Running);
         up && operation.incarnation != Some(incarnation.id) && (begun || !was_up)
     };
     other.is_some_and(|other| other.state != IncarnationState::Reserved)
@@ -159,7 +159,7 @@ fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft:
             operation.kind,
             OperationKind::Update | OperationKind::Relocate | OperationKind::Restart
         );
-        replaces && !matches!(operation.state, OperationState::Running(_))
+        replaces && !matches!(operation.state, OperationState::Running)
     });
     if let Some(operation) = waiting {
         let reason = "what it was about ended by itself".to_owned();
@@ -187,7 +187,7 @@ pub(crate) fn lost(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact>
 pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut Draft) {
     debug_assert_eq!(incarnation.state, IncarnationState::Reserved, "nobody was asked for it");
     let holder = fleet.operations().get(&incarnation.operation);
-    let begun = holder.filter(|operation| matches!(operation.state, OperationState::Running(_)));
+    let begun = holder.filter(|operation| matches!(operation.state, OperationState::Running));
     if let Some(operation) = begun {
         return operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
     }

@@ -59,6 +59,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         if let Some(open) = replica.open_mut(fact.operation) {
             open.gives_way = false;
         }
+        replica.incarnations.reserve_exact(1);
         replica.incarnations.push(id);
         replica.meta.touch(at);
     })?;
@@ -326,7 +327,7 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), C
         Some(id) => {
             let by = fleet.want::<Incarnation>(&id)?.operation;
             let begun =
-                fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running(_)));
+                fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running));
             let run = fleet.want::<Incarnation>(&id)?;
             let due = begun && run.state == IncarnationState::Reserved && !run.mounts.is_empty();
             let deadline = start_deadline(fleet, &run.plan, &run.deployment, at.time).filter(|_| due);

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use chancery_events::digest::Digest;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName};
-use chancery_events::spec::Strategy;
+use chancery_events::spec::{OperationKind, Strategy};
 use chancery_events::time::Time;
 
 use super::{Tally, mark};
 use crate::marks::{OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
-use crate::state::Set;
+use crate::state::{Operation, Replica, Set};
 
 /// Operations by update domain.
 pub type Queue = BTreeSet<(Option<DomainName>, OperationId)>;
@@ -55,8 +55,8 @@ pub struct DeploymentIndex {
     pub unstarted: BTreeSet<OperationId>,
     /// Its operations that are approved, and whose turn comes later.
     pub queue: Queues,
-    /// Its operations that run.
-    pub running: Queue,
+    /// Its operations that run, with their update domains.
+    pub running: BTreeMap<OperationId, Option<DomainName>>,
     /// Replicas that run by it, and are not going.
     pub present: u32,
     /// Replicas that run by it.
@@ -85,6 +85,10 @@ pub struct PlanIndex {
     pub(crate) removing: bool,
     /// Whether a rule approves updates, and not people.
     pub(crate) updates_alone: bool,
+    /// Whether there is something to do now.
+    pub(super) is_due: bool,
+    /// Whether operations wait for a place.
+    pub(super) is_unplaced: bool,
     /// When there will be something to do, if not now.
     pub(super) later: Option<Time>,
     /// Its deployments.
@@ -119,7 +123,7 @@ impl DeploymentIndex {
         self.candidates.values().next()?.first().map(|(_, name)| name)
     }
 
-    pub(super) fn replica(&mut self, replica: &ReplicaMarks, up: bool) {
+    pub(super) fn replica(&mut self, this: &Replica, replica: &ReplicaMarks, up: bool) {
         let by = |count: &mut u32, holds: bool| match (holds, up) {
             (true, true) => *count += 1,
             (true, false) => *count -= 1,
@@ -135,7 +139,7 @@ impl DeploymentIndex {
         ];
         for (set, holds) in sets {
             if holds {
-                mark(set, replica.name.clone(), up);
+                mark(set, this.name.clone(), up);
             }
         }
         let domain = replica.places[0].as_ref().map(|(_, domain)| domain.clone());
@@ -144,19 +148,25 @@ impl DeploymentIndex {
             Some(set) => set,
             None => self.candidates.entry(key.clone()).or_default(),
         };
-        mark(set, (Reverse(replica.created), replica.name.clone()), up);
+        mark(set, (Reverse(this.meta.created.position), this.name.clone()), up);
         if set.is_empty() {
             self.candidates.remove(&key);
         }
     }
 
-    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
-        let of_domain = || (operation.domain.clone(), operation.id);
-        match operation.turn {
+    pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
+        let of_domain = || (marks.domain.clone(), operation.id);
+        let updates = operation.kind == OperationKind::Update;
+        match marks.turn {
             Turn::Preparing | Turn::Waiting { .. } => mark(&mut self.unstarted, operation.id, up),
-            Turn::Approved if operation.updates => mark(&mut self.queue.updates, of_domain(), up),
+            Turn::Approved if updates => mark(&mut self.queue.updates, of_domain(), up),
             Turn::Approved => mark(&mut self.queue.others, of_domain(), up),
-            Turn::Running => mark(&mut self.running, of_domain(), up),
+            Turn::Running if up => {
+                self.running.insert(operation.id, marks.domain.clone());
+            }
+            Turn::Running => {
+                self.running.remove(&operation.id);
+            }
             Turn::Over => {}
         }
     }
@@ -177,9 +187,9 @@ impl PlanIndex {
         self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
     }
 
-    pub(super) fn operation(&mut self, operation: &OperationMarks, up: bool) {
-        if operation.turn == Turn::Preparing {
-            let key = (operation.version.clone(), operation.alone.then_some(operation.id));
+    pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
+        if marks.turn == Turn::Preparing {
+            let key = (operation.version.clone(), operation.is_alone().then_some(operation.id));
             let group = match self.unplaced.get_mut(&key) {
                 Some(group) => group,
                 None => self.unplaced.entry(key.clone()).or_default(),
@@ -189,12 +199,12 @@ impl PlanIndex {
                 self.unplaced.remove(&key);
             }
         }
-        if operation.turn == Turn::Over {
+        if marks.turn == Turn::Over {
             return;
         }
         let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
         by(&mut self.open);
-        if operation.evicts {
+        if operation.evicts() {
             by(&mut self.evictions);
         }
     }
@@ -239,6 +249,7 @@ impl PlanIndex {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        *self == PlanIndex::default()
+        // Most are seen at once not to be, without making another.
+        self.replicas == 0 && self.open == 0 && self.deployments.is_empty() && *self == PlanIndex::default()
     }
 }

@@ -8,9 +8,10 @@ use chancery_events::id::OperationId;
 use chancery_events::name::PolicyName;
 use chancery_events::spec::{PolicySpec, Rule};
 
-use super::mark;
+use super::{Lookup, mark};
 use crate::marks::{OperationMarks, Turn};
 use crate::policy;
+use crate::state::Operation;
 
 /// What is counted of a policy that approves.
 #[derive(Clone, PartialEq, Debug)]
@@ -30,7 +31,7 @@ pub struct Policies {
     /// Operations that one approved and that are not over, by its rule.
     pub(crate) in_flight: BTreeMap<String, BTreeSet<OperationId>>,
     /// Operations that wait for approval.
-    waiting: BTreeMap<OperationId, Waiting>,
+    waiting: Lookup<OperationId, Waiting>,
 }
 
 /// What policies ask about an operation that waits for approval.
@@ -78,24 +79,30 @@ impl Policies {
     /// `given_up`: whether its deployment begins nothing more.
     pub(super) fn operation(
         &mut self,
-        operation: &OperationMarks,
+        operation: &Operation,
+        marks: &OperationMarks,
         given_up: impl FnOnce() -> bool,
         up: bool,
     ) {
         let id = operation.id;
-        if let Turn::Waiting { .. } = operation.turn {
-            let deploys = operation.deploys;
+        if let Turn::Waiting { .. } = marks.turn {
+            let deploys = operation.by.is_none();
             let given_up = up && deploys && given_up();
+            let about = policy::About {
+                kind: operation.kind,
+                plan: operation.plan.clone(),
+                domain: marks.domain.clone(),
+            };
+            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &about)) {
+                mark(&mut of.waiting, id, up && !given_up);
+            }
             if up {
-                self.waiting.insert(id, Waiting { about: operation.about.clone(), deploys, given_up });
+                self.waiting.insert(id, Waiting { about, deploys, given_up });
             } else {
                 self.waiting.remove(&id);
             }
-            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &operation.about)) {
-                mark(&mut of.waiting, id, up && !given_up);
-            }
         }
-        if let Some(rule) = &operation.by_policy {
+        if let Some(rule) = &marks.by_policy {
             let set = self.in_flight.entry(rule.clone()).or_default();
             mark(set, id, up);
             if set.is_empty() {

@@ -35,7 +35,7 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     if let Some(held) = holds_place(fleet, operation) {
         let end = IncarnationEnd::Unwound { reason: format!("its operation was {word}") };
         // It had begun, and perhaps what ran before is over already.
-        let begun = failed && matches!(operation.state, OperationState::Running(_));
+        let begun = failed && matches!(operation.state, OperationState::Running);
         let again = if begun { incarnation::promise(fleet, held, &end, draft.now()) } else { None };
         draft.push(IncarnationEnded {
             incarnation: held.id,

@@ -54,6 +54,8 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         } else {
             replica.next = open;
         }
+        // Most have one: room for more would be most of what they keep.
+        replica.operations.reserve_exact(1);
         replica.operations.push(id);
         if brings_up {
             // A start by the plan's rule is one more in its row; any other begins anew.
@@ -91,8 +93,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     let kind = fleet.want::<Operation>(&fact.operation)?.kind;
     let begins = fact.begins == Begins::Now;
     fleet.change::<Operation>(&fact.operation, |operation| {
-        let by = fact.by.clone();
-        operation.state = if begins { OperationState::Running(by) } else { OperationState::Approved(by) };
+        operation.state = if begins { OperationState::Running } else { OperationState::Approved };
         operation.approved = Some((fact.by.clone(), Stamp::from(at)));
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
@@ -144,8 +145,8 @@ fn note_begun(replica: &mut Replica, operation: OperationId) {
 
 pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<(), Contradiction> {
     fleet.change::<Operation>(&fact.operation, |operation| {
-        if let OperationState::Approved(by) = &operation.state {
-            operation.state = OperationState::Running(by.clone());
+        if operation.state == OperationState::Approved {
+            operation.state = OperationState::Running;
         }
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
@@ -184,10 +185,10 @@ pub(crate) fn close(
     let operation = fleet.want::<Operation>(&id)?;
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
-    let evicts = matches!(operation.by, Some(Asker::Disruption { .. }));
+    let evicts = operation.evicts();
     let failed = matches!(end, OperationEnd::Failed { .. });
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
-    let begun = matches!(operation.state, OperationState::Running(_));
+    let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
     let fulfilled = matches!(operation.by, Some(Asker::Rule(_))) && !begun && !kept;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));

@@ -32,7 +32,7 @@ fn shared() -> Value {
 
 /// Operations that have begun and are not over.
 fn begun(world: &World) -> usize {
-    let begun = |o: &&&crate::state::Operation| matches!(o.state, OperationState::Running(_));
+    let begun = |o: &&&crate::state::Operation| matches!(o.state, OperationState::Running);
     world.fleet.operations().sorted().iter().filter(begun).count()
 }
 
@@ -60,7 +60,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     while let Some(id) = next(&world, Effect::Ensure).or_else(|| next(&world, Effect::Stop)) {
         let updates = world.fleet.operations().sorted();
         let updates = updates.iter().filter(|o| o.kind == OperationKind::Update);
-        most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running(_))).count());
+        most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running)).count());
         let incarnation = world.fleet.incarnations().get(&id).expect("there");
         let saw = if incarnation.asked == Some(Effect::Ensure) { ready() } else { ended(Exit::Clean) };
         world.report(id, saw);
@@ -106,7 +106,7 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
     deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4, "per_domain": true, "pause": 60_000}}));
     let domains = |world: &World| {
         let running = world.fleet.operations().sorted();
-        let running = running.iter().filter(|o| matches!(o.state, OperationState::Running(_)));
+        let running = running.iter().filter(|o| matches!(o.state, OperationState::Running));
         running.filter_map(|o| o.domain.clone()).collect::<std::collections::BTreeSet<_>>().len()
     };
     let mut rounds = 0;

@@ -228,7 +228,7 @@ fn holds(world: &World, why: &str) {
             assert!(operation.is_open(), "{why}: {operation:?}");
             assert_eq!(
                 open.begun,
-                matches!(operation.state, OperationState::Running(_)),
+                matches!(operation.state, OperationState::Running),
                 "{why}: {replica:?} {operation:?}"
             );
         }

@@ -82,8 +82,8 @@ fn replica_message(
     let waits = open.find_map(|operation| match operation.state {
         OperationState::Preparing => Some(WAITS.to_owned()),
         OperationState::PendingApproval(_) => Some(format!("{} waits for approval", operation.kind)),
-        OperationState::Approved(_) => Some(format!("{} waits for its turn", operation.kind)),
-        OperationState::Running(_) | OperationState::Ended(_) => None,
+        OperationState::Approved => Some(format!("{} waits for its turn", operation.kind)),
+        OperationState::Running | OperationState::Ended(_) => None,
     });
     if let Some(waits) = waits {
         return waits;
@@ -237,8 +237,8 @@ pub(crate) fn state_word(operation: &Operation) -> OperationWord {
     match &operation.state {
         OperationState::Preparing => OperationWord::Preparing,
         OperationState::PendingApproval(_) => OperationWord::PendingApproval,
-        OperationState::Approved(_) => OperationWord::Approved,
-        OperationState::Running(_) => OperationWord::Running,
+        OperationState::Approved => OperationWord::Approved,
+        OperationState::Running => OperationWord::Running,
         OperationState::Ended(OperationEnd::Succeeded) => OperationWord::Succeeded,
         OperationState::Ended(OperationEnd::Failed { .. }) => OperationWord::Failed,
         OperationState::Ended(OperationEnd::Rejected { .. }) => OperationWord::Rejected,
@@ -267,8 +267,8 @@ pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
         message: match &operation.state {
             OperationState::Preparing => WAITS.to_owned(),
             OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
-            OperationState::Approved(_) => "waits for its turn".into(),
-            OperationState::Running(_) | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
+            OperationState::Approved => "waits for its turn".into(),
+            OperationState::Running | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
             OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => reason.clone(),
             OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => format!("by {by}"),
             OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("by {by}: {reason}"),

@@ -349,9 +349,9 @@ fn stuck_in(fleet: &Fleet) -> Option<String> {
             OperationState::Preparing if waits_for_place(fleet, operation) => None,
             OperationState::Preparing => Some("is preparing, and nobody says why"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
-            OperationState::Approved(_) => Some("waits for its turn"),
-            OperationState::Running(_) if waits_for_volume(fleet, run) => None,
-            OperationState::Running(_) => Some("is running"),
+            OperationState::Approved => Some("waits for its turn"),
+            OperationState::Running if waits_for_volume(fleet, run) => None,
+            OperationState::Running => Some("is running"),
             OperationState::Ended(_) => None,
         };
         if let Some(waits) = waits {

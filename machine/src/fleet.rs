@@ -398,6 +398,15 @@ impl Fleet {
         key: &E::Key,
         how: impl FnOnce(&mut E),
     ) -> Result<(), Contradiction> {
+        self.change_and(key, how)
+    }
+
+    /// The same, and tells something of it.
+    pub(crate) fn change_and<E: Entity, T>(
+        &mut self,
+        key: &E::Key,
+        how: impl FnOnce(&mut E) -> T,
+    ) -> Result<T, Contradiction> {
         let (scope, head) = (self.scope, self.head);
         let (table, notes, index) = E::parts(self);
         let slot = table.slot(key).ok_or_else(|| absent::<E>(key))?;
@@ -406,12 +415,12 @@ impl Fleet {
             slot.noted = scope;
             notes.push(E::before(key.clone(), Some(Arc::clone(&slot.entity))));
         }
-        how(Arc::make_mut(&mut slot.entity));
+        let told = how(Arc::make_mut(&mut slot.entity));
         let after = slot.entity.marks();
         if before != after {
             E::index(index, &slot.entity, Some(&before), Some(&after), head);
         }
-        Ok(())
+        Ok(told)
     }
 
     /// Removes an entity that is there.

@@ -43,7 +43,9 @@ use crate::{operation, volume};
 
 pub(crate) use again::wait;
 pub(crate) use end::{displace, lost, promise};
-pub(crate) use fold::{asked, begun, command_failed, commanded, ended, ensured, reserved, running, status};
+pub(crate) use fold::{
+    By, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
+};
 
 /// After SIGTERM's grace, the executor has this long to say so before it is asked to kill.
 const SLACK: std::time::Duration = std::time::Duration::from_secs(5);

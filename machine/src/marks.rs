@@ -144,7 +144,7 @@ impl From<&Replica> for ReplicaMarks {
         let place = |run: &Active| (run.node.clone(), run.domain.clone());
         // On one node, its two runs are one of the plan's replicas there.
         let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
-        let other = replica.passive.as_ref().filter(elsewhere);
+        let other = replica.passive.as_deref().filter(elsewhere);
         ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),

@@ -24,6 +24,7 @@ use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, OperationKind};
 use chancery_events::subject::Subject;
+use smallvec::SmallVec;
 
 use crate::context::{Context, Draft};
 use crate::fleet::{Contradiction, Fleet};
@@ -107,7 +108,7 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> Phase {
     if replica.open().any(brings_up) {
         return Phase::Pending;
     }
-    match (replica.will, &replica.last) {
+    match (replica.will, replica.last.as_deref()) {
         (Will::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
             Phase::Failed
         }
@@ -349,8 +350,8 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         downed: false,
         row: None,
         last: None,
-        operations: Vec::new(),
-        incarnations: Vec::new(),
+        operations: SmallVec::new(),
+        incarnations: SmallVec::new(),
         meta: Meta::new(at),
     });
 }

@@ -23,6 +23,7 @@ use chancery_events::spec::{
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::meta::{Meta, Stamp};
 
@@ -259,7 +260,7 @@ pub struct Replica {
     /// Its incarnation that is not over, and that counts.
     pub active: Option<Active>,
     /// Its other incarnation that is not over: one that is to take the place of the active one, or that has lost it.
-    pub passive: Option<Active>,
+    pub passive: Option<Box<Active>>,
     /// Its operation that is not over and may have begun.
     pub operation: Option<Open>,
     /// Its operation that waits behind that one: a stop or delete.
@@ -271,11 +272,11 @@ pub struct Replica {
     /// The last start by that rule, in a row of them.
     pub row: Option<Again>,
     /// How its last incarnation ended.
-    pub last: Option<IncarnationEnd>,
-    /// Its operations that are kept, oldest first.
-    pub operations: Vec<OperationId>,
+    pub last: Option<Box<IncarnationEnd>>,
+    /// Its operations that are kept, oldest first. Most replicas have one.
+    pub operations: SmallVec<[OperationId; 1]>,
     /// Its incarnations that are kept, oldest first.
-    pub incarnations: Vec<IncarnationId>,
+    pub incarnations: SmallVec<[IncarnationId; 1]>,
     /// Its history.
     pub meta: Meta,
 }
@@ -386,13 +387,13 @@ pub struct Incarnation {
     /// What it needs of its node.
     pub amounts: Amounts,
     /// What of that the run that it follows holds until it is over.
-    pub shares: Amounts,
+    pub shares: Option<Box<Amounts>>,
     /// What it holds of its node's storage.
     pub volumes: BTreeMap<StorageClass, u64>,
     /// The groups of replicas that it is of.
-    pub groups: Vec<GroupName>,
+    pub groups: Box<[GroupName]>,
     /// Which affinity could not be kept.
-    pub strained: Option<String>,
+    pub strained: Option<Box<str>>,
     /// When it was first ready.
     pub since: Option<Time>,
     /// Each process as last reported.
@@ -506,7 +507,7 @@ impl Replica {
 
     /// Its incarnations that are not over, the one that counts first.
     pub fn runs(&self) -> impl Iterator<Item = &Active> {
-        self.active.iter().chain(&self.passive)
+        self.active.iter().chain(self.passive.as_deref())
     }
 }
 
@@ -561,7 +562,10 @@ impl Incarnation {
 
     /// What it holds of its node.
     pub fn holds(&self) -> Amounts {
-        self.amounts.checked_sub(self.shares).unwrap_or(Amounts::ZERO)
+        match &self.shares {
+            Some(shares) => self.amounts.checked_sub(**shares).unwrap_or(Amounts::ZERO),
+            None => self.amounts,
+        }
     }
 
     /// The deployment by whose coordinates it is asked to be.

@@ -1,11 +1,11 @@
 //! Folding what becomes of incarnations.
 
-use chancery_events::amount::Amounts;
 use chancery_events::fact::{
     CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnded,
     IncarnationEnsured, IncarnationReserved, IncarnationRunning, IncarnationStatus, OperationEnd,
 };
-use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::id::IncarnationId;
+use chancery_events::name::DeploymentName;
 use chancery_events::observation::ProcessStatus;
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
@@ -35,12 +35,10 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         subject: Subject::Node(fact.node.clone()),
         problem: "a place is reserved on it, and it is in no cluster".into(),
     })?;
-    let plan = fleet.want::<Replica>(&fact.replica)?.plan.clone();
     // What both need of the node, the one that is followed holds for both.
     let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
-    let shares = followed
-        .filter(|old| old.node == fact.node)
-        .map_or(Amounts::ZERO, |old| old.amounts.at_most(fact.amounts));
+    let shares =
+        followed.filter(|old| old.node == fact.node).map(|old| Box::new(old.amounts.at_most(fact.amounts)));
     fleet.change::<Operation>(&fact.operation, |operation| {
         operation.state = OperationState::PendingApproval(fact.proposal);
         operation.hash = Some(fact.proposal.hash);
@@ -49,19 +47,19 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         operation.domain = Some(domain.clone());
         operation.meta.bump(at);
     })?;
-    fleet.change::<Replica>(&fact.replica, |replica| {
+    let plan = fleet.change_and(&fact.replica, |replica: &mut Replica| {
         let run = Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false });
         if replica.active.is_none() {
             replica.active = run;
         } else {
-            replica.passive = run;
+            replica.passive = run.map(Box::new);
         }
         if let Some(open) = replica.open_mut(fact.operation) {
             open.gives_way = false;
         }
-        replica.incarnations.reserve_exact(1);
         replica.incarnations.push(id);
         replica.meta.touch(at);
+        replica.plan.clone()
     })?;
     let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
     if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
@@ -81,8 +79,8 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         amounts: fact.amounts,
         shares,
         volumes: fact.volumes.clone(),
-        groups: fact.groups.clone(),
-        strained: fact.strained.clone(),
+        groups: fact.groups.as_slice().into(),
+        strained: fact.strained.as_deref().map(Box::from),
         since: None,
         processes: Vec::new(),
         ready: false,
@@ -106,11 +104,25 @@ fn command(incarnation: &mut Incarnation, effect: Effect, deadline: Option<Time>
     incarnation.deadline = deadline;
 }
 
+/// Of the operation that an incarnation is asked by.
+pub(crate) struct By {
+    pub(crate) kind: OperationKind,
+    /// The incarnation that it brings up, changes or ends.
+    own: Option<IncarnationId>,
+    version: DeploymentName,
+}
+
+impl From<&mut Operation> for By {
+    fn from(operation: &mut Operation) -> By {
+        By { kind: operation.kind, own: operation.incarnation, version: operation.version.clone() }
+    }
+}
+
 /// Its operation has begun: it is asked to come up, to change, or to end.
 pub(crate) fn asked(
     fleet: &mut Fleet,
     id: IncarnationId,
-    by: OperationId,
+    by: By,
     deadline: Option<Time>,
     at: At,
 ) -> Result<(), Contradiction> {
@@ -118,24 +130,20 @@ pub(crate) fn asked(
         let problem = "it is commanded, and it is over".into();
         return Err(Contradiction { subject: Subject::Incarnation(id), problem });
     }
-    let operation = fleet.want::<Operation>(&by)?;
-    let (down, own) = (
-        matches!(operation.kind, OperationKind::Stop | OperationKind::Delete),
-        operation.incarnation == Some(id),
-    );
-    let version = operation.version.clone();
-    fleet.change::<Incarnation>(&id, |incarnation| {
-        if !down && own {
-            let changes = incarnation.state != IncarnationState::Reserved;
+    let down = matches!(by.kind, OperationKind::Stop | OperationKind::Delete);
+    let was_up = fleet.change_and(&id, |incarnation: &mut Incarnation| {
+        let was_up = incarnation.state != IncarnationState::Reserved;
+        if !down && by.own == Some(id) {
+            let changes = was_up;
             if !changes && !incarnation.mounts.is_empty() {
                 // First its volumes.
                 (incarnation.due, incarnation.deadline) = (true, deadline);
                 incarnation.meta.touch(at);
-                return;
+                return was_up;
             }
             let up = deadline.filter(|_| !planted::is(Bug::NoDeadline));
             incarnation.state =
-                if changes { IncarnationState::Updating(version) } else { IncarnationState::Creating };
+                if changes { IncarnationState::Updating(by.version) } else { IncarnationState::Creating };
             command(incarnation, Effect::Ensure, up, at);
         } else {
             // One that is being stopped already is only remembered differently.
@@ -145,8 +153,10 @@ pub(crate) fn asked(
             incarnation.state = IncarnationState::Stopping(IncarnationEnd::Destroyed);
         }
         incarnation.meta.touch(at);
+        was_up
     })?;
-    set_health(fleet, id, at)
+    // Of a place that was only held, no health was known.
+    if was_up { set_health(fleet, id, at) } else { Ok(()) }
 }
 
 /// It is asked to be up: what had to be over before is, or what it was to become it cannot be.
@@ -227,7 +237,9 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         replica.downed = false;
         // It counts from now on, and the replica is of its version.
         if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
-            std::mem::swap(&mut replica.active, &mut replica.passive);
+            let old = replica.active.take();
+            replica.active = replica.passive.take().map(|run| *run);
+            replica.passive = old.map(Box::new);
         }
         replica.deployment = deployment;
     })?;
@@ -257,7 +269,7 @@ fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contra
         return Ok(());
     }
     fleet.change::<Replica>(&name, |replica| {
-        let mut runs = replica.active.iter_mut().chain(&mut replica.passive);
+        let mut runs = replica.active.iter_mut().chain(replica.passive.as_deref_mut());
         if let Some(run) = runs.find(|run| run.incarnation == id) {
             run.healthy = healthy;
         }
@@ -289,13 +301,12 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         fleet.remove::<Incarnation>(id)?;
     }
     fleet.change::<Replica>(&fact.replica, |replica| {
-        let is = |run: &Option<Active>| run.as_ref().is_some_and(|run| run.incarnation == fact.incarnation);
-        if is(&replica.passive) {
+        if replica.passive.as_ref().is_some_and(|run| run.incarnation == fact.incarnation) {
             replica.passive = None;
         } else {
-            replica.active = replica.passive.take();
+            replica.active = replica.passive.take().map(|run| *run);
             if !was_held {
-                replica.last = Some(fact.end.clone());
+                replica.last = Some(Box::new(fact.end.clone()));
                 replica.again = fact.again;
             }
         }
@@ -332,7 +343,7 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), C
             let due = begun && run.state == IncarnationState::Reserved && !run.mounts.is_empty();
             let deadline = start_deadline(fleet, &run.plan, &run.deployment, at.time).filter(|_| due);
             fleet.change::<Incarnation>(&id, |follower| {
-                follower.shares = Amounts::ZERO;
+                follower.shares = None;
                 if due {
                     (follower.due, follower.deadline) = (true, deadline);
                 }

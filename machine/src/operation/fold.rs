@@ -54,8 +54,6 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         } else {
             replica.next = open;
         }
-        // Most have one: room for more would be most of what they keep.
-        replica.operations.reserve_exact(1);
         replica.operations.push(id);
         if brings_up {
             // A start by the plan's rule is one more in its row; any other begins anew.
@@ -90,17 +88,17 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
 }
 
 pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> Result<(), Contradiction> {
-    let kind = fleet.want::<Operation>(&fact.operation)?.kind;
     let begins = fact.begins == Begins::Now;
-    fleet.change::<Operation>(&fact.operation, |operation| {
+    let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         operation.state = if begins { OperationState::Running } else { OperationState::Approved };
         operation.approved = Some((fact.by.clone(), Stamp::from(at)));
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
+        incarnation::By::from(operation)
     })?;
     fleet.change::<Replica>(&fact.replica, |replica| {
-        if begins || !matches!(kind, OperationKind::Stop | OperationKind::Delete) {
-            wills(replica, kind);
+        if begins || !matches!(by.kind, OperationKind::Stop | OperationKind::Delete) {
+            wills(replica, by.kind);
         }
         if begins {
             note_begun(replica, fact.operation);
@@ -108,7 +106,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
         replica.meta.touch(at);
     })?;
     match fact.incarnation {
-        Some(id) => incarnation::asked(fleet, id, fact.operation, fact.deadline, at),
+        Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
         None => Ok(()),
     }
 }
@@ -144,21 +142,21 @@ fn note_begun(replica: &mut Replica, operation: OperationId) {
 }
 
 pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<(), Contradiction> {
-    fleet.change::<Operation>(&fact.operation, |operation| {
+    let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         if operation.state == OperationState::Approved {
             operation.state = OperationState::Running;
         }
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
+        incarnation::By::from(operation)
     })?;
-    let kind = fleet.want::<Operation>(&fact.operation)?.kind;
     fleet.change::<Replica>(&fact.replica, |replica| {
-        wills(replica, kind);
+        wills(replica, by.kind);
         note_begun(replica, fact.operation);
         replica.meta.touch(at);
     })?;
     match fact.incarnation {
-        Some(id) => incarnation::asked(fleet, id, fact.operation, fact.deadline, at),
+        Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
         None => Ok(()),
     }
 }

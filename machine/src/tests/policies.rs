@@ -174,7 +174,7 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
             world.run();
             assert_eq!(world.fleet.incarnations().len(), 4, "it goes ahead by itself");
         } else {
-            assert_eq!((placed.len(), strained), (4, vec!["one of group db is there".to_owned()]));
+            assert_eq!((placed.len(), strained), (4, vec!["one of group db is there".into()]));
         }
     }
 }

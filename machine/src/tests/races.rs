@@ -53,7 +53,7 @@ fn lose_session(world: &mut World) {
 
 /// How what ran last of the replica ended.
 fn last(world: &World) -> Option<IncarnationEnd> {
-    world.fleet.replicas().sorted()[0].last.clone()
+    world.fleet.replicas().sorted()[0].last.as_deref().cloned()
 }
 
 fn live(world: &World) -> usize {

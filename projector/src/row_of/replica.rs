@@ -93,12 +93,12 @@ fn replica_message(
     }
     match (phase, active) {
         (PhaseWord::Failed, _) if replica.again.is_some() => {
-            let why = replica.last.as_ref().map_or_else(String::new, end_message);
+            let why = replica.last.as_deref().map_or_else(String::new, end_message);
             let at = replica.again.map_or(String::new(), |again| format!("starts again from {}", again.at));
             if why.is_empty() { at } else { format!("{why}; {at}") }
         }
         (PhaseWord::Failed | PhaseWord::Stopped, _) => {
-            replica.last.as_ref().map_or_else(String::new, |end| match end {
+            replica.last.as_deref().map_or_else(String::new, |end| match end {
                 IncarnationEnd::Destroyed if replica.will == Will::Running => "it ended by itself".into(),
                 end => end_message(end),
             })
@@ -151,7 +151,7 @@ pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRo
         revision: incarnation.revision,
         operation: incarnation.operation,
         follows: incarnation.follows,
-        strained: incarnation.strained.clone(),
+        strained: incarnation.strained.as_deref().map(str::to_owned),
         message: incarnation_message(incarnation),
     }))
 }

@@ -3,7 +3,7 @@
 use chancery_events::fact::{Asker, OperationOpened};
 use chancery_events::intent::Intent;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
-use chancery_events::spec::{OperationKind, PlanSpec, Runtime};
+use chancery_events::spec::{OperationKind, Runtime};
 
 use super::state::{At, DeploymentStage, Input, Operation, Replica, Will, World};
 use super::violation::{Check, Violation, demand};

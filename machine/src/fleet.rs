@@ -326,17 +326,19 @@ impl Fleet {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
             match before {
-                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity, indexes),
-                Before::Capability(key, entity) => self.restore::<Capability>(key, entity, indexes),
-                Before::Node(key, entity) => self.restore::<Node>(key, entity, indexes),
-                Before::Plan(key, entity) => self.restore::<Plan>(key, entity, indexes),
-                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity, indexes),
-                Before::Replica(key, entity) => self.restore::<Replica>(key, entity, indexes),
-                Before::Incarnation(key, entity) => self.restore::<Incarnation>(key, entity, indexes),
-                Before::Operation(key, entity) => self.restore::<Operation>(key, entity, indexes),
-                Before::Session(key, entity) => self.restore::<Session>(key, entity, indexes),
-                Before::Policy(key, entity) => self.restore::<Policy>(key, entity, indexes),
-                Before::Volume(key, entity) => self.restore::<Volume>(key, entity, indexes),
+                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity.as_ref(), indexes),
+                Before::Capability(key, entity) => self.restore::<Capability>(key, entity.as_ref(), indexes),
+                Before::Node(key, entity) => self.restore::<Node>(key, entity.as_ref(), indexes),
+                Before::Plan(key, entity) => self.restore::<Plan>(key, entity.as_ref(), indexes),
+                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity.as_ref(), indexes),
+                Before::Replica(key, entity) => self.restore::<Replica>(key, entity.as_ref(), indexes),
+                Before::Incarnation(key, entity) => {
+                    self.restore::<Incarnation>(key, entity.as_ref(), indexes);
+                }
+                Before::Operation(key, entity) => self.restore::<Operation>(key, entity.as_ref(), indexes),
+                Before::Session(key, entity) => self.restore::<Session>(key, entity.as_ref(), indexes),
+                Before::Policy(key, entity) => self.restore::<Policy>(key, entity.as_ref(), indexes),
+                Before::Volume(key, entity) => self.restore::<Volume>(key, entity.as_ref(), indexes),
                 Before::Globals(globals) => {
                     // The first of the notes: after it, nothing is put back that could move them.
                     let Globals { head, term, lineages, decider, keys, grown } = *globals;
@@ -351,12 +353,17 @@ impl Fleet {
         }
     }
 
-    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<Arc<E>>, indexes: Indexes) {
-        let slot = entity.clone().map(|entity| Slot { entity, noted: self.scope });
-        let now = E::table_mut(self).set(key, slot).map(|slot| slot.entity);
+    fn restore<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>, indexes: Indexes) {
+        let now = self.place(key, entity).map(|slot| slot.entity);
         if indexes == Indexes::Follow {
-            self.follow(now.as_deref(), entity.as_deref());
+            self.follow(now.as_deref(), entity.map(AsRef::as_ref));
         }
+    }
+
+    /// Only the table; returns what was there.
+    fn place<E: Entity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) -> Option<Slot<E>> {
+        let slot = entity.map(|entity| Slot { entity: Arc::clone(entity), noted: self.scope });
+        E::table_mut(self).set(key, slot)
     }
 
     /// Every entity changed since [`Fleet::note`] was called last, as it was then, in order. One that was removed and
@@ -385,10 +392,10 @@ impl Fleet {
 
     /// Sets an entity, new or not.
     pub(crate) fn put<E: Entity>(&mut self, entity: E) {
-        self.put_shared(Arc::new(entity));
+        self.put_shared(&Arc::new(entity));
     }
 
-    fn put_shared<E: Entity>(&mut self, entity: Arc<E>) {
+    fn put_shared<E: Entity>(&mut self, entity: &Arc<E>) {
         self.set::<E>(&entity.key(), Some(entity));
     }
 
@@ -432,16 +439,15 @@ impl Fleet {
         Ok(())
     }
 
-    fn set<E: Entity>(&mut self, key: &E::Key, entity: Option<Arc<E>>) {
-        let slot = entity.clone().map(|entity| Slot { entity, noted: self.scope });
-        let old = E::table_mut(self).set(key.clone(), slot);
+    fn set<E: Entity>(&mut self, key: &E::Key, entity: Option<&Arc<E>>) {
+        let old = self.place(key.clone(), entity);
         let is_noted = old.as_ref().is_some_and(|old| old.noted == self.scope);
         let old = old.map(|old| old.entity);
         // One that was noted before, and what came of it since, is put back by that note.
         if let Some(notes) = self.notes.as_mut().filter(|_| !is_noted) {
             notes.push(E::before(key.clone(), old.clone()));
         }
-        self.follow(old.as_deref(), entity.as_deref());
+        self.follow(old.as_deref(), entity.map(AsRef::as_ref));
     }
 
     /// The indexes follow one that takes the place of another, or of none.
@@ -529,17 +535,17 @@ impl Image {
         fleet.decider = self.decider;
         fleet.keys = self.keys;
         // Nodes need capabilities and clusters, incarnations their nodes, plans' indexes everything.
-        self.capabilities.into_iter().for_each(|e| fleet.put_shared(e));
-        self.clusters.into_iter().for_each(|e| fleet.put_shared(e));
-        self.nodes.into_iter().for_each(|e| fleet.put_shared(e));
-        self.plans.into_iter().for_each(|e| fleet.put_shared(e));
-        self.deployments.into_iter().for_each(|e| fleet.put_shared(e));
-        self.replicas.into_iter().for_each(|e| fleet.put_shared(e));
-        self.incarnations.into_iter().for_each(|e| fleet.put_shared(e));
-        self.operations.into_iter().for_each(|e| fleet.put_shared(e));
-        self.sessions.into_iter().for_each(|e| fleet.put_shared(e));
-        self.policies.into_iter().for_each(|e| fleet.put_shared(e));
-        self.volumes.into_iter().for_each(|e| fleet.put_shared(e));
+        self.capabilities.iter().for_each(|e| fleet.put_shared(e));
+        self.clusters.iter().for_each(|e| fleet.put_shared(e));
+        self.nodes.iter().for_each(|e| fleet.put_shared(e));
+        self.plans.iter().for_each(|e| fleet.put_shared(e));
+        self.deployments.iter().for_each(|e| fleet.put_shared(e));
+        self.replicas.iter().for_each(|e| fleet.put_shared(e));
+        self.incarnations.iter().for_each(|e| fleet.put_shared(e));
+        self.operations.iter().for_each(|e| fleet.put_shared(e));
+        self.sessions.iter().for_each(|e| fleet.put_shared(e));
+        self.policies.iter().for_each(|e| fleet.put_shared(e));
+        self.volumes.iter().for_each(|e| fleet.put_shared(e));
         fleet
     }
 }

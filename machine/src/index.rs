@@ -292,7 +292,12 @@ impl Index {
         }
     }
 
-    pub(crate) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
+    pub(crate) fn replica<'a>(
+        &mut self,
+        this: &Replica,
+        old: Option<&'a ReplicaMarks>,
+        new: Option<&'a ReplicaMarks>,
+    ) {
         // Its number changes when it comes or goes, or moves to another deployment; the rest more often.
         let both = old.zip(new);
         let same = both.is_some_and(|(old, new)| old.deployment == new.deployment);
@@ -301,6 +306,7 @@ impl Index {
                 mark(&mut self.timers, (again, Timer::Replica(this.name.clone())), up);
             }
         }
+        let present = |marks: Option<&'a ReplicaMarks>| marks.filter(|marks| !marks.going);
         let count =
             |plan: &mut PlanIndex, deployment: &mut DeploymentIndex, replica: &ReplicaMarks, up: bool| {
                 let other = if up { old } else { new };
@@ -316,7 +322,6 @@ impl Index {
                 }
                 if !replica.going {
                     by(&mut plan.present);
-                    deployment.replica(this, replica, up);
                 }
                 let moves = |place: &&(NodeName, _)| other.is_none_or(|other| !other.holds(place));
                 for (node, domain) in replica.places.iter().flatten().filter(moves) {
@@ -332,11 +337,14 @@ impl Index {
             return self.with_deployment(&this.plan, &new.deployment, |plan, deployment| {
                 count(plan, deployment, old, false);
                 count(plan, deployment, new, true);
+                deployment.replica(this, present(Some(old)), present(Some(new)));
             });
         }
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
             self.with_deployment(&this.plan, &replica.deployment, |plan, deployment| {
                 count(plan, deployment, replica, up);
+                let (old, new) = if up { (None, present(new)) } else { (present(old), None) };
+                deployment.replica(this, old, new);
             });
         }
     }
@@ -364,8 +372,8 @@ impl Index {
             Some(name) => self.with_deployment(&this.plan, name, |plan, of| {
                 for (marks, up) in both() {
                     plan.operation(this, marks, up);
-                    of.operation(this, marks, up);
                 }
+                of.operation(this, old, new);
             }),
             None => self.with_plan(&this.plan, |plan| {
                 for (marks, up) in both() {

@@ -172,7 +172,6 @@ pub(crate) enum Turn {
 
 /// Of an operation.
 #[derive(PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OperationMarks {
     pub(crate) turn: Turn,
     pub(crate) domain: Option<DomainName>,

@@ -123,51 +123,76 @@ impl DeploymentIndex {
         self.candidates.values().next()?.first().map(|(_, name)| name)
     }
 
-    pub(super) fn replica(&mut self, this: &Replica, replica: &ReplicaMarks, up: bool) {
-        let by = |count: &mut u32, holds: bool| match (holds, up) {
-            (true, true) => *count += 1,
-            (true, false) => *count -= 1,
-            (false, _) => {}
+    /// `old`, `new`: of a replica that is not going.
+    pub(super) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
+        let by = |count: &mut u32, holds: fn(&ReplicaMarks) -> bool| {
+            *count -= u32::from(old.is_some_and(holds));
+            *count += u32::from(new.is_some_and(holds));
         };
-        by(&mut self.present, true);
-        by(&mut self.healthy, replica.healthy);
-        by(&mut self.ailing, replica.ailing);
-        let sets = [
-            (&mut self.idle, replica.idle),
-            (&mut self.still, replica.still),
-            (&mut self.free, replica.free),
-        ];
-        for (set, holds) in sets {
-            if holds {
-                mark(set, this.name.clone(), up);
+        by(&mut self.present, |_| true);
+        by(&mut self.healthy, |marks| marks.healthy);
+        by(&mut self.ailing, |marks| marks.ailing);
+        let of = |set: &mut BTreeSet<ReplicaName>, holds: fn(&ReplicaMarks) -> bool| {
+            let is = new.is_some_and(holds);
+            if old.is_some_and(holds) != is {
+                mark(set, this.name.clone(), is);
             }
-        }
-        let domain = replica.places[0].as_ref().map(|(_, domain)| domain.clone());
-        let key = (replica.healthy, domain);
-        let set = match self.candidates.get_mut(&key) {
-            Some(set) => set,
-            None => self.candidates.entry(key.clone()).or_default(),
         };
-        mark(set, (Reverse(this.meta.created.position), this.name.clone()), up);
-        if set.is_empty() {
-            self.candidates.remove(&key);
+        of(&mut self.idle, |marks| marks.idle);
+        of(&mut self.still, |marks| marks.still);
+        of(&mut self.free, |marks| marks.free);
+        let group = |marks: &ReplicaMarks| {
+            (marks.healthy, marks.places[0].as_ref().map(|(_, domain)| domain.clone()))
+        };
+        let (was, is) = (old.map(group), new.map(group));
+        if was == is {
+            return;
+        }
+        for (key, up) in [(was, false), (is, true)] {
+            let Some(key) = key else { continue };
+            let set = match self.candidates.get_mut(&key) {
+                Some(set) => set,
+                None => self.candidates.entry(key.clone()).or_default(),
+            };
+            mark(set, (Reverse(this.meta.created.position), this.name.clone()), up);
+            if set.is_empty() {
+                self.candidates.remove(&key);
+            }
         }
     }
 
-    pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
-        let of_domain = || (marks.domain.clone(), operation.id);
-        let updates = operation.kind == OperationKind::Update;
-        match marks.turn {
-            Turn::Preparing | Turn::Waiting { .. } => mark(&mut self.unstarted, operation.id, up),
-            Turn::Approved if updates => mark(&mut self.queue.updates, of_domain(), up),
-            Turn::Approved => mark(&mut self.queue.others, of_domain(), up),
-            Turn::Running if up => {
-                self.running.insert(operation.id, marks.domain.clone());
+    pub(super) fn operation(
+        &mut self,
+        operation: &Operation,
+        old: Option<&OperationMarks>,
+        new: Option<&OperationMarks>,
+    ) {
+        let waits = |marks: &OperationMarks| matches!(marks.turn, Turn::Preparing | Turn::Waiting { .. });
+        let is_unstarted = new.is_some_and(waits);
+        if old.is_some_and(waits) != is_unstarted {
+            mark(&mut self.unstarted, operation.id, is_unstarted);
+        }
+        let queue = match operation.kind {
+            OperationKind::Update => &mut self.queue.updates,
+            OperationKind::Create
+            | OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Start
+            | OperationKind::Stop
+            | OperationKind::Delete => &mut self.queue.others,
+        };
+        for (marks, up) in [(old, false), (new, true)] {
+            let Some(marks) = marks else { continue };
+            match marks.turn {
+                Turn::Approved => mark(queue, (marks.domain.clone(), operation.id), up),
+                Turn::Running if up => {
+                    self.running.insert(operation.id, marks.domain.clone());
+                }
+                Turn::Running => {
+                    self.running.remove(&operation.id);
+                }
+                Turn::Preparing | Turn::Waiting { .. } | Turn::Over => {}
             }
-            Turn::Running => {
-                self.running.remove(&operation.id);
-            }
-            Turn::Over => {}
         }
     }
 }

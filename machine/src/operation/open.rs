@@ -70,10 +70,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
     let changed = changed_in_place(fleet, plan, replica, want);
     let down = matches!(want.kind, OperationKind::Stop | OperationKind::Delete);
     let hash = match changed {
-        Some((incarnation, to)) => {
-            let spec = plan.spec_of(to.generation);
-            up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to, spec)
-        }
+        Some((incarnation, to)) => up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to),
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };
     let proposal = Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() };

@@ -156,7 +156,7 @@ fn reserve(
         return;
     }
     let where_to = (&place.node, *follows, place.strained.as_deref());
-    let hash = up_hash(operation.kind, &replica.name, where_to, deployment, spec);
+    let hash = up_hash(operation.kind, &replica.name, where_to, deployment);
     let incarnation = draft.id();
     draft.push(IncarnationReserved {
         operation: operation.id,
@@ -185,25 +185,19 @@ fn reserve(
     begin(fleet, &begun, how, ctx, draft);
 }
 
-/// The hash of everything that an operation that brings something up, or changes it, will do: where, what is over
-/// before that, and what it breaks there.
+/// The hash of everything that an operation that brings something up, or changes it, will do: where, by which payloads
+/// and coordinates, what is over before that, and what it breaks there.
 pub(super) fn up_hash(
     kind: OperationKind,
     replica: &ReplicaName,
     (node, follows, strained): (&NodeName, Option<IncarnationId>, Option<&str>),
     deployment: &Deployment,
-    spec: &PlanSpec,
 ) -> Digest {
-    let json =
-        |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
-    let follows = follows.map(|id| id.to_string()).unwrap_or_default();
-    let mut parts = vec![kind.word().as_bytes(), replica.as_str().as_bytes(), node.as_str().as_bytes()];
-    let (payloads, coordinates) =
-        (json(serde_json::to_vec(&spec.payloads)), json(serde_json::to_vec(&deployment.spec.coordinates)));
-    parts.extend([payloads.as_slice(), coordinates.as_slice()]);
-    if !follows.is_empty() {
-        parts.push(follows.as_bytes());
-    }
+    let version = deployment.version.bits().to_be_bytes();
+    let follows = follows.map(|id| id.to_string());
+    let mut parts =
+        vec![kind.word().as_bytes(), replica.as_str().as_bytes(), node.as_str().as_bytes(), &version];
+    parts.extend(follows.as_ref().map(String::as_bytes));
     parts.extend(strained.map(str::as_bytes));
     Digest::of(&parts)
 }

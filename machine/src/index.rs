@@ -510,7 +510,7 @@ impl Index {
                 None => deployments.entry(name.clone()).or_default(),
             };
             how(index, deployment);
-            if *deployment == DeploymentIndex::default() {
+            if deployment.is_empty() {
                 deployments.remove(name);
             }
             index.deployments = deployments;

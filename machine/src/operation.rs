@@ -92,14 +92,21 @@ fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
     }
 }
 
-/// What the operation brings up, or would.
+/// By which deployment of its plan the operation brings something up, or would, and what.
 fn spec_of<'a>(
     fleet: &'a Fleet,
+    plan: &'a Plan,
     operation: &Operation,
-) -> Option<(&'a Plan, &'a Deployment, &'a Arc<PlanSpec>)> {
-    let plan = fleet.plans().get(&operation.plan)?;
+) -> Option<(&'a Deployment, &'a Arc<PlanSpec>)> {
     let deployment = fleet.deployments().get(&(plan.name.clone(), operation.version.clone()))?;
-    Some((plan, deployment, plan.spec_of(deployment.generation)))
+    Some((deployment, plan.spec_of(deployment.generation)))
+}
+
+/// Why the node of the operation cannot carry it out now, if that is so.
+fn obstacle_of(fleet: &Fleet, operation: &Operation) -> Option<String> {
+    let plan = fleet.plans().get(&operation.plan)?;
+    let (_, spec) = spec_of(fleet, plan, operation)?;
+    obstacle(fleet, operation.node.as_ref()?, spec)
 }
 
 /// Whether its deployment begins nothing more.
@@ -163,9 +170,7 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
             let detail = format!("the deployment of operation {id} is ending");
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "is not wanted any more"));
         }
-        let place = operation.node.as_ref();
-        let spec = spec_of(fleet, operation).map(|(.., spec)| spec);
-        if let Some(obstacle) = place.zip(spec).and_then(|(node, spec)| obstacle(fleet, node, spec)) {
+        if let Some(obstacle) = obstacle_of(fleet, operation) {
             return Err(Refusal::new(Code::Unsupported, obstacle).at(pointer, "cannot be carried out"));
         }
         let asked_by = asked_by(fleet, operation);
@@ -242,9 +247,7 @@ pub(crate) fn approve_by(
     draft: &mut Draft,
 ) {
     let OperationState::PendingApproval(Proposal { hash, .. }) = operation.state else { return };
-    let spec = spec_of(fleet, operation).map(|(.., spec)| spec);
-    let obstacle = operation.node.as_ref().zip(spec).and_then(|(node, spec)| obstacle(fleet, node, spec));
-    match obstacle {
+    match obstacle_of(fleet, operation) {
         Some(reason) => end(fleet, operation, OperationEnd::Failed { reason }, draft),
         None => begin::approve(fleet, operation, hash, by, ctx, draft),
     }

@@ -123,6 +123,11 @@ impl DeploymentIndex {
         self.candidates.values().next()?.first().map(|(_, name)| name)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        // Most are seen at once not to be, without making another.
+        self.stage.is_none() && self.replicas == 0 && *self == DeploymentIndex::default()
+    }
+
     /// `old`, `new`: of a replica that is not going.
     pub(super) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
         let by = |count: &mut u32, holds: fn(&ReplicaMarks) -> bool| {

@@ -71,9 +71,7 @@ impl Policies {
             return;
         };
         waiting.given_up = given_up;
-        for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &waiting.about)) {
-            mark(&mut of.waiting, id, !given_up);
-        }
+        wait(&mut self.approving, id, waiting, true);
     }
 
     /// `given_up`: whether its deployment begins nothing more.
@@ -86,20 +84,19 @@ impl Policies {
     ) {
         let id = operation.id;
         if let Turn::Waiting { .. } = marks.turn {
-            let deploys = operation.by.is_none();
-            let given_up = up && deploys && given_up();
-            let about = policy::About {
-                kind: operation.kind,
-                plan: operation.plan.clone(),
-                domain: marks.domain.clone(),
-            };
-            for of in self.approving.values_mut().filter(|of| policy::is_about(&of.spec, &about)) {
-                mark(&mut of.waiting, id, up && !given_up);
-            }
             if up {
-                self.waiting.insert(id, Waiting { about, deploys, given_up });
-            } else {
-                self.waiting.remove(&id);
+                let deploys = operation.by.is_none();
+                let given_up = deploys && given_up();
+                let about = policy::About {
+                    kind: operation.kind,
+                    plan: operation.plan.clone(),
+                    domain: marks.domain.clone(),
+                };
+                let waiting = Waiting { about, deploys, given_up };
+                wait(&mut self.approving, id, &waiting, true);
+                self.waiting.insert(id, waiting);
+            } else if let Some(waiting) = self.waiting.remove(&id) {
+                wait(&mut self.approving, id, &waiting, false);
             }
         }
         if let Some(rule) = &marks.by_policy {
@@ -109,5 +106,12 @@ impl Policies {
                 self.in_flight.remove(rule);
             }
         }
+    }
+}
+
+/// The operation waits for the policies that are about it, or does no more.
+fn wait(approving: &mut BTreeMap<PolicyName, PolicyIndex>, id: OperationId, waiting: &Waiting, up: bool) {
+    for of in approving.values_mut().filter(|of| policy::is_about(&of.spec, &waiting.about)) {
+        mark(&mut of.waiting, id, up && !waiting.given_up);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn prepare(
 ) -> Option<Vec<Fact>> {
     let operation = fleet.operations().get(&operation)?;
     let replica = fleet.replicas().get(&operation.replica)?;
-    let (_, deployment, spec) = spec_of(fleet, operation)?;
+    let (deployment, spec) = spec_of(fleet, plan, operation)?;
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
     // What is left of an earlier run has to be over first: at most two hold a place.

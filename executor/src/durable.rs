@@ -7,13 +7,14 @@
 //!
 //! A file that is JSON alone, as earlier builds wrote it, is whole and older than any other.
 //!
-//! A writing syncs each copy and, once for both, the folder: three syncs where a single copy takes two. The start of an
-//! incarnation writes three records and two folders, and so takes 11 syncs instead of 8. Measured on ext4 on a virtual
-//! disk, of 40 starts at once: 6.3 ms in them instead of 4.7.
+//! While both copies are whole they are written where they stand, one after the other, so that at any moment one of
+//! them is whole and on disk. Otherwise new files take their places. Either way a writing syncs each copy and, once for
+//! both, the folder. Measured on ext4 on a virtual disk, syncs included: 0.78 ms with new files, 0.46 ms in place, 0.34
+//! ms in place if the length stays; one new file without a second copy takes 0.49 ms.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -22,6 +23,9 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 /// What the first line of a copy begins with.
 const MARK: &str = "chancery-record ";
+
+/// So many times whoever does not write a record looks again, if a copy is not whole: perhaps it is just being written.
+const LOOKS: usize = 10;
 
 /// What stands in the place of one copy.
 enum Copy {
@@ -44,15 +48,26 @@ struct Whole {
 /// One writer a path: the files beside it have fixed names, so that crashes leave at most those.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let copies = copies(path);
-    let count = newest(&look(&copies)?).map_or(0, |newest| newest.count);
+    let found = look(&copies)?;
+    let count = newest(&found).map_or(0, |newest| newest.count);
     let bytes = sealed(count + 1, &serde_json::to_vec(value)?);
-    // Both are written before the first is synced: many file systems take both to the disk in one go then.
-    for file in copies.each_ref().map(|copy| begin(copy, &bytes)) {
-        file?.sync_data()?;
+    if let [Copy::Whole(first), Copy::Whole(second)] = &found {
+        // The older one first: until it is on disk the newer one counts.
+        let mut places = [(first, &copies[0]), (second, &copies[1])];
+        places.sort_by_key(|(whole, _)| whole.count);
+        for (whole, copy) in places {
+            write_over(copy, whole.bytes.len(), &bytes)?;
+        }
+    } else {
+        // Both are written before the first is synced: many file systems take both to the disk in one go then.
+        for file in copies.each_ref().map(|copy| begin(copy, &bytes)) {
+            file?.sync_data()?;
+        }
+        for copy in &copies {
+            std::fs::rename(beside(copy), copy)?;
+        }
     }
-    for copy in &copies {
-        std::fs::rename(beside(copy), copy)?;
-    }
+    // Also of what is written in place: a crash may have kept its name from the disk so far.
     sync_folder(path)
 }
 
@@ -68,7 +83,14 @@ pub(crate) enum Reader {
 /// Reads what [`write()`] wrote; `None` if nothing stands there.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: Reader) -> io::Result<Option<T>> {
     let copies = copies(path);
-    let found = look(&copies)?;
+    let mut found = look(&copies)?;
+    for _ in 0..LOOKS {
+        if by == Reader::Writer || !found.iter().any(|copy| matches!(copy, Copy::Damaged)) {
+            break;
+        }
+        std::thread::yield_now();
+        found = look(&copies)?;
+    }
     let value = match newest(&found) {
         Some(newest) => serde_json::from_slice(&newest.bytes[newest.json..])?,
         None if matches!(found, [Copy::Missing, Copy::Missing]) => return Ok(None),
@@ -117,6 +139,17 @@ fn begin(copy: &Path, bytes: &[u8]) -> io::Result<File> {
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(beside(copy))?;
     file.write_all(bytes)?;
     Ok(file)
+}
+
+/// Writes where a copy of so many bytes stands.
+fn write_over(copy: &Path, length: usize, bytes: &[u8]) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(copy)?;
+    file.write_all_at(bytes, 0)?;
+    // To set it costs another turn of the file system's journal.
+    if bytes.len() != length {
+        file.set_len(bytes.len() as u64)?;
+    }
+    file.sync_data()
 }
 
 /// Puts the newest copy in the place of one that is not as it should be.

@@ -48,6 +48,63 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
 }
 
 #[test]
+fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    for words in [["short", "rather longer"], ["rather longer", "short"], ["black", "white"]] {
+        let [before, after] = words.map(|word| {
+            keep(&path, word);
+            fs::read(&path).unwrap()
+        });
+        let cut = |length: usize| {
+            let rest = before.get(length..).unwrap_or_default();
+            [&after[..length], rest].concat()
+        };
+        let [first, second] = copies(&path);
+        for (torn, whole, is_second) in [(&first, &second, false), (&second, &first, true)] {
+            for length in 0..=after.len() {
+                fs::write(torn, cut(length)).unwrap();
+                // The other one: not begun, or done.
+                fs::write(whole, if is_second { &after } else { &before }).unwrap();
+                let done = is_second || cut(length) == after;
+                let told = kept(&path, Reader::Writer).unwrap();
+                assert_eq!(told.as_deref(), Some(words[usize::from(done)]), "{words:?} {length} {is_second}");
+            }
+        }
+        // Nothing of it stands in the way of what is written next.
+        keep(&path, words[0]);
+        assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some(words[0]));
+    }
+}
+
+#[test]
+fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_written() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    let word = |number: usize| format!("{number} {}", "x".repeat(number * 977 % 9000));
+    keep(&path, &word(0));
+    let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=500 {
+                begun.store(number, Ordering::SeqCst);
+                keep(&path, &word(number));
+                done.store(number, Ordering::SeqCst);
+            }
+        });
+        while done.load(Ordering::SeqCst) < 500 {
+            let least = done.load(Ordering::SeqCst);
+            let found = kept(&path, Reader::Another).unwrap().unwrap();
+            let most = begun.load(Ordering::SeqCst);
+            let number: usize = found.split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(found, word(number));
+            assert!((least..=most).contains(&number), "{number} is not from {least} to {most}");
+        }
+    });
+}
+
+#[test]
 fn when_both_copies_are_bad_it_is_an_error_that_names_the_record_until_it_is_written_anew() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");

@@ -53,6 +53,11 @@ impl Stream {
         }
     }
 
+    /// The position of the last event.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// The data of the event.
     pub(crate) fn data(&self) -> &str {
         self.line.trim_end().strip_prefix("data: ").unwrap_or_default()

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::http::Client;
@@ -64,11 +64,17 @@ fn deploy(
     Ok(took)
 }
 
-/// Relocates one replica to and fro: from each intent until the old run is over.
-fn relocates(client: &mut Client, ended: &mut Stream) -> Result<Cell> {
-    let rows: Value =
-        serde_json::from_slice(client.ask("GET", &format!("{FLEET}/replicas?plan=moving"), "")?)?;
-    let path = format!("{FLEET}/replicas/{}/relocate", rows["items"][0]["name"].as_str().unwrap_or_default());
+/// The one replica of a plan, once the rows have come so far.
+fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> {
+    let path = format!("{FLEET}/replicas?plan={plan}&min_position={position}");
+    let rows: Value = serde_json::from_slice(client.ask("GET", &path, "")?)?;
+    let name = rows["items"][0]["name"].as_str();
+    name.map(str::to_owned).with_context(|| format!("{plan} has no replica: {rows}"))
+}
+
+/// Relocates a replica to and fro: from each intent until the old run is over.
+fn relocates(client: &mut Client, ended: &mut Stream, replica: &str) -> Result<Cell> {
+    let path = format!("{FLEET}/replicas/{replica}/relocate");
     let mut took = Vec::with_capacity(RELOCATES);
     let all = Instant::now();
     for _ in 0..RELOCATES {
@@ -96,20 +102,21 @@ fn until_waiting(client: &mut Client) -> Result<()> {
 }
 
 fn beside_waiting() -> Result<Row> {
-    let server = Server::start()?;
+    let server = Server::start_with(&[("CHANCERY_LIMITS_REPLICAS", &WAITING.to_string())])?;
     let mut client = server.client()?;
     fleet(&mut client, 4)?;
     plan(&mut client, "moving", "automatic", "allowed")?;
     plan(&mut client, "waiting", "manual", "allowed")?;
     let mut deployed = Stream::open(&server.address, "&types=deployment.ended.v1")?;
     deploy(&mut client, &mut deployed, "moving", "first", &json!({"count": 1}))?;
+    let replica = replica_of(&mut client, "moving", deployed.position())?;
     let mut ended = Stream::open(&server.address, "&types=operation.ended.v1")?;
-    relocates(&mut client, &mut ended)?;
-    let alone = relocates(&mut client, &mut ended)?;
+    relocates(&mut client, &mut ended, &replica)?;
+    let alone = relocates(&mut client, &mut ended, &replica)?;
     let body = json!({"name": "first", "spec": {"count": WAITING}}).to_string();
     client.ask("POST", &format!("{FLEET}/plans/waiting/deployments"), &body)?;
     until_waiting(&mut client)?;
-    let beside = relocates(&mut client, &mut ended)?;
+    let beside = relocates(&mut client, &mut ended, &replica)?;
     let ratio = beside.p50_ms / alone.p50_ms;
     let beside = Cell { memory_mib: Some(peak_mib(server.process())?), ..beside };
     let row = Row::new("W13", format!("{WAITING} wait"), beside).beside("none waits", alone);

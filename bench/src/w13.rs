@@ -1,6 +1,6 @@
 //! W13: the life of replicas on the simulated orchestrator: a relocate of one while nothing else waits, and while 100,000
 //! operations of another plan wait for approval; a deployment of N replicas on N nodes that share none; the update of
-//! what runs, one after the other.
+//! what runs, all at once.
 
 use std::time::{Duration, Instant};
 

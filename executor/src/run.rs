@@ -77,7 +77,6 @@ where
     let core = Core::new(Identity { executor, cluster, runtime, scope: id, life }, seen, at_once);
     let mut running = Loop {
         core,
-        scope,
         orchestrator,
         connect,
         connecting: None,
@@ -86,6 +85,7 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
+        scope,
     };
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -103,7 +103,6 @@ where
 
 struct Loop<O, C, F> {
     core: Core,
-    scope: Scope,
     orchestrator: Arc<O>,
     connect: C,
     connecting: Option<Pin<Box<F>>>,
@@ -113,6 +112,8 @@ struct Loop<O, C, F> {
     works: JoinSet<()>,
     /// What each task in `works` works on, so that one that panics still gives its object back.
     on: HashMap<tokio::task::Id, ObjectId>,
+    /// Dropped last: its lock keeps out another executor until nothing of this one writes any more.
+    scope: Scope,
 }
 
 enum Woken {

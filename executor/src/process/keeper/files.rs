@@ -43,15 +43,16 @@ impl Keeper {
         if let Err(error) = self.check_socket() {
             eprintln!("make the socket anew: {error}");
         }
-        self.check_spec();
-        self.check_record();
-        match self.check_lock() {
-            Ok(mine) => mine,
-            Err(error) => {
-                eprintln!("look at the lock: {error}");
-                Mine::Yes
-            }
+        let mine = self.check_lock().unwrap_or_else(|error| {
+            eprintln!("look at the lock: {error}");
+            Mine::Yes
+        });
+        // Whoever else has the lock writes these.
+        if mine == Mine::Yes {
+            self.check_spec();
+            self.check_record();
         }
+        mine
     }
 
     /// Ends everything: what runs without its folder cannot be proved to run by anybody but us.

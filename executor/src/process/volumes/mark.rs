@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,9 @@ pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
 
 /// Marks the folder, before the first volume is made in it. One that is marked already keeps its mark.
 pub(super) fn make(root: &Path) -> io::Result<()> {
+    /// Volumes are made by several threads, and the first ones may come at once.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
     if durable::read::<Mark>(&ours, Reader::Writer)?.is_some() {
         return Ok(());
@@ -55,4 +59,22 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     durable::make_folder(&super::root(root))?;
     durable::write(&theirs, &mark)?;
     durable::write(&ours, &mark)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_volumes_that_come_at_once_agree_on_the_mark() {
+        for _ in 0..20 {
+            let root = tempfile::tempdir().unwrap();
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| make(root.path()))).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert!(made.iter().all(Result::is_ok), "{made:?}");
+            assert_eq!(missing(root.path()).unwrap(), None);
+        }
+    }
 }

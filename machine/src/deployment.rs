@@ -51,7 +51,8 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
             return Ok(vec![]);
         }
         let detail = format!("plan {} has a deployment {} that asks for something else", ask.plan, ask.name);
-        return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", "is taken"));
+        let advice = "is taken: a deployment is never changed, so give this one a name of its own";
+        return Err(Refusal::new(Code::AlreadyExists, detail).at("/name", advice));
     }
     if owner.activity == Activity::Inactive {
         return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));

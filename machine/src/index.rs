@@ -217,12 +217,12 @@ impl Index {
         let gone = self.places.is_expunged(name);
         if let Some(new) = new {
             self.grown = self.grown.max(new.meta.changed.position);
-            if gone != was {
-                for incarnation in self.places.incarnations(name) {
-                    mark(&mut self.lost, incarnation, gone);
-                }
-                self.volumes.node(name, gone);
+        }
+        if gone != was {
+            for incarnation in self.places.incarnations(name) {
+                mark(&mut self.lost, incarnation, gone);
             }
+            self.volumes.node(name, gone);
         }
     }
 

@@ -234,7 +234,7 @@ pub(crate) fn relocate(fleet: &Fleet, ask: &ReplicaRelocate, ctx: &Context) -> R
         return Err(bad_transition(&what, phase(replica, active).word(), "relocated"));
     }
     if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
-        let detail = format!("{what} is on node {node}");
+        let detail = format!("{what} is on node {node} already");
         return Err(Refusal::new(Code::Invalid, detail).at("/node", "is where it runs"));
     }
     let mut draft = Draft::new(ctx);

@@ -107,7 +107,9 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             Ok(ExitCode::SUCCESS)
         }
         Local::Completion { shell } => {
-            cli::completion(*shell, &mut std::io::stdout())?;
+            let mut script = Vec::new();
+            cli::completion(*shell, &mut script)?;
+            print(&String::from_utf8(script).context("the script is text")?)?;
             Ok(ExitCode::SUCCESS)
         }
         Local::Keeper(_) | Local::ExecWhenTold(_) | Local::DemoPayload(_) => {

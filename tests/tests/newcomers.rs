@@ -100,6 +100,13 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
         let output = server.run(&args);
         assert_eq!((output.status.code(), said(&output).as_str()), (Some(3), wanted));
     }
+    // Nor is it taken for one that has gone.
+    let output = server.run(&["wait", "plan/wbe", "--for", "deleted"]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("there is no plan \"wbe\""), "{}", said(&output));
+    server.cli(&["apply", "-f", "examples/nodes.yaml"]);
+    server.cli(&["delete", "node/node-4"]);
+    server.cli(&["wait", "node/node-4", "--for", "deleted"]);
     let output = server.run(&["logs", "replica/web-x"]);
     assert_eq!(said(&output), "chancery: read replica/web-x: there is no replica \"web-x\"\n");
     let id = "00000000-0008-8801-8000-000000000007";

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::state::{DeploymentState, IncarnationState, Operation, OperationState, Replica, VolumeState};
 use crate::testing::{Dice, World, crashed, ended, failed, hello, ready};
 
-fn world(dice: &mut Dice) -> World {
+pub(super) fn world(dice: &mut Dice) -> World {
     let mut world = World::new();
     let in_place = dice.below(2) == 0;
     let runtime = if in_place { "simulated" } else { "process" };
@@ -191,6 +191,16 @@ fn approve(world: &mut World, dice: &mut Dice) {
     };
 }
 
+/// A step of a walk, but for what it makes due.
+pub(super) fn act(world: &mut World, dice: &mut Dice, round: u64) {
+    match dice.below(10) {
+        0..4 => ask(world, dice, round),
+        4..7 => tell(world, dice),
+        7..9 => approve(world, dice),
+        _ => world.wait(dice.below(30)),
+    }
+}
+
 /// What must hold whatever happened.
 fn holds(world: &World, why: &str) {
     let fleet = &world.fleet;
@@ -318,12 +328,7 @@ fn whatever_is_asked_and_told_everything_holds_and_comes_to_rest() {
         let mut world = world(&mut dice);
         for round in 0..60 {
             let why = format!("seed {seed}, round {round}");
-            match dice.below(10) {
-                0..4 => ask(&mut world, &mut dice, round),
-                4..7 => tell(&mut world, &mut dice),
-                7..9 => approve(&mut world, &mut dice),
-                _ => world.wait(dice.below(30)),
-            }
+            act(&mut world, &mut dice, round);
             assert!(world.try_run(), "{why}: work that never ends: {:?}", &world.log[world.log.len() - 6..]);
             holds(&world, &why);
         }

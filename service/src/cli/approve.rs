@@ -80,7 +80,7 @@ pub(super) fn run(
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     for chunk in rows.chunks(AT_ONCE) {
-        let verdict = client.ask(&format!("{verb} {} operations", chunk.len()), &decision.intent(chunk))?;
+        let verdict = client.ask(&format!("{verb} {}", many(chunk.len())), &decision.intent(chunk))?;
         for row in chunk {
             let name = format!("operation/{}", row.id);
             match output {
@@ -94,9 +94,13 @@ pub(super) fn run(
         }
     }
     if rows.len() > 1 {
-        eprintln!("{done} {} operations", rows.len());
+        eprintln!("{done} {}", many(rows.len()));
     }
     Ok(())
+}
+
+fn many(operations: usize) -> String {
+    if operations == 1 { "1 operation".into() } else { format!("{operations} operations") }
 }
 
 fn place(row: &OperationRow) -> String {
@@ -167,12 +171,15 @@ fn pick(
     Ok(kept.map(|(_, item)| item).collect())
 }
 
-/// Reads `1 3-5`, `1,3`, `all`.
+/// Reads `1 3-5`, `1,3`, `all`, and `n`, as people answer who want none.
 fn numbers(text: &str, most: usize) -> Result<BTreeSet<usize>, String> {
     if text.eq_ignore_ascii_case("all") {
         return Ok((1..=most).collect());
     }
     let mut chosen = BTreeSet::new();
+    if ["n", "no", "none"].iter().any(|none| text.eq_ignore_ascii_case(none)) {
+        return Ok(chosen);
+    }
     for part in text.split([' ', ',']).filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let read = |text: &str| text.parse::<usize>().ok().filter(|number| (1..=most).contains(number));
@@ -190,8 +197,15 @@ mod tests {
 
     #[test]
     fn numbers_are_read_as_people_write_them() {
-        let cases: [(&str, &[usize]); 5] =
-            [("1 3-5", &[1, 3, 4, 5]), ("2,1", &[1, 2]), ("all", &[1, 2, 3, 4, 5]), ("", &[]), ("3-2", &[])];
+        let cases: [(&str, &[usize]); 7] = [
+            ("1 3-5", &[1, 3, 4, 5]),
+            ("2,1", &[1, 2]),
+            ("all", &[1, 2, 3, 4, 5]),
+            ("", &[]),
+            ("n", &[]),
+            ("No", &[]),
+            ("3-2", &[]),
+        ];
         for (text, wanted) in cases {
             assert_eq!(numbers(text, 5).expect(text).into_iter().collect::<Vec<_>>(), wanted, "{text}");
         }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::client::Client;
 use super::context::{Context, Output};
 use super::error::{CliError, Exit};
+use super::events::past;
 use super::fields;
 use super::flags::Wait;
 use super::get::{find, list};
@@ -51,8 +52,13 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
         _ => of.clone(),
     };
     let woken = wake(client.context.clone(), subject);
+    let mut row = find(client, &doing, kind, name)?;
+    if row.is_none() && until == Until::Deleted {
+        // What has never been is a slip in the name, and has no history.
+        past(kind, name, client)?;
+    }
     loop {
-        let now = match look(&until, kind, find(client, &doing, kind, name)?.as_ref())? {
+        let now = match look(&until, kind, row.as_ref())? {
             Seen::Reached => return Ok(writeln!(out, "{of} {}", wait.until)?),
             Seen::Over(what) => return Err(CliError::failure(format!("{doing}: it will not be: {what}"))),
             Seen::NotYet(now) => now,
@@ -62,6 +68,7 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
             return Err(late(kind, name, client, &format!("{doing}: after {:?} it is {now}", wait.timeout)));
         }
         pause(&woken, left.min(LOOK));
+        row = find(client, &doing, kind, name)?;
     }
 }
 

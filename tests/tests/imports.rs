@@ -12,7 +12,11 @@ const ROOMS: &[Room] = &[
         &[],
         Some(&["chrono", "data-encoding", "schemars", "serde", "serde_json", "sha2", "thiserror", "uuid"]),
     ),
-    ("chancery-machine", &["chancery-events"], Some(&["rustc-hash", "serde", "serde_json", "thiserror"])),
+    (
+        "chancery-machine",
+        &["chancery-events"],
+        Some(&["rustc-hash", "serde", "serde_json", "smallvec", "thiserror"]),
+    ),
     ("chancery-journal", &["chancery-events"], None),
     ("chancery-projector", &["chancery-events", "chancery-machine", "chancery-journal"], None),
     ("chancery-executor", &["chancery-events"], None),

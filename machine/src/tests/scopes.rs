@@ -210,7 +210,7 @@ impl Seen {
 /// By turns everything that can be asked, and what ends and is forgotten again.
 fn live(seed: u64, found: &mut Seen) {
     let mut dice = Dice(seed);
-    let walks = seed % 2 == 0;
+    let walks = seed.is_multiple_of(2);
     let mut world = if walks { walk::world(&mut dice) } else { World::with_nodes(3) };
     let act = |world: &mut World, dice: &mut Dice, round: u64| {
         if walks {

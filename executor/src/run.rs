@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::orchestrator::Orchestrator;
-use crate::scope::{self, Scope, ScopeError};
+use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
 
 /// Changes taken from the orchestrator at once.
@@ -85,7 +85,7 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
-        scope,
+        scope: Arc::new(scope),
     };
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -113,7 +113,7 @@ struct Loop<O, C, F> {
     /// What each task in `works` works on, so that one that panics still gives its object back.
     on: HashMap<tokio::task::Id, ObjectId>,
     /// Dropped last: its lock keeps out another executor until nothing of this one writes any more.
-    scope: Scope,
+    scope: Arc<Scope>,
 }
 
 enum Woken {
@@ -228,8 +228,9 @@ where
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
                 }
                 Output::Persist(seen) => {
-                    let head = self.scope.head();
-                    let kept = spawn_blocking(move || scope::remember(&head, &seen)).await;
+                    // Whatever becomes of us, the lock stays until it is written.
+                    let scope = self.scope.clone();
+                    let kept = spawn_blocking(move || scope.remember(&seen)).await;
                     kept.expect("keeping a head does not panic").map_err(Stop::Storage)?;
                 }
                 Output::Begin(work) => self.begin(work),

@@ -7,20 +7,21 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use chancery_events::id::{Instance, ScopeId};
 use chancery_events::protocol::Life;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{self, Lock, Reader};
+use crate::durable::{self, Lock, Reader, Record};
 use crate::session::Seen;
 
 /// The folder of one executor, locked for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Scope {
-    head: PathBuf,
+    head: Mutex<Record>,
     id: ScopeId,
     life: Life,
     _lock: File,
@@ -54,6 +55,7 @@ impl Scope {
             Lock::Ours(lock) => {
                 let seen = durable::read(&head, Reader::Writer).map_err(ScopeError::Storage)?;
                 let (id, life) = begin_life(&root.join("scope.json")).map_err(ScopeError::Storage)?;
+                let head = Mutex::new(Record::at(head));
                 Ok((Scope { head, id, life, _lock: lock }, seen))
             }
         }
@@ -69,9 +71,9 @@ impl Scope {
         self.life
     }
 
-    /// Where the head is kept.
-    pub(crate) fn head(&self) -> PathBuf {
-        self.head.clone()
+    /// Remembers a head; it is on disk when this returns.
+    pub(crate) fn remember(&self, seen: &Seen) -> io::Result<()> {
+        self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
     }
 }
 
@@ -93,11 +95,6 @@ fn random() -> io::Result<u64> {
         return Err(io::Error::other("the system gave too few random bytes"));
     }
     Ok(u64::from_ne_bytes(bytes))
-}
-
-/// Remembers a head; it is on disk when this returns.
-pub(crate) fn remember(head: &Path, seen: &Seen) -> io::Result<()> {
-    durable::write(head, seen)
 }
 
 #[cfg(test)]

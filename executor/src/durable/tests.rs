@@ -213,3 +213,41 @@ fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
     remove(&path).unwrap();
     assert_eq!(kept(&path, Reader::Writer).unwrap(), None);
 }
+
+#[test]
+fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    let aside = folder.path().join("aside");
+    let befalls: [(&str, &dyn Fn(&Path)); 7] = [
+        ("nothing", &|_| {}),
+        ("removed", &|copy| fs::remove_file(copy).unwrap()),
+        ("cut", &|copy| fs::write(copy, "chancery-record 1").unwrap()),
+        ("an older one", &|copy| fs::write(copy, sealed(1, br#"{"word":"older"}"#)).unwrap()),
+        ("longer", &|copy| fs::write(copy, [fs::read(copy).unwrap(), vec![b' '; 9]].concat()).unwrap()),
+        ("another file", &|copy| {
+            fs::copy(copy, &aside).unwrap();
+            fs::rename(&aside, copy).unwrap();
+        }),
+        ("a name more", &|copy| fs::hard_link(copy, &aside).unwrap()),
+    ];
+    let mut record = Record::at(path.clone());
+    let mut number = 0;
+    for (what, befall) in befalls {
+        for copy in copies(&path) {
+            // The third finds what the second left in place.
+            for _ in 0..3 {
+                number += 1;
+                record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();
+            }
+            befall(&copy);
+            let snapshot = fs::read(&aside).ok();
+            number += 1;
+            record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();
+            let whole = sealed(number, format!(r#"{{"word":"{number}"}}"#).as_bytes());
+            assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole)], "{what}");
+            assert_eq!(fs::read(&aside).ok(), snapshot, "{what}: not ours to write");
+            let _ = fs::remove_file(&aside);
+        }
+    }
+}

@@ -117,7 +117,7 @@ fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a O
         .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
     let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
     let operations = open.filter_map(|open| fleet.operations().get(&open.id));
-    operations.filter(|operation| operation.by.as_ref() == Some(by)).collect()
+    operations.filter(|operation| operation.by.as_deref() == Some(by)).collect()
 }
 
 pub(crate) fn delete(fleet: &Fleet, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {

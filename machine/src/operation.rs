@@ -124,7 +124,7 @@ pub(crate) fn is_given_up(fleet: &Fleet, operation: &Operation) -> bool {
 
 /// The actor behind an operation, if there is one. What a disruption asks for never waits for anybody.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
-    match &operation.by {
+    match operation.by.as_deref() {
         Some(Asker::Actor(actor)) => Some(actor.clone()),
         Some(Asker::Disruption { .. } | Asker::Rule(_)) => None,
         None => {

@@ -312,7 +312,7 @@ pub struct Operation {
     /// On which deployment's behalf, if any.
     pub deployment: Option<DeploymentName>,
     /// Who asked for it, where no deployment did.
-    pub by: Option<Asker>,
+    pub by: Option<Box<Asker>>,
     /// The deployment by whose coordinates and generation its replica runs when it has succeeded.
     pub version: DeploymentName,
     /// The only node that will do, if there is such a one.

@@ -121,9 +121,9 @@ fn assign(fleet: &Fleet, still: &Replica, version: &DeploymentName, draft: &mut 
     }
     let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
     draft.push(ReplicaAssigned { name, plan, deployment });
-    let asked = waiting.filter(|waiting| matches!(waiting.by, Some(Asker::Actor(_))));
+    let asked = waiting.filter(|waiting| matches!(waiting.by.as_deref(), Some(Asker::Actor(_))));
     if let Some(asked) = asked {
-        let want = Want { node: asked.wants.as_ref(), ..Want::by(asked.kind, asked.by.clone()) };
+        let want = Want { node: asked.wants.as_ref(), ..Want::by(asked.kind, asked.by.as_deref().cloned()) };
         operation::push_opened(&still.name, &want, None, draft);
     }
 }

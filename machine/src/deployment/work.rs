@@ -92,7 +92,7 @@ impl PlanIndex {
         let stale = || self.of_version(current.version, false);
         let old = || stale().map(|of| of.present).sum::<u32>();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
-        let start = || right().find_map(|of| of.idle.first()).cloned().map(Work::Restart);
+        let start = || right().find_map(|of| of.idle.first()).map(|(_, name)| Work::Restart(name.clone()));
         if let (Set::Old, Some(wanted)) = (current.set, current.beside())
             && old() > 0
         {
@@ -116,15 +116,15 @@ impl PlanIndex {
         if self.present < current.count {
             return now(Work::Create);
         }
-        if let Some(replica) = stale().find_map(|of| of.still.first()) {
+        if let Some((_, replica)) = stale().find_map(|of| of.still.first()) {
             return now(Work::Assign(replica.clone()));
         }
         if let Some(start) = start() {
             return now(start);
         }
-        let update = stale().find_map(|of| of.free.first()).cloned();
-        if let Some(replica) = update.filter(|_| self.opens_update(current)) {
-            return now(Work::Update(replica));
+        let update = stale().find_map(|of| of.free.first());
+        if let Some((_, replica)) = update.filter(|_| self.opens_update(current)) {
+            return now(Work::Update(replica.clone()));
         }
         if let Some(turn) = self.turn(current) {
             return Some(turn);

@@ -57,7 +57,7 @@ pub(super) fn again(
 fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
     fleet.operations().get(&incarnation.operation).is_none_or(|operation| {
         let up = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
-        up && !matches!(operation.by, Some(Asker::Rule(_)))
+        up && !matches!(operation.by.as_deref(), Some(Asker::Rule(_)))
     })
 }
 

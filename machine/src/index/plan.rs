@@ -38,6 +38,9 @@ impl Queues {
     }
 }
 
+/// Oldest first, then by name: to compare positions costs less than to compare names, wherever those are.
+type Oldest = (Position, ReplicaName);
+
 /// Newest first, then by name.
 type Newest = (Reverse<Position>, ReplicaName);
 
@@ -66,11 +69,11 @@ pub struct DeploymentIndex {
     /// Of those present: that run and are not well, and nothing is being done about it.
     pub ailing: u32,
     /// Of those present: that should run, do not, and nothing is being done about it.
-    pub idle: BTreeSet<ReplicaName>,
+    pub idle: BTreeSet<Oldest>,
     /// Of those present: without a run, and nothing is being done about it, or what is has no place.
-    pub still: BTreeSet<ReplicaName>,
+    pub still: BTreeSet<Oldest>,
     /// Of those present: that run, and may be updated.
-    pub free: BTreeSet<ReplicaName>,
+    pub free: BTreeSet<Oldest>,
     /// Those present, by health (bad first) and domain: whom to take when there are too many.
     candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
 }
@@ -137,10 +140,11 @@ impl DeploymentIndex {
         by(&mut self.present, |_| true);
         by(&mut self.healthy, |marks| marks.healthy);
         by(&mut self.ailing, |marks| marks.ailing);
-        let of = |set: &mut BTreeSet<ReplicaName>, holds: fn(&ReplicaMarks) -> bool| {
+        let created = this.meta.created.position;
+        let of = |set: &mut BTreeSet<Oldest>, holds: fn(&ReplicaMarks) -> bool| {
             let is = new.is_some_and(holds);
             if old.is_some_and(holds) != is {
-                mark(set, this.name.clone(), is);
+                mark(set, (created, this.name.clone()), is);
             }
         };
         of(&mut self.idle, |marks| marks.idle);
@@ -159,7 +163,7 @@ impl DeploymentIndex {
                 Some(set) => set,
                 None => self.candidates.entry(key.clone()).or_default(),
             };
-            mark(set, (Reverse(this.meta.created.position), this.name.clone()), up);
+            mark(set, (Reverse(created), this.name.clone()), up);
             if set.is_empty() {
                 self.candidates.remove(&key);
             }

@@ -72,7 +72,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         plan,
         kind: fact.kind,
         deployment: fact.deployment.clone(),
-        by: fact.by.clone(),
+        by: fact.by.clone().map(Box::new),
         version,
         wants: fact.node.clone(),
         stores,
@@ -188,7 +188,7 @@ pub(crate) fn close(
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
-    let fulfilled = matches!(operation.by, Some(Asker::Rule(_))) && !begun && !kept;
+    let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());

@@ -150,7 +150,7 @@ fn reserve(
 ) {
     let spec = plan.spec_of(deployment.generation);
     let Found { place, follows } = found;
-    let rule = rule(plan, operation.kind, operation.by.as_ref());
+    let rule = rule(plan, operation.kind, operation.by.as_deref());
     if let Some(reason) = obstacle(fleet, &place.node, spec).filter(|_| rule.is_some()) {
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;

@@ -62,7 +62,7 @@ impl Operation {
 
     /// Whether a disruption asked for it.
     pub fn evicts(&self) -> bool {
-        matches!(self.by, Some(Asker::Disruption { .. }))
+        matches!(self.by.as_deref(), Some(Asker::Disruption { .. }))
     }
 
     /// Whether it looks for a place as no other does.

@@ -81,8 +81,12 @@ fn the_first_start_is_at_once_the_next_wait_twice_as_long_each_time_and_a_long_r
 fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can() {
     let mut world = world("always");
     world.report(run(&world), crashed());
-    let operation =
-        world.fleet.operations().sorted().last().map(|o| (o.kind, o.by.clone(), o.approved.clone()));
+    let operation = world
+        .fleet
+        .operations()
+        .sorted()
+        .last()
+        .map(|o| (o.kind, o.by.as_deref().cloned(), o.approved.clone()));
     let (kind, by, approved) = operation.expect("an operation");
     let rule = "plan/web/restart".to_owned();
     assert_eq!((kind, by), (OperationKind::Start, Some(chancery_events::fact::Asker::Rule(rule.clone()))));

@@ -56,7 +56,7 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
     while held(&world, "node-1") > 0 {
         let moves = moves(&world);
         assert_eq!(moves.len(), 1, "the budget is one");
-        assert!(matches!(&moves[0].by, Some(Asker::Disruption { .. })));
+        assert!(matches!(moves[0].by.as_deref(), Some(Asker::Disruption { .. })));
         let rule = Approver::Rule("disruption/node-1/power".into());
         assert_eq!(moves[0].state, OperationState::Running);
         let by = moves[0].approved.as_ref().map(|(by, _)| by);
@@ -93,7 +93,7 @@ fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
         drain(&mut world, node);
     }
     let domains = |world: &World| {
-        let of = |o: &Operation| match &o.by {
+        let of = |o: &Operation| match o.by.as_deref() {
             Some(Asker::Disruption { node, .. }) => {
                 Some(world.fleet.nodes().get(node).expect("it").spec.domain.clone())
             }

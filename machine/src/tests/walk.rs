@@ -301,7 +301,7 @@ fn is_forgotten(world: &World, replica: &Replica) -> bool {
     let plan = world.fleet.plans().get(&replica.plan).expect("its plan");
     let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
     // The rule has started it, and somebody would not have it, or it could not be.
-    let is_by_rule = |it: &Operation| matches!(it.by, Some(Asker::Rule(_)));
+    let is_by_rule = |it: &Operation| matches!(it.by.as_deref(), Some(Asker::Rule(_)));
     if !replica.is_idle() || replica.again.is_some() || operations().next_back().is_some_and(is_by_rule) {
         return false;
     }

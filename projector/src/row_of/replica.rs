@@ -257,7 +257,7 @@ pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
         plan: operation.plan.clone(),
         kind: operation.kind,
         deployment: operation.deployment.clone(),
-        by: operation.by.clone(),
+        by: operation.by.as_deref().cloned(),
         runs_by: operation.version.clone(),
         state: state_word(operation),
         hash: operation.hash,

@@ -350,7 +350,7 @@ fn shown(operation: &Operation) -> Option<(String, String)> {
 
 /// The person behind an operation, if there is one.
 fn asked_by(fleet: &Fleet, operation: &Operation) -> Option<Actor> {
-    match &operation.by {
+    match operation.by.as_deref() {
         Some(Asker::Actor(actor)) => Some(actor.clone()),
         Some(Asker::Disruption { node, name }) => fleet.nodes().get(node)?.disruptions.get(name)?.by.clone(),
         Some(Asker::Rule(_)) => None,

@@ -1,6 +1,6 @@
 //! What of an entity changes, and indexes follow: taken before and after each change, so that entities can be changed
 //! where they stand, and a change that no index follows costs no index anything. What never changes of one (its name, its
-//! plan), indexes read from the entity itself.
+//! plan, when it was created), indexes read from the entity itself.
 
 use std::collections::BTreeMap;
 

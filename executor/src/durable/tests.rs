@@ -219,12 +219,17 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");
     let aside = folder.path().join("aside");
-    let befalls: [(&str, &dyn Fn(&Path)); 7] = [
+    let befalls: [(&str, &dyn Fn(&Path)); 9] = [
         ("nothing", &|_| {}),
         ("removed", &|copy| fs::remove_file(copy).unwrap()),
         ("cut", &|copy| fs::write(copy, "chancery-record 1").unwrap()),
         ("an older one", &|copy| fs::write(copy, sealed(1, br#"{"word":"older"}"#)).unwrap()),
         ("longer", &|copy| fs::write(copy, [fs::read(copy).unwrap(), vec![b' '; 9]].concat()).unwrap()),
+        ("the same again", &|copy| fs::write(copy, fs::read(copy).unwrap()).unwrap()),
+        ("away and back", &|copy| {
+            fs::rename(copy, &aside).unwrap();
+            fs::rename(&aside, copy).unwrap();
+        }),
         ("another file", &|copy| {
             fs::copy(copy, &aside).unwrap();
             fs::rename(&aside, copy).unwrap();
@@ -232,15 +237,24 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
         ("a name more", &|copy| fs::hard_link(copy, &aside).unwrap()),
     ];
     let mut record = Record::at(path.clone());
+    let stands = |record: &Record| {
+        let (copies, left) = (copies(&path), record.left.as_ref());
+        let found = look(&copies).unwrap();
+        in_place(&copies, &found, 1).zip(left).is_some_and(|(places, left)| left.is(&places).unwrap())
+    };
     let mut number = 0;
     for (what, befall) in befalls {
         for copy in copies(&path) {
-            // The third finds what the second left in place.
-            for _ in 0..3 {
+            for time in 0..3 {
                 number += 1;
                 record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();
+                // The first may have put new files there.
+                assert!(time == 0 || stands(&record), "{what}: before");
             }
+            // So that the file system's clock goes on.
+            std::thread::sleep(Duration::from_millis(20));
             befall(&copy);
+            assert_eq!(stands(&record), what == "nothing", "{what}");
             let snapshot = fs::read(&aside).ok();
             number += 1;
             record.write(&serde_json::json!({ "word": number.to_string() })).unwrap();

@@ -38,7 +38,7 @@ impl Queues {
     }
 }
 
-/// Oldest first, then by name: to compare positions costs less than to compare names, wherever those are.
+/// Oldest first: a position is compared without a look at where the name is.
 type Oldest = (Position, ReplicaName);
 
 /// Newest first, then by name.

@@ -82,7 +82,7 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}
         (_, Saw::Ended { exit, processes }) => {
             let end = match (&incarnation.state, exit) {
-                (IncarnationState::Stopping(then), _) => then.clone(),
+                (IncarnationState::Stopping(then), _) => (**then).clone(),
                 (_, Exit::Clean) => IncarnationEnd::Destroyed,
                 (_, Exit::Failed { reason }) => IncarnationEnd::Failed { reason: reason.clone() },
             };
@@ -90,7 +90,7 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
         }
         (state, Saw::Gone) if report.revision >= incarnation.revision || planted::is(Bug::TakesOldGone) => {
             let end = match state {
-                IncarnationState::Stopping(then) => then.clone(),
+                IncarnationState::Stopping(then) => (**then).clone(),
                 IncarnationState::Creating => {
                     IncarnationEnd::Unwound { reason: "the executor never started it, and never will".into() }
                 }
@@ -278,13 +278,13 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             give_up(fleet, incarnation, reason, then, ctx, &mut draft);
         }
         IncarnationState::Stopping(then) if planted::is(Bug::TimeoutIsDeath) => {
-            end::by_proof(fleet, incarnation, then.clone(), Vec::new(), ctx, &mut draft);
+            end::by_proof(fleet, incarnation, (**then).clone(), Vec::new(), ctx, &mut draft);
         }
         IncarnationState::Stopping(then) => draft.push(IncarnationCommanded {
             incarnation: id,
             replica: incarnation.replica.clone(),
             effect: Effect::Kill,
-            then: then.clone(),
+            then: (**then).clone(),
             deadline: None,
         }),
         // Its volumes did not come free.

@@ -409,7 +409,7 @@ impl Index {
             self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, this.id, lost);
-            for group in &this.groups {
+            for group in &this.ties.groups {
                 let tally = self.groups.entry(group.clone()).or_default();
                 tally.step(node, up);
                 if tally.is_empty() {

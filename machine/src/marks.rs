@@ -220,12 +220,12 @@ impl From<&Incarnation> for IncarnationMarks {
         IncarnationMarks {
             reserved: incarnation.state == IncarnationState::Reserved,
             amounts: incarnation.holds(),
-            volumes: incarnation.volumes.clone(),
+            volumes: incarnation.ties.volumes.clone(),
             live,
             commanded: live && incarnation.state != IncarnationState::Reserved,
             deadline: incarnation.deadline.filter(|_| live),
             outstanding: incarnation.command.filter(|_| live).map(|command| command.not_before),
-            waits_for: (live && incarnation.due).then(|| incarnation.mounts.clone()),
+            waits_for: (live && incarnation.due).then(|| incarnation.ties.mounts.clone()),
         }
     }
 }

@@ -267,7 +267,7 @@ fn is_shared(spec: &PlanSpec, index: Option<&PlanIndex>, node: &NodeName, limits
 
 /// Of a group, how many others than the replica itself hold a place on the node.
 fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
-    let is_one = |own: &Incarnation| own.node == *node && own.groups.contains(&affinity.group);
+    let is_one = |own: &Incarnation| own.node == *node && own.ties.groups.contains(&affinity.group);
     let own = u32::from(limits.own.is_some_and(is_one));
     fleet.index().group(&affinity.group).map_or(0, |group| group.get(node).saturating_sub(own))
 }

@@ -13,8 +13,8 @@ use chancery_events::fact::{
 };
 use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
-    NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, NodeName,
+    PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
@@ -28,6 +28,9 @@ use smallvec::SmallVec;
 use crate::meta::{Meta, Stamp};
 
 mod questions;
+mod ties;
+
+pub use ties::{Bonds, Ties};
 
 /// A set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -349,9 +352,9 @@ pub enum IncarnationState {
     /// Asked to be, in place, what this deployment says.
     Updating(DeploymentName),
     /// Asked to end; becomes this by proof.
-    Stopping(IncarnationEnd),
+    Stopping(Box<IncarnationEnd>),
     /// Is over.
-    Ended(IncarnationEnd),
+    Ended(Box<IncarnationEnd>),
 }
 
 /// A command without an outcome.
@@ -384,18 +387,10 @@ pub struct Incarnation {
     pub operation: OperationId,
     /// Its state.
     pub state: IncarnationState,
-    /// The run that must be over before it is begun.
-    pub follows: Option<IncarnationId>,
     /// What it needs of its node.
     pub amounts: Amounts,
-    /// What of that the run that it follows holds until it is over.
-    pub shares: Option<Box<Amounts>>,
-    /// What it holds of its node's storage.
-    pub volumes: BTreeMap<StorageClass, u64>,
-    /// The groups of replicas that it is of.
-    pub groups: Box<[GroupName]>,
-    /// Which affinity could not be kept.
-    pub strained: Option<Box<str>>,
+    /// The run that it follows, its storage, its groups.
+    pub ties: Ties,
     /// When it was first ready.
     pub since: Option<Time>,
     /// Each process as last reported.
@@ -412,9 +407,7 @@ pub struct Incarnation {
     pub command: Option<Outstanding>,
     /// When its state has lasted too long.
     pub deadline: Option<Time>,
-    /// The volumes that it uses, from when it is begun.
-    pub mounts: Vec<VolumeName>,
-    /// Whether it is begun as soon as it can have them: it waits for nothing else.
+    /// Whether it is begun as soon as it can have its volumes: it waits for nothing else.
     pub due: bool,
     /// Its history.
     pub meta: Meta,

@@ -59,7 +59,7 @@ pub(crate) fn used_by(fleet: &Fleet, incarnation: &Incarnation) -> Vec<VolumeNam
     let used = |name: &&VolumeName| {
         fleet.volumes().get(*name).is_some_and(|volume| volume.user == Some(incarnation.id))
     };
-    incarnation.mounts.iter().filter(used).cloned().collect()
+    incarnation.ties.mounts.iter().filter(used).cloned().collect()
 }
 
 /// A replica's own volumes.
@@ -251,7 +251,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
             replica: incarnation.replica.clone(),
             deployment: incarnation.deployment.clone(),
             deadline: incarnation::start_deadline(fleet, &incarnation.plan, &incarnation.deployment, ctx.now),
-            mounts: incarnation.mounts.clone(),
+            mounts: incarnation.ties.mounts.clone(),
         }),
         Ok(missing) => {
             for created in missing {
@@ -270,12 +270,12 @@ pub(crate) fn passes_on(fleet: &Fleet, old: &Incarnation, new: &Incarnation) -> 
             volume.state == VolumeState::Ready && volume.removing.is_none() && is_left
         })
     };
-    new.mounts.iter().all(free) && wanting(fleet, new).is_ok_and(|missing| missing.is_empty())
+    new.ties.mounts.iter().all(free) && wanting(fleet, new).is_ok_and(|missing| missing.is_empty())
 }
 
 /// Why a run that waited for its volumes waited too long.
 pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
-    let waits_for = incarnation.mounts.iter().find_map(|name| {
+    let waits_for = incarnation.ties.mounts.iter().find_map(|name| {
         let volume = fleet.volumes().get(name)?;
         let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
         match user {
@@ -319,7 +319,7 @@ fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated
         *sum = sum.saturating_add(capacity);
     }
     // What there was when its place was found may have gone since, or have come to another node.
-    for (class, held) in &incarnation.volumes {
+    for (class, held) in &incarnation.ties.volumes {
         needed.entry(class.clone()).and_modify(|sum| *sum = sum.saturating_sub(*held));
     }
     needed.retain(|_, bytes| *bytes > 0);

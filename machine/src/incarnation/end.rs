@@ -136,7 +136,7 @@ fn replaced(
             replica: new.replica.clone(),
             deployment: new.deployment.clone(),
             deadline: start_deadline(fleet, &new.plan, &new.deployment, ctx.now),
-            mounts: new.mounts.clone(),
+            mounts: new.ties.mounts.clone(),
         }),
         // It ended by itself while the other one came up, which goes on.
         Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}

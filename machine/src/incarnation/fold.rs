@@ -17,7 +17,7 @@ use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Version};
 use crate::state::{
-    Active, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
+    Active, Bonds, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
 };
 use crate::volume;
 
@@ -37,8 +37,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
     })?;
     // What both need of the node, the one that is followed holds for both.
     let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
-    let shares =
-        followed.filter(|old| old.node == fact.node).map(|old| Box::new(old.amounts.at_most(fact.amounts)));
+    let shares = followed.filter(|old| old.node == fact.node).map(|old| old.amounts.at_most(fact.amounts));
     fleet.change::<Operation>(&fact.operation, |operation| {
         operation.state = OperationState::PendingApproval(fact.proposal);
         operation.hash = Some(fact.proposal.hash);
@@ -66,6 +65,14 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         // Nothing waits any more: the reasons are history.
         fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
     }
+    let ties = Bonds {
+        follows: fact.follows,
+        shares,
+        volumes: fact.volumes.clone(),
+        mounts: fact.mounts.clone(),
+        groups: fact.groups.clone(),
+        strained: fact.strained.clone(),
+    };
     fleet.put(Incarnation {
         id,
         replica: fact.replica.clone(),
@@ -75,12 +82,8 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         cluster,
         operation: fact.operation,
         state: IncarnationState::Reserved,
-        follows: fact.follows,
         amounts: fact.amounts,
-        shares,
-        volumes: fact.volumes.clone(),
-        groups: fact.groups.as_slice().into(),
-        strained: fact.strained.as_deref().map(Box::from),
+        ties: ties.into(),
         since: None,
         processes: Vec::new(),
         ready: false,
@@ -89,7 +92,6 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         asked: None,
         command: None,
         deadline: None,
-        mounts: fact.mounts.clone(),
         due: false,
         meta: Meta::new(at),
     });
@@ -135,7 +137,7 @@ pub(crate) fn asked(
         let was_up = incarnation.state != IncarnationState::Reserved;
         if !down && by.own == Some(id) {
             let changes = was_up;
-            if !changes && !incarnation.mounts.is_empty() {
+            if !changes && !incarnation.ties.mounts.is_empty() {
                 // First its volumes.
                 (incarnation.due, incarnation.deadline) = (true, deadline);
                 incarnation.meta.touch(at);
@@ -150,7 +152,7 @@ pub(crate) fn asked(
             if !matches!(incarnation.state, IncarnationState::Stopping(_)) {
                 command(incarnation, Effect::Stop, deadline, at);
             }
-            incarnation.state = IncarnationState::Stopping(IncarnationEnd::Destroyed);
+            incarnation.state = IncarnationState::Stopping(Box::new(IncarnationEnd::Destroyed));
         }
         incarnation.meta.touch(at);
         was_up
@@ -169,7 +171,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
         command(incarnation, Effect::Ensure, deadline, at);
         if !fact.mounts.is_empty() {
             // From now on they hold themselves what was held for them.
-            incarnation.volumes.clear();
+            incarnation.ties.change(|ties| ties.volumes.clear());
         }
         incarnation.due = false;
         incarnation.meta.bump(at);
@@ -180,7 +182,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
 
 pub(crate) fn commanded(fleet: &mut Fleet, fact: &IncarnationCommanded, at: At) -> Result<(), Contradiction> {
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
-        incarnation.state = IncarnationState::Stopping(fact.then.clone());
+        incarnation.state = IncarnationState::Stopping(Box::new(fact.then.clone()));
         command(incarnation, fact.effect, fact.deadline, at);
         incarnation.meta.bump(at);
     })?;
@@ -282,7 +284,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
     // A place that was only held was no run of the replica.
     let was_held = run.state == IncarnationState::Reserved && !run.due;
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
-        incarnation.state = IncarnationState::Ended(fact.end.clone());
+        incarnation.state = IncarnationState::Ended(Box::new(fact.end.clone()));
         incarnation.command = None;
         incarnation.deadline = None;
         (incarnation.ready, incarnation.due) = (false, false);
@@ -331,7 +333,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
 fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), Contradiction> {
     let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
-        let follows = fleet.incarnations().get(id).and_then(|left| left.follows);
+        let follows = fleet.incarnations().get(id).and_then(|left| left.ties.follows);
         follows == Some(fact.incarnation) && !planted::is(Bug::FollowerHoldsNothing)
     });
     match follower {
@@ -340,10 +342,10 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), C
             let begun =
                 fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running));
             let run = fleet.want::<Incarnation>(&id)?;
-            let due = begun && run.state == IncarnationState::Reserved && !run.mounts.is_empty();
+            let due = begun && run.state == IncarnationState::Reserved && !run.ties.mounts.is_empty();
             let deadline = start_deadline(fleet, &run.plan, &run.deployment, at.time).filter(|_| due);
             fleet.change::<Incarnation>(&id, |follower| {
-                follower.shares = None;
+                follower.ties.change(|ties| ties.shares = None);
                 if due {
                     (follower.due, follower.deadline) = (true, deadline);
                 }

@@ -46,7 +46,7 @@ fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
         replica: fleet.replicas().get(&operation.replica)?,
         deployment: operation.deployment.as_ref(),
         incarnation: operation.incarnation,
-        follows: holds_place(fleet, operation).and_then(|held| held.follows),
+        follows: holds_place(fleet, operation).and_then(|held| held.ties.follows),
         version: &operation.version,
     })
 }

@@ -125,6 +125,7 @@ fn changed_in_place<'a>(
     let spec = plan.spec_of(to.generation);
     let from = fleet.deployments().get(&(plan.name.clone(), active.deployment.clone()))?;
     let claims = plan.spec_of(from.generation).claims(&replica.name).eq(spec.claims(&replica.name));
-    let alike = spec.amounts() == active.amounts && volume::names(spec, &replica.name) == active.mounts;
-    (can && runs && alike && claims && *deployment::affinity(spec) == *active.groups).then_some((active, to))
+    let alike = spec.amounts() == active.amounts && volume::names(spec, &replica.name) == active.ties.mounts;
+    (can && runs && alike && claims && deployment::affinity(spec) == active.ties.groups)
+        .then_some((active, to))
 }

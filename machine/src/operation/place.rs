@@ -75,7 +75,7 @@ fn find(
     };
     // What is in a volume cannot be in two places.
     let shares = |old: &Incarnation| {
-        volume::names(spec, &operation.replica).iter().any(|name| old.mounts.contains(name))
+        volume::names(spec, &operation.replica).iter().any(|name| old.ties.mounts.contains(name))
     };
     let stop_first = stop_first || old.is_some_and(shares);
     // What runs is not stopped for what cannot begin yet.

@@ -105,8 +105,8 @@ impl Incarnation {
 
     /// What it holds of its node.
     pub fn holds(&self) -> Amounts {
-        match &self.shares {
-            Some(shares) => self.amounts.checked_sub(**shares).unwrap_or(Amounts::ZERO),
+        match self.ties.shares {
+            Some(shares) => self.amounts.checked_sub(shares).unwrap_or(Amounts::ZERO),
             None => self.amounts,
         }
     }

@@ -72,7 +72,7 @@ fn one_that_cannot_move_keeps_no_other_of_its_plan() {
     assert_eq!(on_it(&world), 2);
     // The volume of the first of them is called lost; it runs on.
     let first = runs(&world, "web").into_iter().find(|run| run.node.as_str() == "node-1");
-    let volume = first.expect("one is there").mounts[0].to_string();
+    let volume = first.expect("one is there").ties.mounts[0].to_string();
     world.report_volume(&volume, vanished());
     drain(&mut world, "node-1");
     settle(&mut world);
@@ -113,7 +113,7 @@ fn an_approval_is_not_of_a_place_that_has_come_to_break_an_affinity() {
     world.run();
     let again = world.fleet.operations().get(&shown.id).expect("it waits").clone();
     let run = again.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
-    let strained = run.and_then(|run| run.strained.clone());
+    let strained = run.and_then(|run| run.ties.strained.clone());
     assert!(strained.is_some(), "{again:?}");
     assert_ne!(again.hash, shown.hash);
 }

@@ -164,7 +164,7 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
         put(&mut world, "b", 2);
         let placed = world.fleet.incarnations().sorted();
         let nodes: std::collections::BTreeSet<_> = placed.iter().map(|i| i.node.clone()).collect();
-        let strained: Vec<_> = placed.iter().filter_map(|i| i.strained.clone()).collect();
+        let strained: Vec<_> = placed.iter().filter_map(|i| i.ties.strained.clone()).collect();
         assert_eq!(nodes.len(), 3);
         if otherwise == "fail" {
             assert_eq!((placed.len(), strained.len()), (3, 0));

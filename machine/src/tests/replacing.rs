@@ -173,7 +173,7 @@ fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_f
     assert_eq!((asked(&world, new), world.free_cpu()), (Some(Effect::Ensure), 1000), "in the same commit");
     world.report(new, ready());
     assert_eq!((outcome(&world).as_str(), runs(&world)), ("succeeded", (Some(new), None)));
-    assert_eq!(incarnation(&world, new).shares, None);
+    assert_eq!(incarnation(&world, new).ties.shares, None);
 }
 
 #[test]

@@ -30,9 +30,11 @@ fn state(world: &World) -> &'static str {
         IncarnationState::Running => "running",
         IncarnationState::Updating(_) => "updating",
         IncarnationState::Stopping(_) => "stopping",
-        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Destroyed) => "destroyed",
-        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Failed { .. }) => "failed",
-        IncarnationState::Ended(chancery_events::fact::IncarnationEnd::Unwound { .. }) => "unwound",
+        IncarnationState::Ended(ref end) => match **end {
+            chancery_events::fact::IncarnationEnd::Destroyed => "destroyed",
+            chancery_events::fact::IncarnationEnd::Failed { .. } => "failed",
+            chancery_events::fact::IncarnationEnd::Unwound { .. } => "unwound",
+        },
     }
 }
 

@@ -214,13 +214,13 @@ fn holds(world: &World, why: &str) {
     }
     for volume in fleet.volumes().sorted() {
         let user = volume.user.map(|id| fleet.incarnations().get(&id).expect("its user is known"));
-        let has = |run: &crate::state::Incarnation| run.is_live() && run.mounts.contains(&volume.name);
+        let has = |run: &crate::state::Incarnation| run.is_live() && run.ties.mounts.contains(&volume.name);
         assert!(user.is_none_or(has), "{why}: {volume:?} {user:?}");
         assert!(user.is_none() || volume.state != VolumeState::Destroying, "{why}: {volume:?}");
     }
     for run in fleet.incarnations().sorted().into_iter().filter(|run| run.is_live()) {
         let has = |name| fleet.volumes().get(name).is_some_and(|volume| volume.user == Some(run.id));
-        assert!(run.state == IncarnationState::Reserved || run.mounts.iter().all(has), "{why}: {run:?}");
+        assert!(run.state == IncarnationState::Reserved || run.ties.mounts.iter().all(has), "{why}: {run:?}");
     }
     for replica in fleet.replicas().sorted() {
         let live: Vec<_> = replica
@@ -249,7 +249,8 @@ fn holds(world: &World, why: &str) {
 fn lacks_volume(world: &World, operation: &Operation) -> bool {
     let run = operation.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
     run.filter(|run| run.due).is_some_and(|run| {
-        run.mounts
+        run.ties
+            .mounts
             .iter()
             .any(|name| world.fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some()))
     })

@@ -23,10 +23,12 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &VolumeCreated, at: At) -> Result
     })?;
     // From now on it holds itself what was held for it.
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
-        if let Some(held) = incarnation.volumes.get_mut(&fact.class) {
-            *held = held.saturating_sub(fact.capacity);
-        }
-        incarnation.volumes.retain(|_, held| *held > 0);
+        incarnation.ties.change(|ties| {
+            if let Some(held) = ties.volumes.get_mut(&fact.class) {
+                *held = held.saturating_sub(fact.capacity);
+            }
+            ties.volumes.retain(|_, held| *held > 0);
+        });
         incarnation.meta.touch(at);
     })?;
     fleet.put(Volume {
@@ -124,7 +126,7 @@ pub(crate) fn take(
 
 /// The run that uses them was started: there may be something in them.
 pub(crate) fn fill(fleet: &mut Fleet, user: IncarnationId) -> Result<(), Contradiction> {
-    let mounts = fleet.want::<Incarnation>(&user)?.mounts.clone();
+    let mounts = fleet.want::<Incarnation>(&user)?.ties.mounts.clone();
     for name in mounts {
         let empty = |volume: &Volume| volume.user == Some(user) && !volume.used;
         if fleet.volumes().get(&name).is_some_and(empty) {

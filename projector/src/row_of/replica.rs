@@ -145,13 +145,13 @@ pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRo
         ready: incarnation.ready,
         reachability: reachability(incarnation),
         amounts: incarnation.amounts,
-        volumes: incarnation.volumes.clone(),
-        mounts: incarnation.mounts.clone(),
+        volumes: incarnation.ties.volumes.clone(),
+        mounts: incarnation.ties.mounts.clone(),
         processes: incarnation.processes.clone(),
         revision: incarnation.revision,
         operation: incarnation.operation,
-        follows: incarnation.follows,
-        strained: incarnation.strained.as_deref().map(str::to_owned),
+        follows: incarnation.ties.follows,
+        strained: incarnation.ties.strained.clone(),
         message: incarnation_message(incarnation),
     }))
 }
@@ -164,9 +164,11 @@ fn incarnation_word(state: &IncarnationState) -> IncarnationWord {
         IncarnationState::Running => IncarnationWord::Running,
         IncarnationState::Updating(_) => IncarnationWord::Updating,
         IncarnationState::Stopping(_) => IncarnationWord::Stopping,
-        IncarnationState::Ended(IncarnationEnd::Destroyed) => IncarnationWord::Destroyed,
-        IncarnationState::Ended(IncarnationEnd::Failed { .. }) => IncarnationWord::Failed,
-        IncarnationState::Ended(IncarnationEnd::Unwound { .. }) => IncarnationWord::Unwound,
+        IncarnationState::Ended(end) => match **end {
+            IncarnationEnd::Destroyed => IncarnationWord::Destroyed,
+            IncarnationEnd::Failed { .. } => IncarnationWord::Failed,
+            IncarnationEnd::Unwound { .. } => IncarnationWord::Unwound,
+        },
     }
 }
 
@@ -195,7 +197,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
     }
     match &incarnation.state {
         _ if incarnation.due => {
-            let mounts: Vec<_> = incarnation.mounts.iter().map(ToString::to_string).collect();
+            let mounts: Vec<_> = incarnation.ties.mounts.iter().map(ToString::to_string).collect();
             format!("waits until it can have {}", mounts.join(", "))
         }
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),

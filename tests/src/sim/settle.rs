@@ -298,13 +298,13 @@ fn waits_for_place(fleet: &Fleet, operation: &Operation) -> bool {
 fn waits_for_volume(fleet: &Fleet, run: Option<&Incarnation>) -> bool {
     run.is_some_and(|run| {
         let used = |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some());
-        run.due && run.mounts.iter().any(used)
+        run.due && run.ties.mounts.iter().any(used)
     })
 }
 
 fn has_lost(fleet: &Fleet, run: &Incarnation) -> bool {
     let lost = |volume: &Volume| matches!(volume.state, VolumeState::Lost(_));
-    run.mounts.iter().any(|name| fleet.volumes().get(name).is_some_and(lost))
+    run.ties.mounts.iter().any(|name| fleet.volumes().get(name).is_some_and(lost))
 }
 
 /// What of what is wanted is stuck, if anything is.

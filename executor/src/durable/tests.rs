@@ -216,10 +216,11 @@ fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
 
 #[test]
 fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
+    type Befall<'a> = (&'a str, &'a dyn Fn(&Path));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it.json");
     let aside = folder.path().join("aside");
-    let befalls: [(&str, &dyn Fn(&Path)); 9] = [
+    let befalls: [Befall<'_>; 9] = [
         ("nothing", &|_| {}),
         ("removed", &|copy| fs::remove_file(copy).unwrap()),
         ("cut", &|copy| fs::write(copy, "chancery-record 1").unwrap()),

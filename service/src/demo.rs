@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use chancery_executor::process::remove_directory;
 use serde_json::Value;
 
 /// Whoever reads may have gone; what was started is ended all the same.
@@ -23,6 +24,8 @@ macro_rules! say {
     };
 }
 use say;
+
+use crate::note;
 
 const NODES: &str = include_str!("../../examples/nodes.yaml");
 const PLAN: &str = include_str!("../../examples/web-plan.yaml");
@@ -95,7 +98,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     if let Err(error) = demo.end() {
-        eprintln!(
+        note!(
             "chancery demo: could not end everything: {error:#}\nTo end what is left: chancery serve --data-dir {}, and \
              deploy a count of 0. What the server said is in {}",
             demo.data.display(),
@@ -104,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         return told.and(Err(error));
     }
     if told.is_err() && !interrupted {
-        eprintln!(
+        note!(
             "Everything that the demonstration started has ended. What the server said is in {}",
             demo.log().display()
         );
@@ -113,7 +116,7 @@ pub fn run(options: &Options) -> Result<()> {
     std::fs::remove_file(demo.log()).with_context(|| format!("remove {}", demo.log().display()))?;
     if temporary {
         remove(&demo.data).with_context(|| format!("remove {}", demo.data.display()))?;
-        eprintln!("Everything that the demonstration started has ended, and its folder is gone.");
+        note!("Everything that the demonstration started has ended, and its folder is gone.");
     }
     told
 }
@@ -121,14 +124,14 @@ pub fn run(options: &Options) -> Result<()> {
 /// Keepers that are just leaving may still write their last line.
 fn remove(folder: &Path) -> std::io::Result<()> {
     for _ in 0..50 {
-        match std::fs::remove_dir_all(folder) {
+        match remove_directory(folder) {
             Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             done => return done,
         }
     }
-    std::fs::remove_dir_all(folder)
+    remove_directory(folder)
 }
 
 fn temporary() -> Result<PathBuf> {

@@ -38,6 +38,7 @@ use chancery_events::name::NodeName;
 use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::{Command, ObjectSpec};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 mod capture;
@@ -54,6 +55,7 @@ mod output;
 mod probe;
 mod reader;
 mod reboot;
+mod removal;
 mod start;
 mod tender;
 mod trampoline;
@@ -65,6 +67,7 @@ pub use identity::Boot;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
 pub use reader::Reader;
+pub use removal::{debts, remove_directory};
 pub use trampoline::trampoline_main;
 pub use volumes::Used;
 
@@ -74,6 +77,7 @@ use crate::orchestrator::Orchestrator;
 use crate::plan::{self, Changes, Order};
 use drift::{Loss, Watcher};
 use folder::Folder;
+use removal::Removals;
 use tender::{Ask, Tender};
 use volumes::Warden;
 
@@ -124,6 +128,7 @@ pub struct Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
+        self.shared.removals.stop();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -148,6 +153,7 @@ struct Shared {
     using: Mutex<()>,
     /// One volume is measured at a time.
     measures: Arc<Semaphore>,
+    removals: Removals,
 }
 
 /// What a task tends.
@@ -191,6 +197,7 @@ impl Processes {
             starts,
             using: Mutex::default(),
             measures: Arc::new(Semaphore::new(1)),
+            removals: Removals::default(),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(TENDER_THREADS)
@@ -198,13 +205,15 @@ impl Processes {
             .enable_all()
             .build()?;
         runtime.spawn(async move { looks.look_for_ever().await });
+        let handle = runtime.handle().clone();
         let processes = Processes {
             shared: shared.clone(),
             tenders: Mutex::default(),
             settling: tokio::sync::Mutex::default(),
             runtime: Some(runtime),
         };
-        let found = tokio::task::spawn_blocking(move || shared.find()).await.map_err(io::Error::other)??;
+        let found =
+            tokio::task::spawn_blocking(move || shared.find(&handle)).await.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
         for tended in found {
             let (settled, settles) = oneshot::channel();
@@ -330,26 +339,33 @@ impl Shared {
         self.root.join("forgotten")
     }
 
-    /// Keeps the output of a forgotten incarnation, and removes the rest. Whatever a crash leaves undone of it, the
-    /// next start does.
-    fn clear_forgotten(&self, incarnation: IncarnationId, moved: &Path) {
-        if let Err(error) = output::keep(&self.root, incarnation, moved) {
-            tracing::warn!(%error, folder = %moved.display(), "the output of a forgotten incarnation cannot be kept");
-        }
-        if let Err(error) = std::fs::remove_dir_all(moved)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, folder = %moved.display(), "remove a forgotten folder; the next start tries again");
-        }
+    /// Keeps the output of a forgotten incarnation, and removes the rest, in a task of its own. Whatever a crash leaves
+    /// undone of it, the next start does.
+    fn clear_forgotten(&self, on: &Handle, incarnation: IncarnationId, moved: PathBuf) {
+        let (root, folder, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
+        let keep_output = move || {
+            if let Err(error) = output::keep(&root, incarnation, &folder) {
+                tracing::warn!(%error, folder = %folder.display(), "the output of a forgotten incarnation cannot be kept");
+            }
+            match output::surplus(&root) {
+                Ok(surplus) => {
+                    for old in surplus {
+                        removals.start(&Handle::current(), old, || ());
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "list the output that is kept"),
+            }
+        };
+        self.removals.start(on, moved, keep_output);
     }
 
     /// What earlier lives left: volumes, folders of incarnations, and what runs though its folder was lost.
-    fn find(&self) -> io::Result<Vec<Tended>> {
+    fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
         durable::make_folder(&self.root)?;
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             if let Some(id) = id {
-                self.clear_forgotten(id, &path);
+                self.clear_forgotten(on, id, path);
             } else {
                 tracing::warn!(folder = %path.display(), "not ours: left as it is");
             }

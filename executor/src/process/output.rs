@@ -49,7 +49,9 @@ fn ended(root: &Path) -> PathBuf {
 pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
     let id = incarnation.to_string();
     let nodes = entries(&root.join("nodes"))?;
-    let folders = nodes.iter().map(|node| node.join(&id)).chain([ended(root).join(&id)]);
+    // The last while its output is being kept.
+    let elsewhere = [ended(root).join(&id), root.join("forgotten").join(&id)];
+    let folders = nodes.iter().map(|node| node.join(&id)).chain(elsewhere);
     for folder in folders {
         let files = in_folder(&folder)?;
         if !files.is_empty() {
@@ -59,7 +61,7 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
     Ok(Vec::new())
 }
 
-/// Keeps the end of each output file in the folder, and lets go of those of older incarnations.
+/// Keeps the end of each output file in the folder.
 ///
 /// May be called again after a crash: what is kept is whole from the moment at which it has its name, and the folder
 /// may then be half gone.
@@ -86,14 +88,16 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
             to.write_all(&bytes)?;
         }
     }
-    fs::rename(&kept, &whole)?;
+    fs::rename(&kept, &whole)
+}
+
+/// The outputs that are kept and not among the newest, to be removed.
+pub(super) fn surplus(root: &Path) -> io::Result<Vec<PathBuf>> {
     // Ids sort by their issue: the first are the oldest.
     let mut all = entries(&ended(root))?;
     all.sort();
-    for old in &all[..all.len().saturating_sub(KEPT)] {
-        fs::remove_dir_all(old)?;
-    }
-    Ok(())
+    all.truncate(all.len().saturating_sub(KEPT));
+    Ok(all)
 }
 
 /// The outputs whose files are in a folder, in order.
@@ -124,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_what_was_written_is_kept_for_the_newest() {
+    fn the_end_of_what_was_written_is_kept_and_the_newest_are_no_surplus() {
         let root = tempfile::tempdir().unwrap();
         let id =
             |position: usize| IncarnationId::issue(Lineage::from_random(1), Position::new(position as u64));
@@ -136,7 +140,9 @@ mod tests {
             fs::write(folder.path().join("spec.json"), "{}").unwrap();
             keep(root.path(), id(position), folder.path()).unwrap();
         }
-        assert!(log_files(root.path(), id(5)).unwrap().is_empty());
+        let surplus: Vec<_> =
+            (1..=5).map(|position| ended(root.path()).join(id(position).to_string())).collect();
+        assert_eq!(super::surplus(root.path()).unwrap(), surplus);
         let files = log_files(root.path(), id(6)).unwrap();
         assert_eq!((files.len(), files[0].stream), (1, Stream::Err));
         let kept = fs::read_to_string(part(&files[0].base, 5)).unwrap();

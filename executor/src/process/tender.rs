@@ -15,6 +15,7 @@ use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
+use super::removal::{Debt, RETRY};
 use super::{Processes, Shared, reboot};
 use crate::durable::{Lock, Reader};
 use crate::orchestrator::Orchestrator as _;
@@ -59,6 +60,8 @@ pub(super) struct Tender {
     watch: Option<Watch>,
     /// What has become of the folder of something that runs, until its end stands in a new one.
     lost: Option<Loss>,
+    /// Why the folder of something that is to be forgotten cannot be removed yet.
+    debt: Option<Debt>,
 }
 
 impl Tender {
@@ -83,6 +86,7 @@ impl Tender {
             shown: None,
             watch: None,
             lost,
+            debt: None,
         }
     }
 
@@ -105,15 +109,22 @@ impl Tender {
                     }
                     Some(Ask::Forget(done)) => {
                         self.catch_up().await;
-                        if self.forget() == Next::Over {
+                        let next = self.forget();
+                        if next == Next::Over {
                             // Closed first, so that whoever is answered sees that this tender is over.
                             asks.close();
-                            let _ = done.send(());
-                            return;
                         }
                         let _ = done.send(());
+                        if next == Next::Over {
+                            return;
+                        }
                     }
                 },
+                () = tokio::time::sleep(RETRY), if self.debt.is_some() => {
+                    if self.forget() == Next::Over {
+                        return;
+                    }
+                }
                 event = self.hold.next() => {
                     self.hear(event);
                     self.settle();
@@ -316,6 +327,8 @@ impl Tender {
     }
 
     async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
+        // The decider knows it after all.
+        self.debt = None;
         self.catch_up().await;
         if let Hold::Unknown = self.hold {
             self.look();

@@ -40,7 +40,6 @@ use tokio::time::Instant;
 mod destroying;
 mod home;
 mod mark;
-mod removal;
 mod usage;
 mod users;
 

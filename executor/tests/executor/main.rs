@@ -2,11 +2,18 @@
 //!
 //! The program is its own keeper, trampoline, payload and victim: the first argument says which.
 
+#![allow(
+    clippy::disallowed_macros,
+    clippy::disallowed_methods,
+    reason = "tests print, and make what they remove"
+)]
+
 mod bench;
 mod drift;
 mod lives;
 mod loop_;
 mod memory;
+mod mounts;
 mod outputs;
 mod payloads;
 mod reboots;
@@ -67,6 +74,8 @@ fn run_tests() -> ExitCode {
         outputs::a_follower_reads_every_line_across_files,
         memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
         outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
+        mounts::what_is_mounted_in_a_working_directory_survives_it_and_is_a_debt_until_it_is_unmounted,
+        mounts::a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up,
         outputs::a_process_outlives_whoever_keeps_its_output,
         records::one_damaged_copy_of_each_record_loses_nothing,
         records::what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole,

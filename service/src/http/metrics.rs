@@ -48,6 +48,7 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(super) connections: Gauge,
+    debts: Gauge,
     turned_away: Counter,
     fleets: Fleets,
 }
@@ -107,6 +108,7 @@ impl Metrics {
             requests: Family::default(),
             seconds: Family::new_with_constructor(buckets),
             connections: Gauge::default(),
+            debts: Gauge::default(),
             turned_away: Counter::default(),
             fleets: Fleets::default(),
         };
@@ -119,6 +121,8 @@ impl Metrics {
                 "Connections over the limit",
                 metrics.turned_away.clone(),
             );
+            let debts = "Directories that an executor of this server must remove and cannot";
+            to.register("executor_debts", debts, metrics.debts.clone());
             let fleets = &metrics.fleets;
             let verdicts = "Answers of the decider: outcomes, and codes of refusals";
             to.register("verdicts", verdicts, fleets.verdicts.clone());
@@ -211,6 +215,7 @@ pub(super) fn show(api: &Api) -> Result<Response<Body>, Problem> {
         app.figures.look(app);
     }
     let metrics = &api.common.metrics;
+    metrics.debts.set(chancery_executor::process::debts().len() as i64);
     let mut text = String::new();
     encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
         .map_err(|error| Problem::internal("show the figures", &error))?;

@@ -1,3 +1,5 @@
+#![allow(clippy::disallowed_methods, reason = "it is what somebody else does")]
+
 use std::fs;
 
 use super::*;

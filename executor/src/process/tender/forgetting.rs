@@ -2,28 +2,36 @@
 
 use std::io;
 
+use tokio::runtime::Handle;
+
 use super::super::folder::remove_groups;
 use super::super::hold::Hold;
-use super::{Next, Tender};
+use super::super::removal;
+use super::{Debt, Next, Tender};
 use crate::durable;
 
 impl Tender {
-    /// Drops everything that is kept of an incarnation that is over.
+    /// Drops everything that is kept of an incarnation that is over. A folder that cannot be removed is a debt: it is not
+    /// reported again, which would bring the same order at once, but tried again.
     pub(super) fn forget(&mut self) -> Next {
         let over = match &self.hold {
             Hold::Nothing | Hold::Ours(_) => true,
             Hold::Unknown | Hold::Foster(_) | Hold::Again(..) | Hold::Kept(_) => false,
         };
-        let dropped = if over { self.drop_folder() } else { Err(io::Error::other("it is not over")) };
-        match dropped {
+        if !over {
+            tracing::error!(incarnation = %self.incarnation, "cannot purge incarnation: not ended");
+            self.debt = None;
+            self.shown = None;
+            self.settle();
+            return Next::GoOn;
+        }
+        match self.drop_folder() {
             Ok(()) => {
                 self.shared.board.clear(self.incarnation.into());
                 Next::Over
             }
             Err(error) => {
-                tracing::error!(%error, incarnation = %self.incarnation, "forget it");
-                self.shown = None;
-                self.settle();
+                Debt::note(&mut self.debt, self.folder.path(), &error);
                 Next::GoOn
             }
         }
@@ -37,12 +45,8 @@ impl Tender {
         let forgotten = self.shared.forgotten();
         durable::make_folder(&forgotten)?;
         let moved = forgotten.join(self.incarnation.to_string());
-        match std::fs::rename(self.folder.path(), &moved) {
-            Ok(()) => durable::sync_folder(self.folder.path())?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        self.shared.clear_forgotten(self.incarnation, &moved);
+        removal::relocate(self.folder.path(), &moved)?;
+        self.shared.clear_forgotten(&Handle::current(), self.incarnation, moved);
         Ok(())
     }
 }

@@ -8,8 +8,10 @@ use chancery_events::observation::Hope;
 use chancery_events::protocol::VolumeSpec;
 use tokio::task::JoinHandle;
 
-use super::home::{Kept, Phase};
-use super::{Warden, removal, users};
+use super::super::removal;
+use super::home::{Home, Kept, Phase};
+use super::{Warden, users};
+use crate::durable;
 use crate::plan::{Aim, Order};
 
 /// What is being removed; it is told to stop when nobody waits for it any more.
@@ -38,9 +40,8 @@ impl Warden {
                 self.refuse(order.revision, message, Hope::Retry);
                 return Ok(());
             }
-            if let Some(point) = removal::mounted_inside(&self.home) {
-                let message = format!("another file system is mounted inside: {}", point.display());
-                self.refuse(order.revision, message, Hope::Retry);
+            if let Err(error) = removal::refuse_mounts(self.home.path()) {
+                self.refuse(order.revision, error.to_string(), Hope::Retry);
                 return Ok(());
             }
         }
@@ -61,7 +62,7 @@ impl Warden {
             if home.identity()? != ours {
                 return Err(io::Error::other(format!("another folder stands at {}", home.path().display())));
             }
-            removal::empty(&home, &stops)
+            empty(&home, &stops)
         });
         self.removal = Some(Removal { stop, job });
     }
@@ -75,4 +76,16 @@ impl Warden {
             self.refuse(revision, format!("destroy it: {error}"), Hope::Retry);
         }
     }
+}
+
+/// Removes everything but the record. What is there is out of the way, durably, before any of it is removed. Stops when
+/// it is told to; begun anew, it goes on.
+fn empty(home: &Home, stop: &AtomicBool) -> io::Result<()> {
+    let doomed = home.file("doomed");
+    removal::remove(&doomed, stop)?;
+    removal::relocate(&home.data(), &doomed)?;
+    for name in ["doomed", "data.new", "used", "used.new"] {
+        removal::remove(&home.file(name), stop)?;
+    }
+    durable::sync_folder(&doomed)
 }

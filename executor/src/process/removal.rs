@@ -1,0 +1,377 @@
+//! Removal of directories that programs could write into. Nothing outside such a directory is touched: no symbolic link
+//! is followed, and nothing is entered at which something is mounted.
+//!
+//! Each directory is opened by its name in its parent, without following a link, and never at a mount point
+//! (`RESOLVE_NO_XDEV`, which also refuses a bind mount of the same file system; without `openat2` the mounts of both
+//! descriptors are compared). A mount made after the check is therefore refused as well, by the kernel.
+//!
+//! What must be removed and cannot be is a *debt* ([`debts`]): reported with its reason, and tried again
+//! ([`Removals`]) until it is removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, ResolveFlags, fchmod, fstat, openat, openat2,
+    renameat_with, unlinkat,
+};
+use rustix::io::Errno;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::durable;
+
+/// Time between two tries of a removal that failed.
+pub(super) const RETRY: Duration = Duration::from_secs(2);
+/// Removals at work concurrently; one that does not return holds up the others only when all of these do not.
+const CONCURRENT: usize = 8;
+/// Names that are read before they are removed.
+const BATCH: usize = 1000;
+/// Folders within folders: each holds a descriptor. What is deeper is moved up first.
+const DEEPEST: u32 = 32;
+
+/// Removes a directory with everything inside, or a file; nothing there is fine. Refused while something is mounted
+/// inside. Returns early when `stop` is set; called again, it continues.
+pub(super) fn remove(path: &Path, stop: &AtomicBool) -> io::Result<()> {
+    refuse_mounts(path)?;
+    remove_unmounted(path, stop)
+}
+
+/// Removes a directory of ours as [`remove`] does, to the end.
+pub fn remove_directory(path: &Path) -> io::Result<()> {
+    remove(path, &AtomicBool::new(false))
+}
+
+/// Moves a directory to `target` on the same file system, durably. Refused while something is mounted inside: the mount
+/// would move along.
+pub(super) fn relocate(path: &Path, target: &Path) -> io::Result<()> {
+    refuse_mounts(path)?;
+    let moved = match std::fs::rename(path, target) {
+        // Its owner may not write into it: to give it another parent is to write its entry `..`.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let (parent, name) = (open_parent(path)?, name_of(path)?);
+            let directory = open(&parent, &name)?;
+            fchmod(&directory, Mode::RWXU)?;
+            std::fs::rename(path, target)
+        }
+        moved => moved,
+    };
+    match moved {
+        Ok(()) => durable::sync_folder(path).and_then(|()| durable::sync_folder(target)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// An error that names the mount point, if something is mounted at `path` or below it.
+pub(super) fn refuse_mounts(path: &Path) -> io::Result<()> {
+    match mounted_inside(path)? {
+        None => Ok(()),
+        Some(point) => {
+            let text = format!("another file system is mounted inside: {}", point.display());
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+        }
+    }
+}
+
+/// The first mount point at or below the path, by mountinfo(5). The path itself is not looked up: a file system mounted
+/// there may not answer.
+fn mounted_inside(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let path = match std::fs::canonicalize(parent) {
+        Ok(parent) => parent.join(name),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(first_inside(&path, &std::fs::read("/proc/self/mountinfo")?))
+}
+
+fn first_inside(path: &Path, mountinfo: &[u8]) -> Option<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    points.map(unescaped).find(|point| point.starts_with(path))
+}
+
+/// A path as mountinfo(5) writes it: some bytes as a backslash and three octal digits.
+fn unescaped(mut text: &[u8]) -> PathBuf {
+    let mut bytes = Vec::new();
+    while let Some((first, rest)) = text.split_first() {
+        let code =
+            rest.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            text = &rest[3..];
+        } else {
+            bytes.push(*first);
+            text = rest;
+        }
+    }
+    // The directory at which it is mounted has lost its name.
+    let path = bytes.strip_suffix(b"//deleted").unwrap_or(&bytes);
+    PathBuf::from(OsStr::from_bytes(path))
+}
+
+/// As [`remove`], behind its check.
+fn remove_unmounted(path: &Path, stop: &AtomicBool) -> io::Result<()> {
+    let parent = match open_parent(path) {
+        Ok(parent) => parent,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let name = name_of(path)?;
+    let Some(top) = unlink(&parent, &name, path)? else { return Ok(()) };
+    let mut clearing = Clearing { top: &top, path, stop, moved: 0 };
+    clearing.clear(&top, 0)?;
+    unlink_directory(&parent, &name, path)
+}
+
+fn open_parent(path: &Path) -> io::Result<OwnedFd> {
+    let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(openat(CWD, parent, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?)
+}
+
+fn name_of(path: &Path) -> io::Result<CString> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(CString::new(name.as_bytes())?)
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+struct Clearing<'a> {
+    top: &'a OwnedFd,
+    path: &'a Path,
+    stop: &'a AtomicBool,
+    moved: u64,
+}
+
+impl Clearing<'_> {
+    fn clear(&mut self, folder: &OwnedFd, depth: u32) -> io::Result<()> {
+        loop {
+            let names = names(folder)?;
+            if names.is_empty() {
+                return Ok(());
+            }
+            for name in names {
+                if self.stop.load(Ordering::Relaxed) {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                let Some(inner) = unlink(folder, &name, self.path)? else { continue };
+                if depth >= DEEPEST {
+                    self.move_up(folder, &name)?;
+                    continue;
+                }
+                self.clear(&inner, depth + 1)?;
+                unlink_directory(folder, &name, self.path)?;
+            }
+        }
+    }
+
+    /// To the top, where it is found when that is read again.
+    fn move_up(&mut self, folder: &OwnedFd, name: &CString) -> io::Result<()> {
+        loop {
+            self.moved += 1;
+            let free = format!("deeper-{}", self.moved);
+            match renameat_with(folder, name, self.top, free, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(()),
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Some of the names in a folder.
+fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+        if names.len() == BATCH {
+            break;
+        }
+    }
+    Ok(names)
+}
+
+/// Removes what has this name, unless it is a directory: that is opened, and made writable to its owner.
+fn unlink(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<Option<OwnedFd>> {
+    match unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(None),
+        // A directory.
+        Err(Errno::ISDIR) => {
+            let opened = match open(folder, name) {
+                Err(Errno::NOENT) => return Ok(None),
+                opened => opened.map_err(|error| named(error, name, path))?,
+            };
+            let mode = Mode::from_raw_mode(fstat(&opened)?.st_mode);
+            if !mode.contains(Mode::RWXU) {
+                fchmod(&opened, Mode::RWXU).map_err(|error| named(error, name, path))?;
+            }
+            Ok(Some(opened))
+        }
+        Err(error) => Err(named(error, name, path)),
+    }
+}
+
+fn unlink_directory(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<()> {
+    match unlinkat(folder, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(named(error, name, path)),
+    }
+}
+
+fn named(error: Errno, name: &CString, path: &Path) -> io::Error {
+    let name = name.to_string_lossy();
+    let text = match error {
+        Errno::XDEV | Errno::BUSY => format!("another file system is mounted inside: {name}"),
+        error => format!("cannot remove {name}: {error}"),
+    };
+    io::Error::new(io::Error::from(error).kind(), format!("{text}, in {}", path.display()))
+}
+
+fn open(folder: &OwnedFd, name: &CString) -> rustix::io::Result<OwnedFd> {
+    match open_here(folder, name, DIRECTORY) {
+        // Ours, but forbidden to its owner: allowed first, by way of a descriptor that no link can lead elsewhere.
+        Err(Errno::ACCESS) => {
+            let path = open_here(folder, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+            rustix::fs::chmod(format!("/proc/self/fd/{}", path.as_raw_fd()), Mode::RWXU)?;
+            open_here(folder, name, DIRECTORY)
+        }
+        opened => opened,
+    }
+}
+
+fn open_here(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match openat2(folder, name, flags | OFlags::NOFOLLOW, Mode::empty(), resolve) {
+        // Not known to the kernel, or kept from us.
+        Err(Errno::NOSYS | Errno::PERM) => open_on_same_mount(folder, name, flags),
+        opened => opened,
+    }
+}
+
+fn open_on_same_mount(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let opened = openat(folder, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    if mount_of(folder)? == mount_of(&opened)? { Ok(opened) } else { Err(Errno::XDEV) }
+}
+
+/// Number of the mount on which a descriptor is open, by `proc_pid_fdinfo(5)`.
+fn mount_of(opened: &OwnedFd) -> rustix::io::Result<u64> {
+    let unknown = |_| Errno::XDEV;
+    let info =
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", opened.as_raw_fd())).map_err(unknown)?;
+    let number = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).ok_or(Errno::XDEV)?;
+    number.trim().parse().map_err(|_| Errno::XDEV)
+}
+
+/// Directories that must be removed and cannot be, with the reason.
+static DEBTS: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
+
+/// What executors in this process must remove and cannot, and why. Each is tried again while its executor runs.
+pub fn debts() -> BTreeMap<PathBuf, String> {
+    lock(&DEBTS).clone()
+}
+
+/// A directory that must be removed and could not be; in [`debts`] until this is dropped.
+#[derive(Debug)]
+pub(super) struct Debt {
+    path: PathBuf,
+    reason: String,
+}
+
+impl Debt {
+    /// Notes why a removal failed; logged once a reason.
+    pub(super) fn note(debt: &mut Option<Debt>, path: &Path, error: &io::Error) {
+        let reason = error.to_string();
+        if debt.as_ref().is_some_and(|debt| debt.reason == reason) {
+            return;
+        }
+        tracing::error!(reason, directory = %path.display(), "cannot remove directory, retrying");
+        lock(&DEBTS).insert(path.to_owned(), reason.clone());
+        let noted = debt.get_or_insert_with(|| Debt { path: path.to_owned(), reason: String::new() });
+        noted.reason = reason;
+    }
+}
+
+impl Drop for Debt {
+    fn drop(&mut self) {
+        lock(&DEBTS).remove(&self.path);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under a lock is whole, so a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removals of one executor, each in a task of its own: none holds up anything else, and each is tried until it
+/// succeeds.
+#[derive(Clone, Debug)]
+pub(super) struct Removals {
+    stop: Arc<AtomicBool>,
+    turns: Arc<Semaphore>,
+    pending: Arc<Mutex<BTreeSet<PathBuf>>>,
+}
+
+impl Default for Removals {
+    fn default() -> Removals {
+        Removals {
+            stop: Arc::default(),
+            turns: Arc::new(Semaphore::new(CONCURRENT)),
+            pending: Arc::default(),
+        }
+    }
+}
+
+impl Removals {
+    /// Removes a directory when `before` has been done, in a task of the runtime. One that is pending is left to its
+    /// task.
+    pub(super) fn start(&self, on: &Handle, path: PathBuf, before: impl Fn() + Clone + Send + 'static) {
+        if lock(&self.pending).insert(path.clone()) {
+            let removals = self.clone();
+            drop(on.spawn(async move {
+                removals.remove(&path, before).await;
+                lock(&removals.pending).remove(&path);
+            }));
+        }
+    }
+
+    async fn remove(&self, path: &Path, before: impl Fn() + Clone + Send + 'static) {
+        let mut debt = None;
+        while let Ok(turn) = self.turns.acquire().await {
+            let (before, doomed, stop) = (before.clone(), path.to_owned(), self.stop.clone());
+            let removed = tokio::task::spawn_blocking(move || {
+                before();
+                remove(&doomed, &stop)
+            });
+            let removed = removed.await.map_err(io::Error::other).flatten();
+            drop(turn);
+            match removed {
+                Err(error) if !self.stop.load(Ordering::Relaxed) => Debt::note(&mut debt, path, &error),
+                Ok(()) | Err(_) => return,
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Ends all: the next executor continues.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! What a program mounts in its incarnation's directory is not the incarnation's: it survives the directory.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use chancery_events::fact::Effect;
+use chancery_executor::Orchestrator as _;
+use chancery_executor::process::debts;
+
+use crate::world::{Root, command, id, is_ended, is_ready, sleeper, until, wait_until};
+
+/// Binds one directory to another until it is dropped.
+struct Bind(PathBuf);
+
+impl Bind {
+    /// None where nothing can be mounted, with a line that says so.
+    fn mount(from: &Path, at: &Path) -> Option<Bind> {
+        std::fs::create_dir_all(at).unwrap();
+        let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            println!("nothing can be mounted here: not tried");
+            return None;
+        }
+        Some(Bind(at.to_owned()))
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+fn outside() -> tempfile::TempDir {
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(outside.path().join("a/b")).unwrap();
+    std::fs::write(outside.path().join("a/b/file"), "precious").unwrap();
+    outside
+}
+
+fn is_whole(outside: &tempfile::TempDir) -> bool {
+    std::fs::read(outside.path().join("a/b/file")).is_ok_and(|text| text == b"precious")
+}
+
+fn reason_of(directory: &Path) -> Option<String> {
+    debts().remove(directory)
+}
+
+pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_debt_until_it_is_unmounted() {
+    let (root, outside) = (Root::new(), outside());
+    let processes = root.open().await;
+    for position in [1, 2] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    let point = root.folder(id(1)).join("web-0/work/a point");
+    // One mount, and another inside it.
+    let Some(first) = Bind::mount(outside.path(), &point) else { return };
+    let Some(second) = Bind::mount(outside.path(), &point.join("a")) else { return };
+    for position in [1, 2] {
+        processes.carry_out(command(id(position), 2, Effect::Kill, &sleeper(1))).await;
+        until(&processes, id(position), "it has ended", is_ended).await;
+        processes.forget(id(position).into()).await;
+    }
+    assert!(is_whole(&outside), "what is mounted is as it was");
+    assert!(point.join("a/a/b/file").exists(), "and where it was");
+    let reason = reason_of(&root.folder(id(1))).expect("a debt");
+    assert_eq!(reason, format!("another file system is mounted inside: {}", point.display()));
+    wait_until("another incarnation is removed meanwhile", || !root.folder(id(2)).exists());
+    drop(second);
+    // In the meantime another executor takes over, which is asked as well.
+    drop(processes);
+    let processes = root.open().await;
+    assert_eq!(processes.list().await.len(), 1, "it is kept until it can be removed");
+    processes.forget(id(1).into()).await;
+    assert!(is_whole(&outside) && reason_of(&root.folder(id(1))).is_some());
+    drop(first);
+    wait_until("it is removed while the executor runs", || !root.folder(id(1)).exists());
+    assert!(is_whole(&outside));
+    wait_until("the debt is settled", || reason_of(&root.folder(id(1))).is_none());
+    assert!(processes.list().await.is_empty());
+}
+
+pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up() {
+    let (root, outside) = (Root::new(), outside());
+    let forgotten = root.path().join("forgotten").join(id(1).to_string());
+    let kept = root.path().join("output").join(id(2).to_string());
+    let Some(mounted) = Bind::mount(outside.path(), &forgotten.join("web-0/work/point")) else { return };
+    let Some(in_output) = Bind::mount(outside.path(), &kept) else { return };
+    for position in 3..110 {
+        std::fs::create_dir_all(root.path().join("output").join(id(position).to_string())).unwrap();
+    }
+    let free = root.path().join("forgotten").join(id(9).to_string());
+    std::fs::create_dir_all(free.join("web-0/work")).unwrap();
+    let processes = root.open().await;
+    wait_until("the other one is removed", || !free.exists());
+    processes.carry_out(command(id(200), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(200), "others are started", is_ready).await;
+    for directory in [&forgotten, &kept] {
+        wait_until("it is a debt", || reason_of(directory).is_some());
+    }
+    assert!(is_whole(&outside));
+    drop((mounted, in_output));
+    for directory in [forgotten, kept] {
+        wait_until("it is removed while the executor runs", || {
+            !directory.exists() && reason_of(&directory).is_none()
+        });
+    }
+    assert!(is_whole(&outside));
+}

@@ -1,6 +1,8 @@
 //! A file system that takes no more, in the middle of a write: for real, in a process of its own whose files may not
 //! grow beyond a limit.
 
+#![allow(clippy::disallowed_macros, reason = "its output is how it is followed")]
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::channel;

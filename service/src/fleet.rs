@@ -29,6 +29,7 @@ use crate::decider::{Following, random};
 use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
+use crate::note;
 use crate::rows::{Queue, Rows, publisher};
 
 /// For builds without it.
@@ -322,7 +323,7 @@ impl Opened {
         }
         let (journal, opened) = SegmentJournal::open(options, sink)?;
         if let Some(cut) = &opened.cut {
-            eprintln!(
+            note!(
                 "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
                  or the last group before a power cut; it is kept in {}",
                 cut.from,

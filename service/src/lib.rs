@@ -19,6 +19,7 @@ pub mod server;
 pub mod cli;
 pub mod config;
 pub mod manifest;
+pub mod note;
 
 pub mod demo;
 pub mod payload;

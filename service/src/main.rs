@@ -15,7 +15,7 @@ use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::{demo, payload, remote, server, verify};
+use chancery::{demo, note, payload, remote, server, verify};
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
 #[global_allocator]
@@ -39,13 +39,13 @@ fn main() -> ExitCode {
             cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
         }
         Command::Local(command) => Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
-            eprintln!("chancery: {error:#}");
+            note!("chancery: {error:#}");
             ExitCode::FAILURE
         })),
     });
     done.unwrap_or_else(|error| {
         if !error.message.is_empty() {
-            eprintln!("chancery: {error}");
+            note!("chancery: {error}");
         }
         error.exit.into()
     })
@@ -60,7 +60,7 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn refuse(why: &str) -> ExitCode {
-    eprintln!("chancery: {why}");
+    note!("chancery: {why}");
     ExitCode::from(2)
 }
 
@@ -122,7 +122,7 @@ fn serve(config: Config) -> Result<ExitCode> {
     log(&config)?;
     let folder = Folder::take(&config.data_dir)?;
     if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
-        eprintln!("chancery: {error:#}");
+        note!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
         std::process::exit(1);
     }
@@ -135,14 +135,14 @@ fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
     let means = Means::of(config, &OpenFiles::raise());
     let who = flags.who();
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
-    eprintln!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());
+    note!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
     let ended = runtime()?.block_on(run)?;
     Ok(match ended {
         Ended::Asked => ExitCode::SUCCESS,
         Ended::Stopped(stop) => {
             let exit = Executor::exit(&stop);
-            eprintln!("chancery: {:#}", anyhow::Error::new(stop).context("drive the cluster"));
+            note!("chancery: {:#}", anyhow::Error::new(stop).context("drive the cluster"));
             exit
         }
     })
@@ -154,7 +154,11 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 fn log(config: &Config) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("read the setting log")?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written is dropped: to report it would be to write another one, which panics.
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     match config.log_format {
         LogFormat::Text => subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => subscriber.json().init(),
@@ -176,7 +180,7 @@ fn check(dir: &Path, output: Option<Output>) -> Result<ExitCode> {
             }
             Err(error) => {
                 holds = false;
-                eprintln!("chancery: {error:#}");
+                note!("chancery: {error:#}");
             }
         }
     }
@@ -193,7 +197,7 @@ fn serve_payload(args: &[OsString]) -> ExitCode {
     match payload::serve(port) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("demo-payload: {error}");
+            note!("demo-payload: {error}");
             ExitCode::FAILURE
         }
     }

@@ -6,17 +6,24 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::note;
+
 /// Answers on the loopback port until it is ended.
 pub fn serve(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
-    println!("listening on {}", listener.local_addr()?);
+    said(format_args!("listening on {}", listener.local_addr()?));
     for stream in listener.incoming() {
         // One visitor that misbehaves is told to standard error, and the next one is served.
         if let Err(error) = stream.and_then(answer) {
-            eprintln!("a visitor was not served: {error}");
+            note!("a visitor was not served: {error}");
         }
     }
     Ok(())
+}
+
+/// Writes a line to the standard output; one that cannot be written is dropped.
+fn said(line: std::fmt::Arguments<'_>) {
+    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
 fn answer(mut stream: TcpStream) -> std::io::Result<()> {
@@ -31,7 +38,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         told("CHANCERY_NODE"),
         std::process::id()
     );
-    println!("{}", request.trim_end());
+    said(format_args!("{}", request.trim_end()));
     write!(
         stream,
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",

@@ -27,6 +27,8 @@ pub struct Server {
     settings: Vec<(String, String)>,
     /// Soft and hard limit of open files, if not this process's own.
     files: Option<(u64, u64)>,
+    /// Where its standard error goes, if not into a file under its home.
+    log: Option<PathBuf>,
     child: Option<Child>,
     address: String,
     listen: String,
@@ -67,7 +69,16 @@ impl Server {
         let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
         let data = home.path().to_owned();
         let listen = "127.0.0.1:0".into();
-        Server { home, data, settings: Vec::new(), files: None, child: None, address: String::new(), listen }
+        Server {
+            home,
+            data,
+            settings: Vec::new(),
+            files: None,
+            log: None,
+            child: None,
+            address: String::new(),
+            listen,
+        }
     }
 
     /// Sets an environment variable of its settings, from the next start on.
@@ -78,6 +89,11 @@ impl Server {
     /// Sets the soft and the hard limit of its open files, from the next start on.
     pub fn limit_files(&mut self, soft: u64, hard: u64) {
         self.files = Some((soft, hard));
+    }
+
+    /// Writes its log there, from the next start on; it cannot be read back.
+    pub fn log_to(&mut self, path: &str) {
+        self.log = Some(path.into());
     }
 
     fn command(&self) -> Command {
@@ -109,8 +125,8 @@ impl Server {
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);
         let said_before = self.log().len();
-        let log =
-            std::fs::File::options().create(true).append(true).open(self.home.path().join("server.log"));
+        let log = self.log.clone().unwrap_or_else(|| self.home.path().join("server.log"));
+        let log = std::fs::File::options().create(true).append(true).open(log);
         let child = self
             .command()
             .args(["serve", "--listen", &self.listen, "--data-dir"])

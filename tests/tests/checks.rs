@@ -507,3 +507,23 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
     assert!(server.log().contains("limits.connections"), "it says why: {}", server.log());
     deploy(&client, "d1", 0);
 }
+
+#[test]
+fn a_server_whose_log_cannot_be_written_serves_on() {
+    let mut server = Server::new();
+    server.set("CHANCERY_LOG", "trace");
+    server.log_to("/dev/full");
+    server.start_again();
+    let client = server.client();
+    set_up(&client, &sleeper());
+    deploy(&client, "d1", 1);
+    client.approve_all();
+    let before = client.wait_for("web", "running", 1);
+    // Also what it warns of.
+    server.kill();
+    server.start_again();
+    let client = server.client();
+    assert_eq!(client.wait_for("web", "running", 1)[0]["processes"], before[0]["processes"]);
+    assert_eq!(client.get("/readyz").status, 200);
+    assert_eq!(server.stop(), Some(0));
+}

@@ -4,6 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use super::log::log;
 use super::wire::Request;
 
 /// A request is one short line.
@@ -47,7 +48,7 @@ impl Client {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
                 match serde_json::from_slice(&line) {
                     Ok(request) => requests.push(request),
-                    Err(error) => eprintln!("read a request: {error}"),
+                    Err(error) => log(format_args!("read a request: {error}")),
                 }
             }
             if self.unread.len() > LONGEST_REQUEST {

@@ -40,6 +40,7 @@ use super::client::Client;
 use super::drift::{Loss, Place, Sight};
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
 use super::identity::Boot;
+use super::log::log;
 use super::start::{Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
@@ -60,7 +61,7 @@ pub fn keeper_main(dir: &Path) -> ExitCode {
     match keep(dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("keep {}: {error}", dir.display());
+            log(format_args!("keep {}: {error}", dir.display()));
             ExitCode::FAILURE
         }
     }
@@ -246,7 +247,7 @@ impl Keeper {
             self.copy_output();
             if self.serve() == Mine::No {
                 // As if we had died: whoever has the lock has found what runs, and looks after it.
-                eprintln!("somebody else looks after it");
+                log(format_args!("somebody else looks after it"));
                 return Ok(());
             }
             self.wait()?;
@@ -289,7 +290,7 @@ impl Keeper {
     /// is not given up (see `finish`).
     fn save(&mut self) {
         if let Err(error) = self.folder.write_record(&self.record) {
-            eprintln!("write the record: {error}");
+            log(format_args!("write the record: {error}"));
         }
         self.say();
     }

@@ -51,6 +51,7 @@ mod group;
 mod hold;
 mod identity;
 mod keeper;
+mod log;
 mod output;
 mod probe;
 mod reader;

@@ -1,5 +1,7 @@
 //! A small decider for tests: random intents, reports and time, by a seed, into a journal in memory.
 
+#![allow(clippy::disallowed_macros, reason = "a test prints what it found")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

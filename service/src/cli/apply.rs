@@ -13,6 +13,7 @@ use super::error::{CliError, Exit, Pointed};
 use super::get::json_text;
 use super::kind::Kind;
 use crate::manifest::{self, Manifest};
+use crate::note;
 
 /// `turn`: when the turn of deployments comes, whatever the manifests say.
 pub(super) fn run(
@@ -48,7 +49,7 @@ pub(super) fn run(
             // Nothing that follows would fare better.
             Err(error) if matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
             Err(error) => {
-                eprintln!("{}", told(manifest, &error));
+                note!("{}", told(manifest, &error));
                 failed.get_or_insert(error.exit);
             }
         }

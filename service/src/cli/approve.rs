@@ -16,6 +16,8 @@ use super::flags::Choose;
 use super::get::{list, one};
 use super::kind::Kind;
 
+use crate::note;
+
 /// An intent names at most so many.
 const AT_ONCE: usize = 200;
 
@@ -69,14 +71,14 @@ pub(super) fn run(
         for (kind, of) in of(choose)? {
             one(client, kind, of)?;
         }
-        eprintln!("no operation waits for approval");
+        note!("no operation waits for approval");
         return Ok(());
     }
     if choose.ids.is_empty() && !choose.all {
         let mut input = std::io::stdin().lock();
         items = pick(verb, items, &mut input, &mut std::io::stderr())?;
     } else {
-        eprint!("to {verb}:\n{}", table(Kind::Operation, &items, false)?.lines("  "));
+        note!("to {verb}:\n{}", table(Kind::Operation, &items, false)?.lines("  ").trim_end());
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     for chunk in rows.chunks(AT_ONCE) {
@@ -94,7 +96,7 @@ pub(super) fn run(
         }
     }
     if rows.len() > 1 {
-        eprintln!("{done} {}", many(rows.len()));
+        note!("{done} {}", many(rows.len()));
     }
     Ok(())
 }

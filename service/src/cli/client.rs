@@ -25,6 +25,8 @@ use super::context::Context;
 use super::error::{CliError, Exit, Pointed, advice, exit_of};
 use super::table::add;
 
+use crate::note;
+
 /// How often something is tried, and each server once.
 const TRIES: usize = 3;
 /// How often it is asked who decides: long enough for a server to take over.
@@ -239,7 +241,7 @@ impl<'a> Client<'a> {
                 vacant += 1;
                 tried -= 1;
                 if vacant == WORD {
-                    eprintln!(
+                    note!(
                         "chancery: no server decides for fleet {} at the moment; asking again",
                         self.context.fleet
                     );

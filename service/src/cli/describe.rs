@@ -20,6 +20,8 @@ use super::kind::Kind;
 use super::plan_page::{Member, Page};
 use super::table::{add, one_line};
 
+use crate::note;
+
 /// The last events that are shown.
 const RECENT: usize = 12;
 /// Of what belongs to an entity, so many of a kind are shown.
@@ -213,7 +215,7 @@ fn plan(
     let (incarnations, operations) = (read(Kind::Incarnation)?, read(Kind::Operation)?);
     let more = [&deployments, &replicas, &incarnations, &operations].iter().any(|listed| listed.more);
     if more {
-        eprintln!("the first {MOST} of each kind are shown");
+        note!("the first {MOST} of each kind are shown");
     }
     let all = || {
         json!({

@@ -22,6 +22,8 @@ use super::flags::Disrupt;
 use super::get::{self, Listed};
 use super::kind::Kind;
 
+use crate::note;
+
 /// A disruption beside its node, as it is listed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Item {
@@ -118,7 +120,7 @@ pub(super) fn schedule(disrupt: &Disrupt, client: &Client<'_>, out: &mut dyn Wri
     ask(client, "schedule", &name, &intent, "scheduled", out)?;
     let item: Item = typed(&get::one(client, Kind::Disruption, &name)?)?;
     if item.row.by.is_none() {
-        eprintln!("nothing is done before it is approved: chancery approve disruption {name}");
+        note!("nothing is done before it is approved: chancery approve disruption {name}");
     }
     Ok(())
 }

@@ -33,6 +33,8 @@ use super::table::{add, one_line};
 use super::told::Told;
 use super::wait::{LOOK, pause, wake};
 
+use crate::note;
+
 /// What drains are called; a number follows where the node has one of that name.
 const NAME: &str = "drain";
 /// Of what is left on a node, so many are named.
@@ -48,9 +50,9 @@ pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> 
         None => schedule(&node, &row, drain.reason.clone(), client)?,
     };
     if let Some(known) = begun.filter(|one| one.state == DisruptionState::Approved) {
-        eprintln!("disruption/{node}/{} empties it already{}", known.name, by(known));
+        note!("disruption/{node}/{} empties it already{}", known.name, by(known));
     } else if let Some(known) = scheduled {
-        eprintln!("disruption/{node}/{} was scheduled for that: it is approved now", known.name);
+        note!("disruption/{node}/{} was scheduled for that: it is approved now", known.name);
     }
     let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
     let of = format!("node/{node}");
@@ -58,7 +60,7 @@ pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> 
     if drain.wait {
         return Emptying { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
     }
-    eprintln!("how far that is: chancery drain {node} --wait");
+    note!("how far that is: chancery drain {node} --wait");
     Ok(())
 }
 
@@ -125,7 +127,7 @@ impl Emptying<'_> {
             match self.look(client)? {
                 Seen::Empty => {
                     self.done("is empty", output, out)?;
-                    eprintln!("it is out of its cluster; to put it back: chancery undrain {node}");
+                    note!("it is out of its cluster; to put it back: chancery undrain {node}");
                     return Ok(());
                 }
                 Seen::Removed => return self.done("is empty, and removed", output, out),
@@ -136,7 +138,7 @@ impl Emptying<'_> {
                 }
                 Seen::Left(left) => {
                     if left != told {
-                        eprintln!("node/{node} has {} left: {}", left.len(), shortened(&left));
+                        note!("node/{node} has {} left: {}", left.len(), shortened(&left));
                     }
                     told = left;
                 }
@@ -235,7 +237,7 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     if let Some(verdict) = verdict {
         return shown(client, &of, "is in use again", &verdict, out);
     }
-    eprintln!("nothing empties {of}, and it is {}", row.state);
+    note!("nothing empties {of}, and it is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
     let verdict = Verdict { position, outcome: "unchanged".into(), version };
     shown(client, &of, "unchanged", &verdict, out)

@@ -15,6 +15,8 @@ use super::kind::Kind;
 use super::table::{Lines, Rows};
 use super::told::Told;
 
+use crate::note;
+
 /// A history is read in pages of so many.
 const PAGE: usize = 500;
 /// The longest pause before a broken stream is taken up again.
@@ -41,7 +43,7 @@ pub(super) fn run(events: &Events, client: &Client<'_>, out: &mut dyn Write) -> 
         show.flush()
     };
     let mut lost = |error: &CliError| {
-        eprintln!("{error}; it is taken up again");
+        note!("{error}; it is taken up again");
         Ok(())
     };
     follow(client, &query, events.from, &mut each, &mut lost)

@@ -13,6 +13,8 @@ use super::flags::Get;
 use super::kind::Kind;
 use super::watch;
 
+use crate::note;
+
 /// The server is asked for at most so many at a time.
 const PAGE: u64 = 500;
 
@@ -40,7 +42,7 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
         let most = if get.all { u64::MAX } else { get.limit };
         let listed = list(client, kind, &filters, most)?;
         if listed.more {
-            eprintln!("there are more than {}: --all shows every one", listed.items.len());
+            note!("there are more than {}: --all shows every one", listed.items.len());
         }
         return show(kind, &listed, output, out);
     };
@@ -116,7 +118,7 @@ pub(super) fn list(
 
 fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
     match output {
-        Output::Table | Output::Wide if listed.items.is_empty() => eprintln!("no {}", kind.plural()),
+        Output::Table | Output::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
         Output::Table | Output::Wide => {
             let rows = columns::table(kind, &listed.items, output == Output::Wide)?;
             out.write_all(rows.lines("").as_bytes())?;

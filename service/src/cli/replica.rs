@@ -18,6 +18,8 @@ use super::error::CliError;
 use super::get;
 use super::kind::Kind;
 
+use crate::note;
+
 /// A place is found, or not, in a moment; nobody waits for longer to be told.
 const MOMENT: Duration = Duration::from_secs(1);
 
@@ -44,14 +46,14 @@ fn tell(client: &Client<'_>, filters: &[(&str, String)], replica: &str, behind: 
                 let to = if row.kind == OperationKind::Relocate { "to" } else { "on" };
                 let place = row.node.map_or(String::new(), |node| format!(" {to} {node}"));
                 let kind = row.kind;
-                eprintln!("its {kind}{place} waits for approval: chancery approve --replica {replica} --all");
+                note!("its {kind}{place} waits for approval: chancery approve --replica {replica} --all");
             }
             OperationWord::Preparing if began.elapsed() < MOMENT => {
                 std::thread::sleep(client.context.backoff / 10);
                 continue;
             }
             OperationWord::Preparing => {
-                eprintln!("its {} waits for a place; why: chancery describe plan {}", row.kind, row.plan);
+                note!("its {} waits for a place; why: chancery describe plan {}", row.kind, row.plan);
             }
             OperationWord::Approved
             | OperationWord::Running

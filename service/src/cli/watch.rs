@@ -23,6 +23,8 @@ use super::kind::Kind;
 use super::screen::Screen;
 use super::table::Lines;
 
+use crate::note;
+
 /// Events that come within this time are answered by one read.
 const TOGETHER: Duration = Duration::from_millis(100);
 
@@ -104,7 +106,7 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
                 let changes = known.take(kind, items);
                 view.show(&known, &changes, out)?;
             }
-            Woken::Lost(error) => eprintln!("{error}; it is taken up again"),
+            Woken::Lost(error) => note!("{error}; it is taken up again"),
             Woken::Over(error) => return Err(error),
         }
     }

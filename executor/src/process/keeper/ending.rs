@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process
 
 use super::super::folder::{Cause, End, Phase, remove_groups};
 use super::super::identity::{Handle, Stat, descendants};
+use super::super::log::log;
 use super::super::trampoline::NotExecuted;
 use super::super::{group, reboot, wire};
 use super::{Keeper, StartOf};
@@ -106,12 +107,12 @@ impl Keeper {
         // Before the end is told: who hears of it finds all that was written.
         for capture in self.captures.drain(..) {
             if let Err(error) = capture.finish() {
-                eprintln!("{error}");
+                log(format_args!("{error}"));
             }
         }
         // Also those of processes that came to nothing before they were recorded.
         for error in remove_groups(Some(&self.wanted), Some(&self.record)) {
-            eprintln!("{error}");
+            log(format_args!("{error}"));
         }
         if self.is_going_down() {
             // If the machine goes down, nobody is told of this end, and it is to be started again. If not, an executor
@@ -145,7 +146,7 @@ fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStat
     match group.filter(|_| status == killed && cause == Cause::Itself).map(group::was_ended) {
         Some(Ok(true)) => ProcessStatus::OomKilled,
         Some(Err(error)) => {
-            eprintln!("look whether there was want of memory: {error}");
+            log(format_args!("look whether there was want of memory: {error}"));
             status
         }
         Some(Ok(false)) | None => status,

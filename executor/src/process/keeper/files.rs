@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::drift::{Loss, Place, Seen};
 use super::super::folder::Folder;
+use super::super::log::log;
 use super::Keeper;
 use crate::durable::{Lock, Reader};
 
@@ -41,10 +42,10 @@ impl Keeper {
             }
         }
         if let Err(error) = self.check_socket() {
-            eprintln!("make the socket anew: {error}");
+            log(format_args!("make the socket anew: {error}"));
         }
         let mine = self.check_lock().unwrap_or_else(|error| {
-            eprintln!("look at the lock: {error}");
+            log(format_args!("look at the lock: {error}"));
             Mine::Yes
         });
         // Whoever else has the lock writes these.
@@ -69,7 +70,7 @@ impl Keeper {
         if Place::of(&path)? == Some(Place::of_file(&self.lock)?) {
             return Ok(Mine::Yes);
         }
-        eprintln!("the lock was taken away, and is made anew");
+        log(format_args!("the lock was taken away, and is made anew"));
         match self.folder.lock()? {
             Lock::Ours(lock) => {
                 self.lock = lock;
@@ -84,7 +85,7 @@ impl Keeper {
         if std::fs::exists("keeper.sock")? {
             return Ok(());
         }
-        eprintln!("the socket was taken away, and is made anew");
+        log(format_args!("the socket was taken away, and is made anew"));
         self.listener = listen()?;
         Ok(())
     }
@@ -92,9 +93,9 @@ impl Keeper {
     /// The executor's own record, while there is none to see to it.
     fn check_spec(&self) {
         if self.clients.is_empty() && !matches!(self.folder.wanted(Reader::Another), Ok(Some(_))) {
-            eprintln!("what is wanted cannot be read, and is written again as it was at the start");
+            log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
             if let Err(error) = self.folder.want(&self.wanted) {
-                eprintln!("write what is wanted: {error}");
+                log(format_args!("write what is wanted: {error}"));
             }
         }
     }
@@ -104,15 +105,15 @@ impl Keeper {
         let stands = match self.folder.record(Reader::Writer) {
             Ok(stands) => stands,
             Err(error) => {
-                eprintln!("{error}");
+                log(format_args!("{error}"));
                 None
             }
         };
         // Before it is first written there are no processes yet.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
-            eprintln!("the record is not as it was written, and is written again");
+            log(format_args!("the record is not as it was written, and is written again"));
             if let Err(error) = self.folder.write_record(&self.record) {
-                eprintln!("write the record: {error}");
+                log(format_args!("write the record: {error}"));
             }
         }
     }
@@ -121,7 +122,7 @@ impl Keeper {
     /// where the folder is now, and to whoever hears of it.
     pub(super) fn record_end(&mut self) {
         while let Err(error) = self.folder.write_record(&self.record) {
-            eprintln!("write the record: {error}");
+            log(format_args!("write the record: {error}"));
             if self.lost.is_some() || self.place.loss(self.folder.path()).is_some() {
                 let _ = Folder::at(".".into()).write_record(&self.record);
                 return;

@@ -1,0 +1,9 @@
+//! The log of a supervisor: its standard error, the file `keeper.log`.
+
+use std::fmt::Arguments;
+use std::io::Write as _;
+
+/// Writes a line. One that cannot be written is dropped, as on a full disk: a supervisor must not end for its log.
+pub(super) fn log(line: Arguments<'_>) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}

@@ -1,0 +1,59 @@
+//! A log that cannot be written ends nothing.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::path::Path;
+
+use chancery_events::fact::Effect;
+use chancery_events::observation::{Exit, ProcessStatus, Saw};
+use chancery_executor::Orchestrator as _;
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+use rustix::process::Signal;
+
+use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
+
+/// Puts a log in the place of a supervisor's on which every write fails, at the latest when the result is dropped.
+fn break_log(log: &Path, is_full: bool) -> Option<File> {
+    std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+    if is_full {
+        symlink("/dev/full", log).unwrap();
+        return None;
+    }
+    mkfifoat(CWD, log, Mode::RUSR | Mode::WUSR).unwrap();
+    Some(OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(log).unwrap())
+}
+
+pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended() {
+    let root = Root::new();
+    let processes = root.open().await;
+    let job = spec(vec![payload("web", 1, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"])]);
+    // A full file system, and a pipe that nobody reads; a job that ends, and a process that is killed.
+    for position in 1..=4 {
+        let folder = root.folder(id(position));
+        let reader = break_log(&folder.join("keeper.log"), position % 2 == 1);
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &job)).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+        drop(reader);
+        let socket = folder.join("keeper.sock");
+        std::fs::remove_file(&socket).unwrap();
+        let supervisors = || {
+            let named = format!("{}", id(position));
+            root.keepers().into_iter().filter(move |pid| {
+                std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&named)
+            })
+        };
+        wait_until("the supervisor has written to its log", || socket.exists() || supervisors().count() == 0);
+        assert_eq!(supervisors().count(), 1, "it has not ended for that");
+        let wanted = if position <= 2 {
+            std::fs::write(folder.join("web-0/work/go"), "").unwrap();
+            ProcessStatus::Exited { code: 0 }
+        } else {
+            kill(root.payloads_of(id(position))[0], Signal::KILL);
+            ProcessStatus::Signaled { signal: 9 }
+        };
+        let ended = until(&processes, id(position), "its end is seen", is_ended).await;
+        let Saw::Ended { exit, processes: ended } = ended.saw else { unreachable!() };
+        assert_eq!(ended[0].status, wanted);
+        assert_eq!(exit == Exit::Clean, position <= 2, "{exit:?}");
+    }
+}

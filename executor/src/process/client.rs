@@ -1,19 +1,25 @@
-//! An executor that is connected to a keeper.
+//! An executor that is connected to a supervisor. It is never waited for: what its socket does not take is kept up to a
+//! bound, and sent when the socket takes more.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use super::log::log;
-use super::wire::Request;
+use rustix::event::PollFlags;
 
-/// A request is one short line.
-const LONGEST_REQUEST: usize = 4096;
+use super::log::log;
+use super::wire::{self, MAX_RECORD, MAX_REQUEST, Request};
+
+/// Bytes that may wait for a client that does not read; it is dropped when more would.
+const MAX_UNSENT: usize = MAX_RECORD + 4;
 
 /// See the module.
 pub(super) struct Client {
     stream: UnixStream,
-    unread: Vec<u8>,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
+    /// Bytes of `unsent` that were sent meanwhile.
+    sent: usize,
 }
 
 impl AsFd for Client {
@@ -23,15 +29,40 @@ impl AsFd for Client {
 }
 
 impl Client {
-    /// Says the first line to one that has connected; none if it does not take it.
-    pub(super) fn greet(stream: UnixStream, line: &[u8]) -> Option<Client> {
-        let mut client = Client { stream, unread: Vec::new() };
-        (client.stream.set_nonblocking(true).is_ok() && client.say(line)).then_some(client)
+    /// One that has connected.
+    pub(super) fn new(stream: UnixStream) -> io::Result<Client> {
+        stream.set_nonblocking(true)?;
+        Ok(Client { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 })
     }
 
-    /// Says a line, which is short enough for the socket's buffer; whether the client stays.
-    pub(super) fn say(&mut self, line: &[u8]) -> bool {
-        self.stream.write_all(line).is_ok()
+    /// Sends a message, or as much of it as the socket takes now; whether the client stays.
+    pub(super) fn say(&mut self, frame: &[u8]) -> bool {
+        self.unsent.drain(..self.sent);
+        self.sent = 0;
+        if self.unsent.len() + frame.len() > MAX_UNSENT {
+            log(format_args!("a client that does not read is dropped"));
+            return false;
+        }
+        self.unsent.extend_from_slice(frame);
+        self.flush()
+    }
+
+    /// Sends what waits; whether the client stays.
+    pub(super) fn flush(&mut self) -> bool {
+        while self.sent < self.unsent.len() {
+            match self.stream.write(&self.unsent[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+        (self.unsent, self.sent) = (Vec::new(), 0);
+        true
+    }
+
+    /// What to wait for.
+    pub(super) fn awaits(&self) -> PollFlags {
+        if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
     }
 
     /// Reads what is there; whether the client stays.
@@ -40,21 +71,75 @@ impl Client {
         loop {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return false,
-                Ok(count) => self.unread.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(_) => return false,
             }
-            while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.unread.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(request) => requests.push(request),
-                    Err(error) => log(format_args!("read a request: {error}")),
+            loop {
+                match wire::take(&mut self.received, MAX_REQUEST) {
+                    Ok(None) => break,
+                    Ok(Some(message)) => match serde_json::from_slice(&message) {
+                        Ok(request) => requests.push(request),
+                        Err(error) => log(format_args!("cannot read request: {error}")),
+                    },
+                    Err(error) => {
+                        log(format_args!("cannot read request: {error}"));
+                        return false;
+                    }
                 }
             }
-            if self.unread.len() > LONGEST_REQUEST {
-                return false;
-            }
         }
-        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_any_size_arrives_whole_however_slowly_it_is_read() {
+        let record = "x".repeat(MAX_RECORD - 2);
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut client = Client::new(ours).unwrap();
+        assert!(client.say(&wire::frame(&record)));
+        assert!(client.awaits().contains(PollFlags::OUT), "the socket does not take all of it");
+        let mut received = Vec::new();
+        let mut chunk = vec![0; 100_000];
+        loop {
+            if let Some(message) = wire::take(&mut received, MAX_RECORD).unwrap() {
+                assert!(serde_json::from_slice::<String>(&message).unwrap() == record, "it is another one");
+                break;
+            }
+            let count = theirs.read(&mut chunk).unwrap();
+            received.extend_from_slice(&chunk[..count]);
+            assert!(client.flush());
+        }
+        assert!(received.is_empty());
+        assert!(!client.awaits().contains(PollFlags::OUT), "nothing waits any more");
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_dropped_and_never_waited_for() {
+        let frame = wire::frame(&"x".repeat(1 << 20));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut client = Client::new(ours).unwrap();
+        let said = (0..100).take_while(|_| client.say(&frame)).count();
+        assert!((8..=17).contains(&said), "{said} messages of a mebibyte");
+        drop(theirs);
+    }
+
+    #[test]
+    fn requests_are_read_whole_and_one_that_is_too_long_ends_its_client() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut client = Client::new(ours).unwrap();
+        let mut requests = Vec::new();
+        let two = [wire::frame(&Request::Look), wire::frame(&Request::Status)].concat();
+        theirs.write_all(&two[..7]).unwrap();
+        assert!(client.read(&mut requests) && requests.is_empty(), "not whole yet");
+        theirs.write_all(&two[7..]).unwrap();
+        assert!(client.read(&mut requests));
+        assert_eq!(requests, [Request::Look, Request::Status]);
+        theirs.write_all(&5000_u32.to_le_bytes()).unwrap();
+        assert!(!client.read(&mut requests));
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -104,7 +104,7 @@ pub(super) struct KeeperLink {
     child: Option<Child>,
     /// Dropped when the keeper says that it has started everything, or is gone: another may start then.
     start: Option<Start>,
-    connection: Option<(Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf)>,
+    connection: Option<Connection>,
     pause: Duration,
     /// To be said when connected: the shortest grace.
     stop: Option<Duration>,
@@ -160,7 +160,7 @@ impl KeeperLink {
             if self.until.is_some_and(|until| Instant::now() >= until) {
                 return Event::Look;
             }
-            let Some((lines, writer)) = &mut self.connection else {
+            let Some(connection) = &mut self.connection else {
                 if self.is_lost() {
                     return Event::Look;
                 }
@@ -177,23 +177,30 @@ impl KeeperLink {
             for request in requests.iter().flatten() {
                 // Short enough for the socket's buffer: it is written whole or not at all. A keeper that does not
                 // read it is dead, and found so below.
-                let _ = writer.write_all(&wire::line(request)).await;
+                let _ = connection.writer.write_all(&wire::frame(request)).await;
             }
             (self.lost, self.stop, self.look) = (None, None, false);
-            let line = match self.until {
-                None => lines.next_line().await,
-                Some(until) => match tokio::time::timeout_at(until, lines.next_line()).await {
-                    Ok(line) => line,
+            let message = match self.until {
+                None => connection.next().await,
+                Some(until) => match tokio::time::timeout_at(until, connection.next()).await {
+                    Ok(message) => message,
                     Err(_) => return Event::Look,
                 },
             };
-            let Ok(Some(line)) = line else {
-                self.connection = None;
-                self.pause = CONNECT_FIRST;
-                continue;
+            let message = match message {
+                Ok(message) => message,
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        tracing::error!(%error, folder = %self.folder.path().display(), "cannot read record");
+                    }
+                    self.connection = None;
+                    continue;
+                }
             };
-            match serde_json::from_str::<Record>(&line) {
+            match serde_json::from_slice::<Record>(&message) {
                 Ok(record) => {
+                    // Not before: a keeper that sends none would be asked again and again.
+                    self.pause = CONNECT_FIRST;
                     if record.phase != Phase::Recorded {
                         self.start = None;
                     }
@@ -256,10 +263,32 @@ pub(super) fn last_words(folder: &Folder) -> String {
     )
 }
 
-async fn connect(folder: &Folder) -> io::Result<(Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf)> {
+/// See `wire`.
+#[derive(Debug)]
+struct Connection {
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+    received: Vec<u8>,
+}
+
+impl Connection {
+    /// The next message. Safe to cancel.
+    async fn next(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            if let Some(message) = wire::take(&mut self.received, wire::MAX_RECORD)? {
+                return Ok(message);
+            }
+            if self.reader.read_buf(&mut self.received).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+async fn connect(folder: &Folder) -> io::Result<Connection> {
     // By way of a descriptor, because the path of a socket may have about 100 bytes and no more.
     let dir = File::open(folder.path())?;
     let stream = UnixStream::connect(format!("/proc/self/fd/{}/keeper.sock", dir.as_raw_fd())).await?;
     let (reader, writer) = stream.into_split();
-    Ok((BufReader::new(reader).lines(), writer))
+    Ok(Connection { reader, writer, received: Vec::new() })
 }

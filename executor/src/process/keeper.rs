@@ -41,7 +41,7 @@ use super::drift::{Loss, Place, Sight};
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
 use super::identity::Boot;
 use super::log::log;
-use super::start::{Waiting, prepare, trampoline};
+use super::start::{self, Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
 use crate::durable::{Lock, Reader};
@@ -161,6 +161,22 @@ fn take_lock(folder: &Folder) -> io::Result<Option<std::fs::File>> {
     }
 }
 
+/// Why nothing was started.
+enum Unstarted {
+    /// It cannot be.
+    Failed(NotExecuted),
+    /// It is to end.
+    Ended,
+    /// Somebody else looks after it.
+    Taken,
+}
+
+impl From<NotExecuted> for Unstarted {
+    fn from(not_executed: NotExecuted) -> Unstarted {
+        Unstarted::Failed(not_executed)
+    }
+}
+
 struct Keeper {
     /// First, so that it is free before a client sees its connection end.
     lock: std::fs::File,
@@ -194,26 +210,27 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Starts everything, or notes why it cannot be.
+    /// Starts everything, unless it is to end before that; or notes why it cannot be started.
     fn start(&mut self) -> io::Result<()> {
-        let wanted = &self.wanted;
-        let waiting = prepare(&self.folder, wanted).and_then(|prepared| {
-            prepared
-                .into_iter()
-                .map(|one| trampoline(&self.folder, wanted, one))
-                .collect::<Result<Vec<_>, _>>()
+        let waiting = self.trampolines().and_then(|waiting| {
+            self.record.processes = waiting.iter().map(|one| one.started.clone()).collect();
+            check_size(&self.record)?;
+            Ok(waiting)
         });
         let mut waiting: Vec<Waiting> = match waiting {
             Ok(waiting) => waiting,
-            Err(not_executed) => {
-                // Trampolines that were started exit, because their sockets are dropped.
+            // In each case, trampolines that were started exit, because their sockets are dropped.
+            Err(Unstarted::Failed(not_executed)) => {
+                self.record.processes.clear();
                 self.failure = Some(not_executed);
                 self.end(Duration::ZERO);
                 return Ok(());
             }
+            Err(Unstarted::Ended) => return Ok(()),
+            Err(Unstarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
         };
-        self.record.processes = waiting.iter().map(|one| one.started.clone()).collect();
         self.folder.write_record(&self.record)?;
+        self.say();
         waiting.iter_mut().for_each(Waiting::release_ports);
         for mut one in waiting {
             // A trampoline that was killed cannot be told; its end is seen in any case.
@@ -223,6 +240,32 @@ impl Keeper {
             self.captures.extend(one.captures);
         }
         Ok(())
+    }
+
+    /// Starts a trampoline for each process. Between any two, clients are served: an order to end comes through.
+    fn trampolines(&mut self) -> Result<Vec<Waiting>, Unstarted> {
+        let (folder, wanted) = (self.folder.clone(), self.wanted.clone());
+        let mut prepared = Vec::new();
+        for one in start::processes(&wanted)? {
+            self.check_wanted()?;
+            prepared.push(prepare(&folder, &wanted, &one)?);
+        }
+        let mut waiting = Vec::new();
+        for one in prepared {
+            self.check_wanted()?;
+            waiting.push(trampoline(&folder, &wanted, one)?);
+        }
+        self.check_wanted()?;
+        Ok(waiting)
+    }
+
+    /// Whether it is still to be started.
+    fn check_wanted(&mut self) -> Result<(), Unstarted> {
+        match self.serve() {
+            Mine::Yes if self.ending.is_none() => Ok(()),
+            Mine::Yes => Err(Unstarted::Ended),
+            Mine::No => Err(Unstarted::Taken),
+        }
     }
 
     fn run(&mut self) -> io::Result<()> {
@@ -296,8 +339,15 @@ impl Keeper {
     }
 
     fn say(&mut self) {
-        let line = wire::line(&self.record);
-        self.clients.retain_mut(|client| client.say(&line));
+        if let Some(frame) = self.said() {
+            self.clients.retain_mut(|client| client.say(&frame));
+        }
+    }
+
+    /// The record, once it is on disk: before that, nothing was started.
+    fn said(&self) -> Option<Vec<u8>> {
+        let is_written = self.record.is_over() || !self.record.processes.is_empty();
+        is_written.then(|| wire::frame(&self.record))
     }
 
     /// Takes in new clients, and what clients ask.
@@ -309,10 +359,13 @@ impl Keeper {
             if self.look_around() == Mine::No {
                 return Mine::No;
             }
-            self.clients.extend(Client::greet(stream, &wire::line(&self.record)));
+            let Ok(mut client) = Client::new(stream) else { continue };
+            if self.said().is_none_or(|frame| client.say(&frame)) {
+                self.clients.push(client);
+            }
         }
         let mut requests = Vec::new();
-        self.clients.retain_mut(|client| client.read(&mut requests));
+        self.clients.retain_mut(|client| client.flush() && client.read(&mut requests));
         for request in requests {
             match request {
                 Request::Status => self.say(),
@@ -341,12 +394,23 @@ impl Keeper {
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
         fds.extend(self.captures.iter().map(|capture| PollFd::new(capture, PollFlags::IN)));
-        fds.extend(self.clients.iter().map(|client| PollFd::new(client, PollFlags::IN)));
+        fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.awaits())));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What is started has a record that can be sent, also with the ends of all its processes in it.
+fn check_size(record: &Record) -> Result<(), NotExecuted> {
+    let (bytes, max) = (wire::frame(record).len(), wire::MAX_RECORD / 2);
+    if bytes <= max {
+        return Ok(());
+    }
+    let message =
+        format!("cannot start {} processes: their record has {bytes} bytes of {max}", record.processes.len());
+    Err(NotExecuted { message, hope: chancery_events::observation::Hope::Never })
 }
 
 fn drain(mut pipe: &UnixStream) {

@@ -73,30 +73,28 @@ fn search_path() -> String {
     }
 }
 
-/// Works out what is to be executed, without starting anything.
-pub(super) fn prepare(folder: &Folder, wanted: &Wanted) -> Result<Vec<Prepared>, NotExecuted> {
+/// A process of a spec: of which payload, and which of its processes.
+pub(super) struct Slot<'a> {
+    spec: &'a RunSpec,
+    payload: &'a RunPayload,
+    index: u16,
+}
+
+/// Every process that is to be started.
+pub(super) fn processes(wanted: &Wanted) -> Result<Vec<Slot<'_>>, NotExecuted> {
     let Some(spec) = &wanted.spec else {
         return Err(never("there is no spec".to_owned()));
     };
-    let mut prepared = Vec::new();
+    let mut all = Vec::new();
     for payload in &spec.payloads {
-        for index in 0..payload.processes {
-            prepared.push(prepare_one(folder, wanted, spec, payload, index)?);
-        }
+        all.extend((0..payload.processes).map(|index| Slot { spec, payload, index }));
     }
-    if prepared.is_empty() {
-        return Err(never("the spec has no process".to_owned()));
-    }
-    Ok(prepared)
+    if all.is_empty() { Err(never("the spec has no process".to_owned())) } else { Ok(all) }
 }
 
-fn prepare_one(
-    folder: &Folder,
-    wanted: &Wanted,
-    spec: &RunSpec,
-    payload: &RunPayload,
-    index: u16,
-) -> Result<Prepared, NotExecuted> {
+/// Works out what is to be executed, without starting anything.
+pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Result<Prepared, NotExecuted> {
+    let Slot { spec, payload, index } = *slot;
     let name = &payload.name;
     let Some(run) = &payload.run else {
         return Err(never(format!("payload {name} has nothing to run")));

@@ -10,6 +10,7 @@
 
 mod bench;
 mod drift;
+mod large;
 mod lives;
 mod logs;
 mod loop_;
@@ -75,6 +76,8 @@ fn run_tests() -> ExitCode {
         outputs::a_follower_reads_every_line_across_files,
         memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
         outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
+        large::an_incarnation_of_many_processes_and_ports_is_reported_whole_and_ended,
+        large::a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting,
         logs::a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended,
         mounts::what_is_mounted_in_a_working_directory_survives_it_and_is_a_debt_until_it_is_unmounted,
         mounts::a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up,

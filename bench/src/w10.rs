@@ -21,6 +21,7 @@ use chancery::rows::{Queue, Rows, publisher};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
+use chancery_executor::directory::CopyPolicy;
 use chancery_executor::process::OutputLimits;
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
@@ -194,7 +195,12 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
         root: dir.join("executors"),
         desk: Desk::with(decider.clone()),
         reader: reader.clone(),
-        means: Means { output: OutputLimits::default(), cgroup: None, files: None },
+        means: Means {
+            output: OutputLimits::default(),
+            cgroup: None,
+            files: None,
+            copies: CopyPolicy::Refuse,
+        },
         clusters: Clusters::All,
         connections: Connections::default(),
     };

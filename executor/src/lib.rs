@@ -5,12 +5,15 @@
 //! ([`session`], pure); the loop around both ([`run`]); links to a decider elsewhere ([`remote`]); then the orchestrators: operating-system processes
 //! ([`process`]) and nodes in memory ([`simulated`]), which both pass [`conformance`].
 //!
+//! What a copied directory is ([`directory`]).
+//!
 //! What must stay true: nothing is removed without a command or a judgement; nothing is reported gone before it is
 //! durably recorded that nothing at or below the revision will be carried out; one order that fails holds back
 //! nothing else.
 
 pub mod board;
 pub mod conformance;
+pub mod directory;
 mod durable;
 pub mod orchestrator;
 pub mod plan;

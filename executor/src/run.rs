@@ -16,6 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
+use crate::directory::CopyPolicy;
 use crate::orchestrator::Orchestrator;
 use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
@@ -40,6 +41,8 @@ pub struct Config {
     pub root: PathBuf,
     /// How much work may be begun at once; 32 is fine.
     pub at_once: usize,
+    /// What to do if the root is a copy.
+    pub copies: CopyPolicy,
 }
 
 /// A connection to the decider: JSON texts of [`ToDecider`] and [`FromDecider`](chancery_events::protocol::FromDecider). A closed half is a lost link.
@@ -66,10 +69,12 @@ where
     C: FnMut() -> F,
     F: Future<Output = std::io::Result<Link>>,
 {
-    let Config { executor, cluster, runtime, root, at_once } = config;
-    let opened = spawn_blocking(move || Scope::open(&root)).await.expect("opening a scope does not panic");
+    let Config { executor, cluster, runtime, root, at_once, copies } = config;
+    let opened = spawn_blocking(move || Scope::open(&root, copies)).await;
+    let opened = opened.expect("opening a scope does not panic");
     let (scope, seen) = opened.map_err(|error| match error {
         ScopeError::Taken => Stop::ScopeTaken,
+        ScopeError::Copied(copy) => Stop::Copied(copy),
         ScopeError::Storage(source) => Stop::Storage(source),
     })?;
     let orchestrator = Arc::new(open.await.map_err(Stop::Storage)?);

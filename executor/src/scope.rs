@@ -15,6 +15,7 @@ use chancery_events::protocol::Life;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
+use crate::directory::{self, CopyPolicy, DirectoryId, IsCopy};
 use crate::durable::{self, Lock, Reader, Record};
 use crate::session::Seen;
 
@@ -32,6 +33,8 @@ pub(crate) struct Scope {
 struct Kept {
     id: ScopeId,
     lives: u64,
+    /// Which directory it was when the last life began.
+    directory: DirectoryId,
 }
 
 /// Why a scope cannot be had.
@@ -40,21 +43,24 @@ pub(crate) enum ScopeError {
     /// Another executor has it.
     #[error("another executor holds the scope's lock")]
     Taken,
+    /// It is a copy.
+    #[error(transparent)]
+    Copied(#[from] IsCopy),
     /// The disk failed.
     #[error("read or write the executor's folder")]
-    Storage(#[source] io::Error),
+    Storage(#[from] io::Error),
 }
 
 impl Scope {
     /// Locks the folder, which is made if it is missing, begins a life in it, and gives the head that it remembers.
-    pub(crate) fn open(root: &Path) -> Result<(Scope, Option<Seen>), ScopeError> {
+    pub(crate) fn open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
         let head = root.join("head.json");
         durable::make_folder(root).map_err(ScopeError::Storage)?;
         match durable::lock(&root.join("lock")).map_err(ScopeError::Storage)? {
             Lock::Theirs => Err(ScopeError::Taken),
             Lock::Ours(lock) => {
                 let seen = durable::read(&head, Reader::Writer).map_err(ScopeError::Storage)?;
-                let (id, life) = begin_life(&root.join("scope.json")).map_err(ScopeError::Storage)?;
+                let (id, life) = begin_life(root, copies)?;
                 let head = Mutex::new(Record::at(head));
                 Ok((Scope { head, id, life, _lock: lock }, seen))
             }
@@ -78,13 +84,17 @@ impl Scope {
 }
 
 /// Counts one more life; it is on disk when this returns.
-fn begin_life(path: &Path) -> io::Result<(ScopeId, Life)> {
-    let mut kept = match durable::read(path, Reader::Writer)? {
-        Some(kept) => kept,
-        None => Kept { id: ScopeId::from_random(random()?), lives: 0 },
+fn begin_life(root: &Path, copies: CopyPolicy) -> Result<(ScopeId, Life), ScopeError> {
+    let (path, directory) = (root.join("scope.json"), DirectoryId::of(root)?);
+    let mut kept = match durable::read::<Kept>(&path, Reader::Writer)? {
+        Some(kept) => {
+            directory::check(root, Some(&kept.directory), &directory, copies)?;
+            Kept { directory, ..kept }
+        }
+        None => Kept { id: ScopeId::from_random(random()?), lives: 0, directory },
     };
     kept.lives += 1;
-    durable::write(path, &kept)?;
+    durable::write(&path, &kept)?;
     Ok((kept.id, Life { number: kept.lives, instance: Instance::from_random(random()?) }))
 }
 
@@ -102,7 +112,7 @@ mod tests {
     use super::*;
 
     fn open(root: &Path) -> (ScopeId, Life) {
-        let (scope, _) = Scope::open(root).expect("a scope");
+        let (scope, _) = Scope::open(root, CopyPolicy::Refuse).expect("a scope");
         (scope.id(), scope.life())
     }
 
@@ -117,12 +127,29 @@ mod tests {
     }
 
     #[test]
+    fn a_scope_that_was_copied_is_refused_and_begins_no_life_unless_it_is_adopted() {
+        let home = tempfile::tempdir().expect("a folder");
+        let (original, copy) = (home.path().join("original"), home.path().join("copy"));
+        let first = open(&original);
+        let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
+        assert!(copied.expect("cp").success());
+        for _ in 0..2 {
+            assert!(matches!(Scope::open(&copy, CopyPolicy::Refuse), Err(ScopeError::Copied(_))));
+        }
+        let (adopted, _) = Scope::open(&copy, CopyPolicy::Adopt).expect("adopted");
+        assert_eq!((adopted.id(), adopted.life().number), (first.0, 2));
+        drop(adopted);
+        assert_eq!(open(&copy).1.number, 3, "it is the one that was adopted");
+        assert_eq!(open(&original).1.number, 2, "the original is as it was");
+    }
+
+    #[test]
     fn a_scope_that_cannot_be_read_does_not_become_another_one() {
         let dir = tempfile::tempdir().expect("a folder");
         open(dir.path());
         for copy in ["scope.json", "scope.copy"] {
             std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");
         }
-        assert!(matches!(Scope::open(dir.path()), Err(ScopeError::Storage(_))));
+        assert!(matches!(Scope::open(dir.path(), CopyPolicy::Refuse), Err(ScopeError::Storage(_))));
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
+use chancery_executor::directory::CopyPolicy;
 use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
@@ -118,7 +119,9 @@ impl Host {
             let ended = self.execute(&cluster, runtime, &root, let_go.clone()).await;
             match ended {
                 Ok(()) => return,
-                Err(stop @ (Stop::Diverged(_) | Stop::NewerElsewhere(_) | Stop::Refused(_))) => {
+                Err(
+                    stop @ (Stop::Diverged(_) | Stop::NewerElsewhere(_) | Stop::Refused(_) | Stop::Copied(_)),
+                ) => {
                     tracing::error!(%cluster, %stop, "the executor must not act any more; what it runs goes on running");
                     return;
                 }
@@ -238,12 +241,14 @@ pub struct Means {
     pub cgroup: Option<PathBuf>,
     /// How many descriptors they may have open to begin with, if not as many as this process.
     pub files: Option<u64>,
+    /// What to do with an executor's folder that is a copy.
+    pub copies: CopyPolicy,
 }
 
 impl Means {
     /// As configured, in a process that has raised its own limit of descriptors.
-    pub fn of(config: &Config, files: &OpenFiles) -> Means {
-        Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began }
+    pub fn of(config: &Config, files: &OpenFiles, copies: CopyPolicy) -> Means {
+        Means { output: config.output, cgroup: config.cgroup.clone(), files: files.began, copies }
     }
 }
 
@@ -271,8 +276,15 @@ where
     F: Future<Output = io::Result<Link>>,
 {
     let Who { executor, cluster, runtime } = who;
-    let config =
-        chancery_executor::Config { executor, cluster, runtime, root: root.to_owned(), at_once: AT_ONCE };
+    let (copies, root) = (means.copies, root.to_owned());
+    let config = chancery_executor::Config {
+        executor,
+        cluster,
+        runtime,
+        root: root.clone(),
+        at_once: AT_ONCE,
+        copies,
+    };
     match runtime {
         Runtime::Process => {
             let program = KeeperProgram {
@@ -280,8 +292,7 @@ where
                 keeper_args: vec!["keeper".into()],
                 trampoline_args: vec!["exec-when-told".into()],
             };
-            let Means { output, cgroup, files } = means.clone();
-            let root = root.to_owned();
+            let Means { output, cgroup, files, .. } = means.clone();
             let processes = process::Config { root, program, output, cgroup, files, boot: None };
             chancery_executor::run(config, Processes::open(processes), connect, shutdown).await
         }

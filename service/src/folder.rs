@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use chancery_executor::directory::{self, CopyPolicy};
 
 /// Held by the server that has the folder.
 const LOCK: &str = "lock";
@@ -23,6 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Folder {
     dir: PathBuf,
+    copies: CopyPolicy,
     _lock: File,
 }
 
@@ -35,7 +37,9 @@ impl Folder {
         let lock = lock.with_context(|| format!("open {}", path.display()))?;
         for tried in 1..=TRIES {
             match lock.try_lock() {
-                Ok(()) => return Ok(Folder { dir: dir.to_owned(), _lock: lock }),
+                Ok(()) => {
+                    return Ok(Folder { dir: dir.to_owned(), copies: CopyPolicy::Refuse, _lock: lock });
+                }
                 Err(TryLockError::WouldBlock) if tried < TRIES => std::thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => {
@@ -53,6 +57,18 @@ impl Folder {
              --data-dir",
             dir.display()
         )
+    }
+
+    /// Records that a server is to run in the folder. One that was copied from another folder is refused, unless copies
+    /// are to be adopted: its journal would be a second history under the same lineage.
+    pub fn claim(self, copies: CopyPolicy) -> Result<Folder> {
+        directory::claim(&self.dir, copies)?;
+        Ok(Folder { copies, ..self })
+    }
+
+    /// What to do with folders of executors in it that are copies.
+    pub fn copies(&self) -> CopyPolicy {
+        self.copies
     }
 
     /// Says where the server listens, for programs that started it on a free port. It appears whole or not at all.

@@ -16,6 +16,7 @@ use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
 use chancery::{demo, note, payload, remote, server, verify};
+use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
 #[global_allocator]
@@ -66,7 +67,7 @@ fn refuse(why: &str) -> ExitCode {
 
 fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
     match command {
-        Local::Dev(_) | Local::Serve(_) => serve(config),
+        Local::Dev(flags) | Local::Serve(flags) => serve(config, copies(flags.adopt_copy)),
         Local::Executor(flags) => execute(flags, &config),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };
@@ -118,9 +119,13 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
     }
 }
 
-fn serve(config: Config) -> Result<ExitCode> {
+fn copies(adopt: bool) -> CopyPolicy {
+    if adopt { CopyPolicy::Adopt } else { CopyPolicy::Refuse }
+}
+
+fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config)?;
-    let folder = Folder::take(&config.data_dir)?;
+    let folder = Folder::take(&config.data_dir)?.claim(copies)?;
     if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
         note!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
@@ -132,7 +137,7 @@ fn serve(config: Config) -> Result<ExitCode> {
 fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
     log(config)?;
     let dir = flags.dir();
-    let means = Means::of(config, &OpenFiles::raise());
+    let means = Means::of(config, &OpenFiles::raise(), copies(flags.adopt_copy));
     let who = flags.who();
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
     note!("chancery: executor {name} of cluster {cluster}, for {server}, from {}", dir.display());

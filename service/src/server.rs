@@ -52,7 +52,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     for fleet in fleets {
         let (name, desk) = (fleet.name().clone(), fleet.desk().clone());
         let (office, turns, app, rest) =
-            fleet.begin(&config, Means::of(&config, &files), &common, stopped.clone())?;
+            fleet.begin(&config, Means::of(&config, &files, folder.copies()), &common, stopped.clone())?;
         let (told, of) = (drained.clone(), name.clone());
         offices.spawn(async move {
             office.run(turns, told).await.with_context(|| format!("decide for fleet {of}"))

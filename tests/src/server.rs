@@ -25,6 +25,7 @@ pub struct Server {
     home: TempDir,
     data: PathBuf,
     settings: Vec<(String, String)>,
+    flags: Vec<String>,
     /// Soft and hard limit of open files, if not this process's own.
     files: Option<(u64, u64)>,
     /// Where its standard error goes, if not into a file under its home.
@@ -73,6 +74,7 @@ impl Server {
             home,
             data,
             settings: Vec::new(),
+            flags: Vec::new(),
             files: None,
             log: None,
             child: None,
@@ -89,6 +91,11 @@ impl Server {
     /// Sets the soft and the hard limit of its open files, from the next start on.
     pub fn limit_files(&mut self, soft: u64, hard: u64) {
         self.files = Some((soft, hard));
+    }
+
+    /// Adds a flag, from the next start on.
+    pub fn flag(&mut self, flag: &str) {
+        self.flags.push(flag.to_owned());
     }
 
     /// Writes its log there, from the next start on; it cannot be read back.
@@ -131,6 +138,7 @@ impl Server {
             .command()
             .args(["serve", "--listen", &self.listen, "--data-dir"])
             .arg(self.data())
+            .args(&self.flags)
             .envs(self.settings.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use chancery_tests::{Client, Executor, Payload, Server, until};
+use chancery_tests::{Client, Executor, Payload, Server, payloads, until};
 use serde_json::{Value, json};
 
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
@@ -249,4 +249,57 @@ fn a_folder_has_one_executor_and_one_journal() {
     assert_eq!(executor.payloads().len(), 3);
     executor.start_again();
     end_three(&server, &executor);
+}
+
+#[test]
+fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_original_runs() {
+    let original = Server::start();
+    let client = original.client();
+    set_up(&client, &sleeper());
+    deploy(&client, "d1", 2);
+    client.wait_for("web", "running", 2);
+    let before = payloads(original.data());
+    assert_eq!(before.len(), 2);
+
+    let mut copy = Server::new();
+    let data = copy.move_data("copy");
+    let all = original.data().join(".");
+    // What is removed meanwhile is not copied.
+    let _ = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(all)
+        .arg(&data)
+        .stderr(std::process::Stdio::null())
+        .status();
+    let refused = copy.try_start_again().expect_err("it is a copy").said;
+    assert!(refused.contains("it is a copy") && refused.contains("--adopt-copy"), "{refused}");
+    assert_eq!(payloads(original.data()), before);
+
+    copy.flag("--adopt-copy");
+    copy.start_again();
+    let adopted = copy.client();
+    let replicas: Vec<String> = adopted
+        .items("replicas?plan=web")
+        .iter()
+        .map(|replica| replica["name"].as_str().expect("a name").to_owned())
+        .collect();
+    for name in &replicas {
+        adopted.must("replica.stop", &json!({"name": name}));
+    }
+    until("it cannot be carried out", || {
+        let said = adopted.items("incarnations?plan=web").into_iter().filter(|row| {
+            let id = row["id"].as_str().expect("an id");
+            let history = adopted.read(&format!("incarnations/{id}/history"));
+            history.to_string().contains("its directory is a copy")
+        });
+        (said.count() == 2).then_some(())
+    });
+    assert_eq!(payloads(original.data()), before, "the original's processes run on");
+    assert!(payloads(&data).is_empty());
+    // Once adopted, it is a directory like any other.
+    assert_eq!(copy.stop(), Some(0));
+    let said = copy.try_start_again();
+    assert!(said.is_ok(), "{said:?}");
+    assert_eq!(payloads(original.data()), before);
+    assert_eq!(client.wait_for("web", "running", 2).len(), 2);
 }

@@ -74,7 +74,7 @@ impl fmt::Display for Loss {
 }
 
 /// Which file or folder it is, whatever its name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     device: u64,
     inode: u64,
@@ -92,6 +92,11 @@ impl Place {
 
     pub(super) fn of_file(file: &File) -> io::Result<Place> {
         Ok(Place::from(&file.metadata()?))
+    }
+
+    /// Whether it is the one that was recorded in this boot, or in another: device numbers may change with that.
+    pub(super) fn is(self, recorded: Place, in_this_boot: bool) -> bool {
+        self.inode == recorded.inode && (self.device == recorded.device || !in_this_boot)
     }
 
     /// What has become of it, if it does not stand at the path any more. What cannot be found out is no loss.

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KeeperProgram;
 use super::capture::OutputLimits;
+use super::drift::Place;
 use super::group;
 use super::identity::Boot;
 use crate::durable::{self, Lock, Reader};
@@ -93,6 +94,9 @@ pub(super) struct Record {
     /// And the machine, if it can be told.
     #[serde(default)]
     pub(super) machine: Option<String>,
+    /// The directory from which it was started; in another one the record is a copy, and what it names is not ours.
+    #[serde(default)]
+    pub(super) directory: Option<Place>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
@@ -186,6 +190,19 @@ impl Record {
         }
     }
 
+    /// Whose processes it names, if it is found in the directory.
+    pub(super) fn origin(&self, directory: Option<Place>, boot: &Boot) -> Origin {
+        let in_this_boot = self.boot == boot.id;
+        let (Some(recorded), Some(found)) = (self.directory, directory) else { return Origin::Here };
+        if found.is(recorded, in_this_boot) {
+            Origin::Here
+        } else if !in_this_boot && self.machine.is_some() && self.machine == boot.machine {
+            Origin::EarlierBoot
+        } else {
+            Origin::Elsewhere
+        }
+    }
+
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
     }
@@ -205,6 +222,17 @@ impl Record {
         };
         self.processes.iter().enumerate().map(tell).collect()
     }
+}
+
+/// From which directory a record's processes were started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Origin {
+    /// From the one in which the record is.
+    Here,
+    /// From another one, of which the record is a copy: they may run, and are looked after from there.
+    Elsewhere,
+    /// From another one, in an earlier boot of this machine: they are dead.
+    EarlierBoot,
 }
 
 /// The folder.

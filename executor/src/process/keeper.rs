@@ -93,7 +93,8 @@ fn keep(dir: &Path) -> io::Result<()> {
     let sight = Sight::of(&folder, Some(place), 0);
     let listener = files::listen()?;
     let Boot { id: boot, machine } = boot;
-    let record = Record { boot, machine, phase: Phase::Recorded, processes: Vec::new() };
+    let record =
+        Record { boot, machine, directory: Some(place), phase: Phase::Recorded, processes: Vec::new() };
     let mut keeper = Keeper {
         lock,
         folder,

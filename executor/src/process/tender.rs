@@ -10,8 +10,8 @@ use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::drift::{Loss, Seen, Watch};
-use super::folder::{Folder, Phase, Record, Tombstone, Wanted, present};
+use super::drift::{Loss, Place, Seen, Watch};
+use super::folder::{Folder, Origin, Phase, Record, Tombstone, Wanted, present};
 use super::foster::{self, Foster};
 use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
@@ -60,6 +60,8 @@ pub(super) struct Tender {
     watch: Option<Watch>,
     /// What has become of the folder of something that runs, until its end stands in a new one.
     lost: Option<Loss>,
+    /// Why nothing can be said of it now.
+    unknown: Option<String>,
     /// Why the folder of something that is to be forgotten cannot be removed yet.
     debt: Option<Debt>,
 }
@@ -86,6 +88,7 @@ impl Tender {
             shown: None,
             watch: None,
             lost,
+            unknown: None,
             debt: None,
         }
     }
@@ -141,9 +144,16 @@ impl Tender {
     /// Finds out who holds the lock, and what is recorded.
     fn look(&mut self) {
         self.hold = match self.try_look() {
-            Ok(hold) => hold,
+            Ok(hold) => {
+                self.unknown = None;
+                hold
+            }
             Err(error) => {
-                tracing::error!(%error, incarnation = %self.incarnation, "look at what is there");
+                let why = error.to_string();
+                if self.unknown.as_ref() != Some(&why) {
+                    tracing::error!(%error, incarnation = %self.incarnation, "look at what is there");
+                }
+                self.unknown = Some(why);
                 Hold::Unknown
             }
         };
@@ -164,12 +174,14 @@ impl Tender {
         // Behind the lock: nobody else writes the record, if it is ours.
         self.tombstone = self.folder.tombstone(Reader::Writer)?;
         self.read_record(&lock)?;
+        let origin = self.origin()?;
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
             (Lock::Ours(lock), Some(record))
-                if reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
-                    == reboot::Next::Again =>
+                if origin == Origin::Here
+                    && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
+                        == reboot::Next::Again =>
             {
                 Hold::Again(lock, self.shared.starts.clone())
             }
@@ -195,6 +207,22 @@ impl Tender {
                 Hold::Kept(link)
             }
         })
+    }
+
+    /// Whose processes the record names. Of those of another directory nothing is known here, as long as they may run.
+    fn origin(&mut self) -> io::Result<Origin> {
+        let Some(record) = self.record.as_ref().filter(|record| !record.is_over()) else {
+            return Ok(Origin::Here);
+        };
+        let origin = record.origin(Place::of(self.folder.path())?, &self.shared.boot);
+        if origin == Origin::Elsewhere {
+            // Nothing that comes later takes them for ours.
+            self.record = None;
+            return Err(io::Error::other(
+                "its directory is a copy: what is recorded there may run, and belongs to the original",
+            ));
+        }
+        Ok(origin)
     }
 
     fn hear(&mut self, event: Event) {
@@ -334,7 +362,8 @@ impl Tender {
             self.look();
         }
         if let Hold::Unknown = self.hold {
-            self.refuse(order.revision, "what is there cannot be found out".to_owned(), Hope::Retry);
+            let why = self.unknown.as_deref().unwrap_or("its end could not be recorded");
+            self.refuse(order.revision, format!("what is there cannot be found out: {why}"), Hope::Retry);
             return;
         }
         if let Some(loss) = self.lost {

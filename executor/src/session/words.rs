@@ -8,6 +8,7 @@ use chancery_events::spec::Runtime;
 use serde::{Deserialize, Serialize};
 
 use super::Work;
+use crate::directory::IsCopy;
 
 /// Who the executor is.
 #[derive(Clone, Debug)]
@@ -48,6 +49,9 @@ pub enum Stop {
     /// Another executor of the scope runs on this machine.
     #[error("another executor holds the lock of this scope")]
     ScopeTaken,
+    /// The executor's folder is a copy.
+    #[error(transparent)]
+    Copied(IsCopy),
     /// What must be durable cannot be made so.
     #[error("keep the executor's own files")]
     Storage(#[source] std::io::Error),

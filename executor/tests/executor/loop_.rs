@@ -9,6 +9,7 @@ use chancery_events::observation::Saw;
 use chancery_events::protocol::{Command, Envelope, FromDecider, Head, Part, ToDecider};
 use chancery_events::record::Hash;
 use chancery_events::spec::Runtime;
+use chancery_executor::directory::CopyPolicy;
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Config, Link, Stop};
 use tokio::sync::{mpsc, oneshot};
@@ -77,6 +78,7 @@ fn config(root: &std::path::Path) -> Config {
         runtime: Runtime::Simulated,
         root: root.to_owned(),
         at_once: 4,
+        copies: CopyPolicy::Refuse,
     }
 }
 

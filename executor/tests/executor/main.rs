@@ -9,6 +9,7 @@
 )]
 
 mod bench;
+mod copies;
 mod drift;
 mod large;
 mod lives;
@@ -76,6 +77,8 @@ fn run_tests() -> ExitCode {
         outputs::a_follower_reads_every_line_across_files,
         memory::a_group_that_a_dead_keeper_left_goes_with_what_it_was_for,
         outputs::output_outlives_a_crash_while_its_folder_is_forgotten,
+        copies::a_copy_touches_nothing_that_the_original_runs_and_reports_no_end_of_it,
+        copies::what_a_copy_names_is_dead_after_a_reboot_and_not_started_again_from_it,
         large::an_incarnation_of_many_processes_and_ports_is_reported_whole_and_ended,
         large::a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting,
         logs::a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended,

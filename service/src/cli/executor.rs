@@ -19,7 +19,7 @@ const NEWER_ELSEWHERE: u8 = 9;
 #[derive(Args, Debug)]
 #[command(
     after_help = "Stopping an executor leaves running what it runs; the same command takes it up again.\n\
-    Exit codes: 0 asked to stop, 1 failure, 2 usage, 4 another executor has the folder, \
+    Exit codes: 0 asked to stop, 1 failure, 2 usage, 4 another executor has the folder, or it is a copy, \
     5 the server refuses it for good, 9 a newer server is elsewhere"
 )]
 pub struct Executor {
@@ -34,6 +34,9 @@ pub struct Executor {
     /// Its folder, which says what runs: keep it [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    /// Continue from a copied folder in the place of the original, which must never be used again
+    #[arg(long)]
+    pub adopt_copy: bool,
     /// Which log lines are written [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub(super) log: Option<String>,
@@ -70,7 +73,7 @@ impl Executor {
     pub fn exit(stop: &Stop) -> ExitCode {
         match stop {
             Stop::NewerElsewhere(_) => NEWER_ELSEWHERE.into(),
-            Stop::ScopeTaken => Exit::Conflict.into(),
+            Stop::ScopeTaken | Stop::Copied(_) => Exit::Conflict.into(),
             Stop::Refused(_) | Stop::Diverged(_) => Exit::Denied.into(),
             Stop::Storage(_) => Exit::Failure.into(),
         }

@@ -192,6 +192,9 @@ pub struct Server {
     /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
     #[arg(long, value_name = "NAMES")]
     pub executors: Option<String>,
+    /// Continue from a copied data directory in the place of the original, which must never be used again
+    #[arg(long)]
+    pub adopt_copy: bool,
     /// Which log lines are written [env: CHANCERY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,

@@ -42,7 +42,7 @@ fn record(boot: &str, machine: Option<&str>, phase: Phase, ends: &[Option<Cause>
         end: cause.map(|cause| End { status: ProcessStatus::Unknown, cause }),
     };
     let processes = ends.iter().enumerate().map(started).collect();
-    Record { boot: boot.into(), machine: machine.map(str::to_owned), phase, processes }
+    Record { boot: boot.into(), machine: machine.map(str::to_owned), directory: None, phase, processes }
 }
 
 fn boot(machine: Option<&str>) -> Boot {

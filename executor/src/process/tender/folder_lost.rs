@@ -111,6 +111,7 @@ impl Tender {
         let record = self.record.get_or_insert_with(|| Record {
             boot: boot.id.clone(),
             machine: boot.machine.clone(),
+            directory: None,
             phase: Phase::Recorded,
             processes: Vec::new(),
         });

@@ -6,6 +6,7 @@ use chancery_events::observation::Exit;
 use chancery_events::protocol::{ObjectSpec, RunSpec};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::super::drift::Place;
 use super::super::folder::{Phase, Record, Wanted};
 use super::super::hold::{self, Hold, KeeperLink, Start};
 use super::super::{foster, reboot, volumes};
@@ -120,7 +121,8 @@ impl Tender {
             process.end = None;
         }
         let (boot, machine) = (self.shared.boot.id.clone(), self.shared.boot.machine.clone());
-        let record = Record { boot, machine, phase: Phase::Again, processes };
+        let directory = Place::of(self.folder.path())?;
+        let record = Record { boot, machine, directory, phase: Phase::Again, processes };
         self.folder.write_record(&record)?;
         tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
         (self.wanted, self.record) = (Some(wanted), Some(record));

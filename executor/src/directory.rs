@@ -1,0 +1,132 @@
+//! Whether a directory is the one that was made, or a copy.
+//!
+//! A copy records what the original runs: whoever takes it for the original ends the original's processes, or reports
+//! ends that nobody has seen. So an executor store and a server's data directory record which directory they are, by
+//! device and inode. Device numbers may change with a boot, and are compared within one boot alone.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::durable::{self, Reader};
+
+/// The name of the record in a data directory.
+const NAME: &str = "directory.json";
+
+/// Which directory it is, whatever its name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct DirectoryId {
+    device: u64,
+    inode: u64,
+    boot: String,
+}
+
+impl DirectoryId {
+    /// The directory that is found at a path.
+    pub(crate) fn of(path: &Path) -> io::Result<DirectoryId> {
+        let metadata = std::fs::metadata(path)?;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        Ok(DirectoryId { device: metadata.dev(), inode: metadata.ino(), boot })
+    }
+
+    /// Whether it is the directory that was found `now`.
+    pub(crate) fn is(&self, now: &DirectoryId) -> bool {
+        self.inode == now.inode && (self.boot != now.boot || self.device == now.device)
+    }
+}
+
+/// What to do with a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CopyPolicy {
+    /// It is left as it is.
+    #[default]
+    Refuse,
+    /// It is used, in the place of the original.
+    Adopt,
+}
+
+/// The directory is a copy, and was left as it is.
+#[derive(Debug)]
+pub struct IsCopy {
+    path: PathBuf,
+}
+
+impl fmt::Display for IsCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "cannot use directory {}: it is a copy, and what it records as running belongs to the original\n\
+             hint: use the original. If that is lost for good, --adopt-copy continues from the copy; what the copy records \
+             as running in this boot is unknown then, and neither ended nor started again, until the machine is booted \
+             again or the node is expunged",
+            self.path.display()
+        )
+    }
+}
+
+impl std::error::Error for IsCopy {}
+
+/// Compares the directory with the one that was recorded, if one was.
+pub(crate) fn check(
+    path: &Path,
+    recorded: Option<&DirectoryId>,
+    now: &DirectoryId,
+    copies: CopyPolicy,
+) -> Result<(), IsCopy> {
+    if recorded.is_none_or(|recorded| recorded.is(now)) {
+        return Ok(());
+    }
+    match copies {
+        CopyPolicy::Refuse => Err(IsCopy { path: path.to_owned() }),
+        CopyPolicy::Adopt => {
+            tracing::warn!(directory = %path.display(), "copy adopted");
+            Ok(())
+        }
+    }
+}
+
+/// Records which directory a data directory is, unless it is a copy that is not to be adopted. The caller has it locked.
+pub fn claim(path: &Path, copies: CopyPolicy) -> io::Result<()> {
+    let (record, now) = (path.join(NAME), DirectoryId::of(path)?);
+    let recorded = durable::read::<DirectoryId>(&record, Reader::Writer)?;
+    check(path, recorded.as_ref(), &now, copies).map_err(io::Error::other)?;
+    if recorded.as_ref() == Some(&now) { Ok(()) } else { durable::write(&record, &now) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_told_from_its_copy_and_known_after_a_boot() {
+        let home = tempfile::tempdir().unwrap();
+        let (original, copy) = (home.path().join("original"), home.path().join("copy"));
+        std::fs::create_dir(&original).unwrap();
+        claim(&original, CopyPolicy::Refuse).unwrap();
+        claim(&original, CopyPolicy::Refuse).unwrap();
+        let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status().unwrap();
+        assert!(copied.success());
+        let error = claim(&copy, CopyPolicy::Refuse).unwrap_err().to_string();
+        assert!(error.contains("it is a copy") && error.contains("--adopt-copy"), "{error}");
+        claim(&copy, CopyPolicy::Adopt).unwrap();
+        claim(&copy, CopyPolicy::Refuse).expect("it is the one that was adopted");
+        claim(&original, CopyPolicy::Refuse).unwrap();
+        let moved = home.path().join("moved");
+        std::fs::rename(&original, &moved).unwrap();
+        claim(&moved, CopyPolicy::Refuse).expect("another name is no copy");
+
+        let now = DirectoryId { device: 1, inode: 2, boot: "now".into() };
+        for (device, inode, boot, is) in
+            [(1, 2, "now", true), (3, 2, "now", false), (3, 2, "before", true), (1, 4, "before", false)]
+        {
+            assert_eq!(
+                DirectoryId { device, inode, boot: boot.into() }.is(&now),
+                is,
+                "{device} {inode} {boot}"
+            );
+        }
+    }
+}

@@ -18,6 +18,7 @@ pub mod planted;
 pub mod protocol;
 pub mod record;
 pub mod refusal;
+pub mod size;
 pub mod spec;
 pub mod strict;
 pub mod subject;

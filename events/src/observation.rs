@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::bodies;
 use crate::id::{IncarnationId, ObjectId, Position, ScopeId, SessionId, VolumeId};
 use crate::name::{ClusterName, ExecutorName, PayloadName, PortName, VolumeName};
+use crate::size::{cut, json_bytes};
 use crate::spec::{Runtime, words};
 use crate::subject::Subject;
 
@@ -146,6 +147,50 @@ pub enum Saw {
         /// Whether it is worth trying again.
         hope: Hope,
     },
+}
+
+/// Maximum size of the processes of one report as JSON, in bytes. A record stores them twice, in the observation and in
+/// the fact, with what follows from them.
+pub const PROCESSES_BYTES: usize = 320 << 10;
+/// Maximum size of a process's address, in bytes, for which a plan has room. An IPv6 address with its port has 47.
+pub const ADDRESS_BYTES: usize = 64;
+/// Maximum size of a reason or message in a report, in bytes. Facts copy a reason several times.
+pub const REASON_BYTES: usize = 1 << 10;
+
+impl Saw {
+    /// The report with its texts and processes cut to what a record holds. Processes lose their addresses first; an
+    /// ending loses its processes then. `None` for anything else that is still too large.
+    pub fn shortened(mut self) -> Option<Saw> {
+        match &mut self {
+            Saw::Ensured { processes } | Saw::Ready { processes } | Saw::NotReady { processes } => {
+                if !shorten(processes) {
+                    return None;
+                }
+            }
+            Saw::Ended { exit, processes } => {
+                if let Exit::Failed { reason } = exit {
+                    cut(reason, REASON_BYTES);
+                }
+                if !shorten(processes) {
+                    processes.clear();
+                }
+            }
+            Saw::Failed { message, .. } => cut(message, REASON_BYTES),
+            Saw::Gone => {}
+        }
+        Some(self)
+    }
+}
+
+/// Drops the addresses of processes that are too large. Whether the rest fits.
+fn shorten(processes: &mut [Process]) -> bool {
+    if json_bytes(processes) <= PROCESSES_BYTES {
+        return true;
+    }
+    for process in processes.iter_mut() {
+        process.addresses.clear();
+    }
+    json_bytes(processes) <= PROCESSES_BYTES
 }
 
 words! {

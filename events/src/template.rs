@@ -1,5 +1,8 @@
 //! Placeholders in what people write: `${version}`, `${port.http}`; `$$` is a dollar.
 
+/// Maximum size of a filled text, in bytes: Linux gives a program no longer argument or variable.
+pub const FILLED_BYTES: usize = 128 << 10;
+
 /// Text whose placeholders cannot be read or filled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadTemplate {
@@ -9,6 +12,9 @@ pub enum BadTemplate {
         /// Its place, from 1.
         at: usize,
     },
+    /// The filled text is too long.
+    #[error("the filled text must have at most {FILLED_BYTES} bytes")]
+    TooLong,
     /// A placeholder that nothing fills.
     #[error("nothing fills the placeholder ${{{name}}}")]
     Unknown {
@@ -19,7 +25,7 @@ pub enum BadTemplate {
 
 /// The text with its placeholders filled by `value`.
 pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result<String, BadTemplate> {
-    let mut filled = String::with_capacity(text.len());
+    let mut filled = String::with_capacity(text.len().min(FILLED_BYTES));
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
         let bad = || BadTemplate::Dollar { at: text.len() - rest.len() + dollar + 1 };
@@ -35,9 +41,13 @@ pub fn fill(text: &str, mut value: impl FnMut(&str) -> Option<String>) -> Result
             filled.push_str(&value);
             rest = more;
         }
+        // A few placeholders of a long value would fill all memory.
+        if filled.len() > FILLED_BYTES {
+            return Err(BadTemplate::TooLong);
+        }
     }
     filled.push_str(rest);
-    Ok(filled)
+    if filled.len() > FILLED_BYTES { Err(BadTemplate::TooLong) } else { Ok(filled) }
 }
 
 #[cfg(test)]
@@ -51,5 +61,9 @@ mod tests {
         assert_eq!(fill("${port}", value), Err(BadTemplate::Unknown { name: "port".into() }));
         assert_eq!(fill("ab$c", value), Err(BadTemplate::Dollar { at: 3 }));
         assert_eq!(fill("${version", value), Err(BadTemplate::Dollar { at: 1 }));
+        let long = |_: &str| Some("v".repeat(FILLED_BYTES / 2));
+        assert_eq!(fill("${a}${a}", long).map(|filled| filled.len()), Ok(FILLED_BYTES));
+        assert_eq!(fill(&"${a}".repeat(100_000), long), Err(BadTemplate::TooLong));
+        assert_eq!(fill("${a}${a}x", long), Err(BadTemplate::TooLong));
     }
 }

@@ -44,6 +44,9 @@ use crate::state::{Deployment, DeploymentState, Plan, Set};
 pub(crate) use fold::{created, cut_over, ended, ending, paused, resumed, started};
 pub(crate) use step::{disturb, fail, overdue, step};
 
+/// Maximum size of a payload's filled arguments and environment, in bytes: Linux gives a program no more than 2 MiB.
+const FILLED_BYTES: usize = 1 << 20;
+
 pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     let owner = fleet.plans().get(&ask.plan).ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
     if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
@@ -97,6 +100,7 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
     // Nothing of a deployment of none is ever filled in.
     for payload in plan.payloads.iter().filter(|_| spec.count > 0) {
         let coordinates = spec.coordinates.get(&payload.name);
+        let mut bytes = 0;
         for (text, place) in plan::texts(payload, "") {
             let filled = template::fill(text, |name| {
                 let executor = plan::FILLED_BY_EXECUTOR.contains(&name)
@@ -104,11 +108,17 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
                     || name.starts_with("volume.");
                 if executor { Some(String::new()) } else { coordinates.and_then(|c| c.get(name).cloned()) }
             });
-            if let Err(error) = filled {
-                faults.add(
-                    format!("/spec/coordinates/{}", payload.name),
-                    format!("{error} in {}", &place[1..]),
-                );
+            match filled {
+                Ok(filled) => bytes += filled.len(),
+                Err(error) => {
+                    let at = format!("/spec/coordinates/{}", payload.name);
+                    faults.add(at, format!("{error} in {}", &place[1..]));
+                }
+            }
+            if bytes > FILLED_BYTES {
+                let at = format!("/spec/coordinates/{}", payload.name);
+                faults.add(at, format!("the filled texts must have at most {FILLED_BYTES} bytes"));
+                break;
             }
         }
     }

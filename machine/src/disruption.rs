@@ -39,6 +39,8 @@ use crate::state::{
 };
 use crate::volume;
 
+/// Maximum number of waiting moves that the completion of a disruption ends in its own commit.
+const MOVES: usize = 200;
 /// Disruptions of a node, at most.
 const MOST: usize = 100;
 /// The disruption by which a node is emptied that is to be deleted.
@@ -101,12 +103,20 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
     if now.state != DisruptionState::Completed {
         let by = Asker::Disruption { node: on.clone(), name: name.clone() };
         draft.push(DisruptionCompleted { node: on, name });
-        for operation in waiting_moves(fleet, &ask.node, &by) {
+        // One that is left ends when a placement is searched for it.
+        for operation in waiting_moves(fleet, &ask.node, &by).into_iter().take(MOVES) {
             let reason = "the disruption is over".to_owned();
             operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
         }
     }
     Ok(draft.done())
+}
+
+/// Whether the operation was asked for by a disruption that is over.
+pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
+    let Some(Asker::Disruption { node, name }) = operation.by.as_deref() else { return false };
+    let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
+    disruption.is_none_or(|disruption| disruption.state == DisruptionState::Completed)
 }
 
 /// Moves away from the node that the disruption asked for and that have not begun.

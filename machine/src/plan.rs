@@ -17,6 +17,7 @@ use chancery_events::fact::{
     PlanRemoving, PlanWaiting,
 };
 use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
+use chancery_events::observation::PROCESSES_BYTES;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Activity, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
@@ -65,6 +66,17 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
             faults.check(fresh, format!("{at}/volumes/{j}/volume"), "is claimed twice");
         }
     }
+    let claims: usize = spec.payloads.iter().map(|payload| payload.volumes.len()).sum();
+    faults.check(claims <= VOLUMES, "/spec/payloads", format!("must claim at most {VOLUMES} volumes"));
+    let bytes = spec.processes_bytes();
+    faults.check(
+        bytes <= PROCESSES_BYTES,
+        "/spec/payloads",
+        format!(
+            "a report of all processes may have {bytes} bytes, and must have at most {PROCESSES_BYTES}: use fewer \
+             processes or ports"
+        ),
+    );
     let mut types = BTreeSet::new();
     for (i, matcher) in spec.matchers.iter().enumerate() {
         let at = format!("/spec/matchers/{i}");
@@ -95,13 +107,7 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
     let resources = payload.resources;
     let sane = [resources.cpu, resources.memory, resources.disk].iter().all(|amount| *amount <= largest);
     faults.check(sane, format!("{at}/resources"), "is more than can be counted");
-    faults.check(
-        payload.ports.len() <= OF_PAYLOAD,
-        format!("{at}/ports"),
-        format!("must be at most {OF_PAYLOAD}"),
-    );
-    let few = payload.volumes.len() <= OF_PAYLOAD;
-    faults.check(few, format!("{at}/volumes"), format!("must be at most {OF_PAYLOAD}"));
+    faults.check(payload.ports.len() <= PORTS, format!("{at}/ports"), format!("must be at most {PORTS}"));
     let (mut ports, mut variables) = (BTreeMap::new(), BTreeSet::new());
     for (i, port) in payload.ports.iter().enumerate() {
         let fresh = ports.insert(&port.name, port.protocol).is_none();
@@ -158,8 +164,10 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
 /// Bytes of a volume, at most: sums of any number that there may be can be counted.
 const VOLUME: u64 = 1 << 56;
 
-/// Ports of a payload, and volumes, at most.
-const OF_PAYLOAD: usize = 64;
+/// Maximum number of ports of a payload.
+const PORTS: usize = 64;
+/// Maximum number of volumes of a plan: several facts of one commit name all of a replica's.
+const VOLUMES: usize = 64;
 
 /// What a mount is.
 const MOUNT: &str =

@@ -27,6 +27,7 @@ use chancery_events::fact::Unfit;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
 };
+use chancery_events::size::cut;
 use chancery_events::spec::{
     Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanSpec, Sharing,
 };
@@ -37,6 +38,10 @@ use crate::places::{ClassKey, class_of};
 use crate::shelf::Free;
 use crate::state::{Capability, Incarnation, Node};
 
+/// Maximum number of reasons, and
+const REASONS: usize = 32;
+/// the maximum size of one, in bytes: a fact names all of them.
+const REASON_BYTES: usize = 512;
 /// Nodes named with a reason, at most.
 const NAMED: usize = 64;
 
@@ -339,7 +344,11 @@ fn best_of(
 pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit> {
     let mut reasons: BTreeMap<String, Unfit> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
-        let Some(reason) = unfit(fleet, need, limits, node, Strict::Firm) else { continue };
+        let Some(mut reason) = unfit(fleet, need, limits, node, Strict::Firm) else { continue };
+        cut(&mut reason, REASON_BYTES);
+        if reasons.len() >= REASONS && !reasons.contains_key(&reason) {
+            continue;
+        }
         let entry =
             reasons.entry(reason.clone()).or_insert_with(|| Unfit { reason, count: 0, nodes: Vec::new() });
         entry.count += 1;

@@ -44,6 +44,11 @@ pub(crate) use fold::{
     removing, take,
 };
 
+/// Maximum number of operations that one failed volume ends in one commit.
+const AWAITING: usize = 64;
+/// Maximum number of a replica's own volumes: the fact of its deletion names all of them.
+const OWNED: usize = 512;
+
 /// The rule by which a volume that could not be made goes again.
 const UNMADE: &str = "volume/unmade";
 
@@ -70,7 +75,14 @@ pub(crate) fn owned(fleet: &Fleet, replica: &ReplicaName) -> Vec<VolumeName> {
 /// What there is already of the volumes that a replica is to use, if it can use them.
 pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> Result<Vec<Stored>, String> {
     let mut stored: Vec<Stored> = Vec::new();
+    let mut own = owned(fleet, replica).len();
     for (name, claim) in spec.claims(replica) {
+        own += usize::from(claim.volume.is_none() && fleet.volumes().get(&name).is_none());
+        if own > OWNED {
+            return Err(format!(
+                "replica {replica} would have more than {OWNED} volumes: delete unused ones"
+            ));
+        }
         // One that goes is made anew.
         let Some(volume) = fleet.volumes().get(&name).filter(|volume| volume.removing.is_none()) else {
             continue;
@@ -200,7 +212,8 @@ fn failed(fleet: &Fleet, volume: &Volume, error: &str, hope: Hope, ctx: &Context
         draft.push(VolumeRemoving { name: volume.name.clone(), by });
     }
     let reason = format!("volume {} could not be made: {error}", volume.name);
-    for id in fleet.index().volumes.awaiting(&volume.name) {
+    // The others' operations fail in the same way, when the volume is made again for them.
+    for id in fleet.index().volumes.awaiting(&volume.name).take(AWAITING) {
         if let Some(operation) = fleet.incarnations().get(id).and_then(|it| brings_up(fleet, it)) {
             operation::end(fleet, operation, OperationEnd::Failed { reason: reason.clone() }, draft);
         }

@@ -13,6 +13,8 @@ use crate::amount::Amounts;
 use crate::name::{
     ClusterName, GroupName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
+use crate::observation::{ADDRESS_BYTES, Address, Process, ProcessStatus};
+use crate::size::json_bytes;
 
 /// Who approves, by kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -242,6 +244,14 @@ impl PlanSpec {
         all.map(move |(payload, claim)| (claim.name(replica, &payload.name), claim))
     }
 
+    /// The largest size that the processes of one replica's report can have as JSON, in bytes.
+    pub fn processes_bytes(&self) -> usize {
+        self.payloads
+            .iter()
+            .map(|payload| usize::from(payload.processes) * (json_bytes(&largest(payload)) + 1))
+            .sum()
+    }
+
     /// Whether it claims any volume.
     pub fn has_volumes(&self) -> bool {
         self.payloads.iter().any(|payload| !payload.volumes.is_empty())
@@ -260,5 +270,18 @@ impl PlanSpec {
             *sum = sum.saturating_add(claim.capacity);
         }
         sums
+    }
+}
+
+/// A process of the payload as the largest report shows it.
+fn largest(payload: &Payload) -> Process {
+    let address =
+        |port: &super::Port| Address { port: port.name.clone(), address: "0".repeat(ADDRESS_BYTES) };
+    Process {
+        payload: payload.name.clone(),
+        index: u16::MAX,
+        pid: Some(u32::MAX),
+        addresses: payload.ports.iter().map(address).collect(),
+        status: ProcessStatus::Signaled { signal: i32::MIN },
     }
 }

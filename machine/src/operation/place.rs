@@ -12,7 +12,7 @@ use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::scheduler::{Limits, Need, Place, Search, Stored};
 use crate::state::{Deployment, Incarnation, Operation, Plan, Replica};
-use crate::{deployment, volume};
+use crate::{deployment, disruption, volume};
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
 /// answer is the same as before, or if it does not speak for all of the plan's that have none.
@@ -29,6 +29,11 @@ pub(crate) fn prepare(
     let (deployment, spec) = spec_of(fleet, plan, operation)?;
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
+    if disruption::is_over(fleet, operation) {
+        let reason = "the disruption is over".to_owned();
+        end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
+        return Some(draft.done());
+    }
     // What is left of an earlier run has to be over first: at most two hold a place.
     if replica.passive.is_some() {
         return None;

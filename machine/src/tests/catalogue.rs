@@ -96,6 +96,13 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
         let claim = json!({"volume": "db", "class": "s", "capacity": 1, "mount": mount});
         json!({"name": name, "resources": small, "volumes": [claim]})
     };
+    let many = |i: usize, processes: u16, ports: usize, volumes: usize| {
+        let ports: Vec<_> =
+            (0..ports).map(|i| json!({"name": format!("p{i}"), "protocol": "TCP", "port": 80})).collect();
+        let volumes: Vec<_> =
+            (0..volumes).map(|i| json!({"class": "s", "capacity": 1, "mount": format!("/v{i}")})).collect();
+        json!({"name": format!("a{i}"), "resources": small, "processes": processes, "ports": ports, "volumes": volumes})
+    };
     let cases = [
         (edit("/payloads", json!([])), "/spec/payloads"),
         (
@@ -132,6 +139,10 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
         (mounts(&["/a", "/a"]), "/spec/payloads/0/volumes/1/mount"),
         (mounts(&["/a-b", "/A/b"]), "/spec/payloads/0/volumes/1/mount"),
         (edit("/payloads", json!([named("a", "/a"), named("b", "/b")])), "/spec/payloads/1/volumes/0/volume"),
+        // A report of all processes must fit a record, and so must a fact with all volumes.
+        (edit("/payloads", (0..64).map(|i| many(i, 1024, 0, 0)).collect()), "/spec/payloads"),
+        (edit("/payloads", json!([many(0, 1024, 9, 0)])), "/spec/payloads"),
+        (edit("/payloads", json!([many(0, 1, 0, 40), many(1, 1, 0, 25)])), "/spec/payloads"),
     ];
     for (body, pointer) in cases {
         let refusal = World::new().ask("plan.apply", &body).expect_err(pointer);

@@ -1,6 +1,5 @@
 //! The commands of objects: what an executor is told to do, with all that it needs for it.
 
-use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -85,21 +84,4 @@ fn of_volume(volume: &Volume) -> Command {
             capacity: volume.capacity,
         }),
     }
-}
-
-/// The bytes of a command as it is sent.
-pub(super) fn size(command: &Command) -> usize {
-    struct Counter(usize);
-    impl io::Write for Counter {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut counter = Counter(0);
-    serde_json::to_writer(&mut counter, command).expect("a command is always JSON");
-    counter.0
 }

@@ -17,7 +17,7 @@ use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{FromDecider, Head};
-use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, Record};
+use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, MAX_EVENTS, NotPushed, Record};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
@@ -268,8 +268,19 @@ impl Core {
         self.in_flight.len()
     }
 
-    /// Folds the events and takes their lines, or neither.
-    pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), String> {
+    /// Folds the events and takes their lines, or neither. Events that the draft has no room for get the next record.
+    pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
+        match self.put_events(events) {
+            Err(CommitError::TooLarge) if !self.draft.is_empty() => {
+                let record = self.seal();
+                self.early.extend(record);
+                self.put_events(events)
+            }
+            done => done,
+        }
+    }
+
+    fn put_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
         let mark = self.draft.mark();
         self.fleet.note();
         let first = self.next();
@@ -281,11 +292,15 @@ impl Core {
                         // Its replica may go in the same commit, and all that is known of it.
                         over.extend(self.ends(fact));
                         let at = self.at(position);
-                        evolve(&mut self.fleet, fact, at).map_err(|error| error.to_string())?;
+                        evolve(&mut self.fleet, fact, at)
+                            .map_err(|error| CommitError::Failed(error.to_string()))?;
                     }
                     Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
                 }
-                self.draft.push(&event.line()).map_err(|error| error.to_string())?;
+                self.draft.push(&event.line()).map_err(|error| match error {
+                    NotPushed::Full | NotPushed::TooLarge { .. } => CommitError::TooLarge,
+                    NotPushed::NotALine => CommitError::Failed(error.to_string()),
+                })?;
             }
             Ok(())
         }));
@@ -303,7 +318,7 @@ impl Core {
             }
             Err(panic) => {
                 self.fleet.roll_back_broken();
-                told(&*panic)
+                CommitError::Failed(told(&*panic))
             }
         };
         self.draft.back_to(mark);
@@ -356,12 +371,14 @@ impl Core {
                 .unwrap_or_else(|panic| Err(internal(&told(&*panic))))
         });
         let decided = self.record(request, position, decided, &context).or_else(|failure| {
-            tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
-            self.record(request, position, Err(internal(&failure)), &context)
+            if let CommitError::Failed(failure) = &failure {
+                tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "an intent could not be folded");
+            }
+            self.record(request, position, Err(failure.refusal()), &context)
         });
         match decided {
             Ok(verdict) => Settled::Now(verdict),
-            Err(failure) => Settled::Failed(internal(&failure)),
+            Err(failure) => Settled::Failed(failure.refusal()),
         }
     }
 
@@ -371,7 +388,7 @@ impl Core {
         position: Position,
         decided: Result<Vec<Fact>, Refusal>,
         context: &Context,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, CommitError> {
         let said = verdict(&self.fleet, request, &decided, context);
         let result = match (&said, &decided) {
             (Fact::IntentAccepted(said), _) => Ok(chancery_machine::keys::Accepted {
@@ -382,7 +399,7 @@ impl Core {
             (Fact::IntentRefused(said), Err(refusal)) => {
                 Err(Refusal { subject: said.subject.clone(), version: said.version, ..refusal.clone() })
             }
-            _ => return Err("a verdict is either accepted or refused".into()),
+            _ => return Err(CommitError::Failed("a verdict is either accepted or refused".into())),
         };
         let facts = decided.unwrap_or_default();
         let mut events = Vec::with_capacity(facts.len() + 2);
@@ -411,7 +428,7 @@ impl Core {
         let mut events = vec![Event::Observation { by: by.clone(), observation }];
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
         if let Err(failure) = self.commit_events(&events) {
-            tracing::error!(%position, observation = type_name, failure, "an observation could not be folded");
+            tracing::error!(%position, observation = type_name, %failure, "an observation could not be folded");
         }
     }
 
@@ -446,7 +463,7 @@ impl Core {
         let Step { subject, cause, facts } = step;
         let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
         if let Err(failure) = self.commit_events(&events) {
-            self.park(subject, cause, failure);
+            self.park(subject, cause, failure.to_string());
         }
     }
 
@@ -456,7 +473,7 @@ impl Core {
         self.agenda.park(subject.clone());
         let fact = EntityParked { subject, detail }.into();
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
-            tracing::error!(failure, "an entity could not be parked by a fact");
+            tracing::error!(%failure, "an entity could not be parked by a fact");
         }
     }
 
@@ -541,6 +558,26 @@ impl Core {
     /// The durable head.
     pub fn durable(&self) -> Head {
         self.durable
+    }
+}
+
+/// Why events are not committed. Nothing of them is kept.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommitError {
+    /// No record can hold them: ask for less.
+    #[error("one commit holds at most {MAX_BYTES} bytes and {MAX_EVENTS} events: ask for less at once")]
+    TooLarge,
+    /// They cannot be folded.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl CommitError {
+    fn refusal(&self) -> Refusal {
+        match self {
+            CommitError::TooLarge => Refusal::new(Code::TooLarge, self.to_string()),
+            CommitError::Failed(failure) => internal(failure),
+        }
     }
 }
 

@@ -294,7 +294,7 @@ impl Core {
     fn commit_own(&mut self, fact: Fact) {
         let (cause, type_name) = (self.next(), fact.type_name());
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
-            tracing::error!(type_name, failure, "a fact about the inbox could not be folded");
+            tracing::error!(type_name, %failure, "a fact about the inbox could not be folded");
         }
     }
 }

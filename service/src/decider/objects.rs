@@ -32,6 +32,10 @@ impl Core {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
         let Report { object, revision, saw } = report;
+        let Some(saw) = saw.shortened() else {
+            tracing::warn!(%object, executor = %by, "a report is larger than any plan allows; it is ignored");
+            return;
+        };
         let is_over = matches!(saw, Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. });
         let known = self.known(object);
         match &known {

@@ -6,8 +6,7 @@ use chancery_events::fact::Judgement;
 use chancery_events::id::{Lineage, ObjectId};
 use chancery_events::name::FleetName;
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head};
-
-use super::commands;
+use chancery_events::size::json_bytes;
 
 /// Something said to an executor, before the head that it carries is known.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ impl Saying {
     pub(super) fn bytes(&self) -> usize {
         match &self.what {
             What::Welcome { part, .. } | What::Inventory(part) => part.bytes,
-            What::Command(command) => commands::size(command),
+            What::Command(command) => json_bytes(command),
             What::Accepted(_)
             | What::Forget(_)
             | What::Judged(..)

@@ -12,6 +12,7 @@ use chancery_events::observation::{Observation, SessionEnd, SessionHello, Sessio
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Envelope, Head, Life, Succession, ToDecider};
 use chancery_events::record::Hash;
+use chancery_events::size::json_bytes;
 use chancery_events::time::Time;
 use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
@@ -325,7 +326,7 @@ impl Core {
                 continue;
             }
             if let Some(command) = commands::command(&self.fleet, id) {
-                bytes += commands::size(&command);
+                bytes += json_bytes(&command);
                 commands.push(command);
             }
         }

@@ -3,6 +3,7 @@
 mod executors;
 mod inbox;
 mod races;
+mod sizes;
 
 use std::sync::Arc;
 use std::time::Duration;

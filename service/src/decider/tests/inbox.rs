@@ -330,7 +330,7 @@ fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
     rig.post(&capability(1, "a"));
     rig.settle();
     let refused: Vec<_> = rig.refused(from).into_iter().map(|fact| (fact.offset, fact.code)).collect();
-    assert_eq!(refused, [(0, Code::Internal)]);
+    assert_eq!(refused, [(0, Code::TooLarge)]);
     assert_eq!((rig.types(from).len(), rig.watermarks(from)), (4, vec![2]));
 }
 

@@ -32,6 +32,18 @@ impl Digest {
         Digest::from_bits(u128::from_be_bytes(half))
     }
 
+    /// The digest with the first 48 bits of another one, which is the same for all of one producer's.
+    #[must_use]
+    pub const fn under(self, producer: Digest) -> Digest {
+        const LOW: u64 = (1 << 16) - 1;
+        Digest { high: producer.high & !LOW | self.high & LOW, low: self.low }
+    }
+
+    /// The first 48 bits.
+    pub const fn prefix(self) -> u64 {
+        self.high >> 16
+    }
+
     /// The bits.
     pub const fn bits(self) -> u128 {
         (self.high as u128) << 64 | self.low as u128

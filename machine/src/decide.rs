@@ -52,9 +52,17 @@ pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
 /// Decides an intent that is new: the facts that it makes true, or why it makes none. No facts: it is so already.
 pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     if let Some(time) = request.time {
-        if time <= fleet.keys().floor() {
-            let detail =
-                format!("it is dated {time}; intents up to {} may have been decided", fleet.keys().floor());
+        let floor = fleet.keys().floor(request.key());
+        if time <= floor {
+            let Request { actor, source, .. } = request;
+            let retry = match floor.since(ctx.now) {
+                Duration::ZERO => "dated now".to_owned(),
+                wait => format!("in {} s, dated then", wait.as_secs() + 1),
+            };
+            let detail = format!(
+                "it is dated {time}; intents of {actor} from {source} up to {floor} may have been decided: if it was not, \
+                 send it with another id {retry}"
+            );
             return Err(Refusal::new(Code::Expired, detail));
         }
         if time > ctx.now + AHEAD {
@@ -274,8 +282,9 @@ pub fn pass(fleet: &mut Fleet, position: Position) {
 
 fn accepted(fleet: &mut Fleet, fact: &IntentAccepted, at: At) {
     let reply = Accepted { outcome: fact.outcome, subject: fact.subject.clone(), version: fact.version };
-    let known = Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Ok(reply)), at: fact.at };
-    fleet.keys.remember(fact.key, known, at.time);
+    let (verdict, decided) = (at.position, at.time);
+    let known = Known { digest: fact.digest, verdict, reply: Arc::new(Ok(reply)), at: fact.at, decided };
+    fleet.keys.remember(fact.key, known);
 }
 
 fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
@@ -292,9 +301,9 @@ fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
         version: fact.version,
         errors: fact.errors.clone(),
     };
-    let known =
-        Known { digest: fact.digest, verdict: at.position, reply: Arc::new(Err(refusal)), at: fact.at };
-    fleet.keys.remember(fact.key, known, at.time);
+    let (verdict, decided) = (at.position, at.time);
+    let known = Known { digest: fact.digest, verdict, reply: Arc::new(Err(refusal)), at: fact.at, decided };
+    fleet.keys.remember(fact.key, known);
 }
 
 /// Takes the entity out of the queues that lead to it.

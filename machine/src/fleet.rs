@@ -491,7 +491,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-8";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-9";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.

@@ -5,9 +5,20 @@ use std::time::Duration;
 use chancery_events::refusal::Code;
 use serde_json::json;
 
+use crate::context::Context;
 use crate::decide::{Repeat, evolve, repeat, verdict};
 use crate::meta::At;
 use crate::testing::{World, intent};
+
+fn context(world: &World) -> Context {
+    Context {
+        now: world.now,
+        next: world.fleet.head().plus(1),
+        lineage: world.fleet.lineages().current,
+        actor: None,
+        replicas: world.replicas,
+    }
+}
 
 #[test]
 fn an_expected_version_that_is_not_the_subject_s_is_refused_with_the_version() {
@@ -42,18 +53,8 @@ fn an_expected_version_of_zero_means_that_it_must_not_exist() {
 fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
     let mut world = World::new();
     let request = world.request(intent("cluster.delete", &json!({"name": "c"})));
-    let decided = world.ask_request(&request);
-    let context = crate::context::Context {
-        now: world.now,
-        next: world.fleet.head().plus(1),
-        lineage: world.fleet.lineages().current,
-        actor: None,
-        replicas: world.replicas,
-    };
-    let fact = verdict(&world.fleet, &request, &decided, &context);
-    let position = world.fleet.head().plus(1);
-    let at = At { position, time: world.now, term: world.fleet.term(), lineage: context.lineage };
-    evolve(&mut world.fleet, &fact, at).expect("a verdict folds");
+    world.ask_request(&request).expect_err("there is no such cluster");
+    let position = world.fleet.head();
     match repeat(world.fleet.keys(), &request) {
         Repeat::Known(known) => {
             assert_eq!(known.verdict, position);
@@ -80,4 +81,41 @@ fn an_intent_from_the_future_is_refused() {
             Err(refusal) => assert!(!holds && refusal.code == Code::FromTheFuture),
         }
     }
+}
+
+/// Folds so many intents of the actor, dated so many seconds ahead, as if each had been accepted.
+fn flood(world: &mut World, actor: &str, count: u64, ahead: u64) {
+    let mut request = world.request(intent("cluster.delete", &json!({"name": "c"})));
+    request.actor = actor.parse().expect("a name");
+    request.time = Some(world.now + Duration::from_secs(ahead));
+    let context = context(world);
+    for n in 0..count {
+        request.id = format!("flood-{n}").parse().expect("a name");
+        let fact = verdict(&world.fleet, &request, &Ok(vec![]), &context);
+        let position = world.fleet.head().plus(1);
+        let at = At { position, time: world.now, term: world.fleet.term(), lineage: context.lineage };
+        evolve(&mut world.fleet, &fact, at).expect("a verdict folds");
+    }
+}
+
+#[test]
+fn a_producer_that_floods_makes_its_own_intents_expire_and_says_until_when_and_nobody_elses() {
+    let mut world = World::new();
+    let ask = |world: &mut World, actor: &str, behind: u64| {
+        let mut request = world.request(intent("cluster.delete", &json!({"name": "c"})));
+        request.actor = actor.parse().expect("a name");
+        request.time = Some(world.now.before(Duration::from_secs(behind)));
+        let refusal = world.ask_request(&request).expect_err("there is no cluster");
+        (refusal.code, refusal.detail)
+    };
+    ask(&mut world, "ann", 0);
+    flood(&mut world, "mob", 252_000, 299);
+    for (actor, behind) in [("ann", 0), ("ann", 60), ("bob", 0), ("bob", 3600)] {
+        assert_eq!(ask(&mut world, actor, behind).0, Code::NotFound, "{actor}, {behind} s old");
+    }
+    let (code, detail) = ask(&mut world, "mob", 0);
+    assert_eq!(code, Code::Expired);
+    assert!(detail.contains("in 300 s"), "{detail}");
+    world.now = world.now + Duration::from_mins(5);
+    assert_eq!(ask(&mut world, "mob", 0).0, Code::NotFound);
 }

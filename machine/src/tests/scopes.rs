@@ -203,7 +203,9 @@ impl Seen {
         subjects.sort();
         subjects.dedup();
         self.again += all - subjects.len();
-        self.forgotten_keys += usize::from(before.keys().floor() != after.keys().floor());
+        let (was, is) = (before.keys().floors(), after.keys().floors());
+        let rose = is.iter().any(|(producer, floor)| was.get(producer).is_some_and(|was| was != floor));
+        self.forgotten_keys += usize::from(rose);
     }
 }
 

@@ -1,0 +1,161 @@
+use super::*;
+use crate::testing::Dice;
+
+/// The `n`th key of a producer.
+fn key(producer: u64, n: u64) -> Digest {
+    Digest::of(&[&n.to_be_bytes()]).under(Digest::of(&[&producer.to_be_bytes()]))
+}
+
+fn known(n: u64, at: Time, decided: Time) -> Known {
+    let reply = Arc::new(Ok(Accepted { outcome: Outcome::Changed, subject: None, version: None }));
+    Known { digest: Digest::of(&[]), verdict: Position::new(n), reply, at, decided }
+}
+
+fn at(seconds: u64) -> Time {
+    Time::EPOCH + Duration::from_secs(seconds)
+}
+
+fn bounded(keys: usize, floors: usize) -> Keys {
+    Keys { bounds: Bounds { keys, floors }, ..Keys::default() }
+}
+
+#[test]
+fn a_key_leaves_by_age_and_raises_the_floor_of_its_producer() {
+    let mut keys = Keys::default();
+    keys.remember(key(1, 1), known(1, at(1), at(9)));
+    let later = at(10) + AGE;
+    keys.remember(key(1, 2), known(2, later, later));
+    assert_eq!((keys.get(key(1, 1)), keys.floor(key(1, 1))), (None, at(1)));
+    assert!(keys.get(key(1, 2)).is_some());
+    assert_eq!(keys.floor(key(2, 1)), Time::EPOCH, "another producer's stays");
+}
+
+#[test]
+fn a_journal_whose_time_is_years_ahead_keeps_the_keys_of_intents_that_are_dated_correctly() {
+    let mut keys = Keys::default();
+    let years = Duration::from_hours(10 * 365 * 24);
+    for n in 0..100 {
+        keys.remember(key(1, n), known(n, at(n), at(n) + years));
+    }
+    assert!((0..100).all(|n| keys.get(key(1, n)).is_some()));
+    assert_eq!(keys.floor(key(1, 0)), Time::EPOCH);
+}
+
+#[test]
+fn one_producer_with_too_many_keys_loses_its_own_and_no_other_producer_loses_any() {
+    let mut keys = bounded(100, 10);
+    for n in 0..10 {
+        keys.remember(key(1, n), known(n, at(n), at(n)));
+    }
+    let ahead = at(400);
+    for n in 0..1000 {
+        keys.remember(key(2, n), known(n, ahead, at(100)));
+    }
+    assert_eq!((keys.floor(key(1, 0)), keys.floor(key(2, 0))), (Time::EPOCH, ahead));
+    assert!((0..10).all(|n| keys.get(key(1, n)).is_some()));
+    assert_eq!((keys.known.len(), keys.floor(key(3, 0))), (100, Time::EPOCH));
+}
+
+#[test]
+fn producers_without_number_are_bounded_and_move_no_floor_of_a_producer_with_keys() {
+    let mut keys = bounded(100, 10);
+    for n in 0..20 {
+        keys.remember(key(0, n), known(n, at(n), at(100)));
+    }
+    for producer in 1..5000 {
+        keys.remember(key(producer, 1), known(1, at(400), at(100)));
+        assert!(keys.windows.len() <= 110, "{}", keys.windows.len());
+        if keys.windows.get(&key(0, 0).prefix()).is_some_and(|window| !window.keys.is_empty()) {
+            assert!(keys.floor(key(0, 0)) < at(20), "its own keys alone moved its floor");
+        }
+    }
+}
+
+/// Keys, in the plainest way.
+#[derive(Default)]
+struct Naive {
+    /// With when each was decided, in that order, and its intent's time.
+    known: Vec<(Digest, Time, Time)>,
+    floors: BTreeMap<Producer, Time>,
+    floor: Time,
+}
+
+impl Naive {
+    fn remember(&mut self, key: Digest, time: Time, now: Time, bounds: Bounds) {
+        if self.known.iter().any(|(known, ..)| *known == key) {
+            return;
+        }
+        self.floors.entry(key.prefix()).or_insert(self.floor);
+        self.known.push((key, now, time));
+        while let Some(place) = self.known.iter().position(|(_, decided, _)| *decided < now.before(AGE)) {
+            self.remove(place);
+        }
+        while self.known.len() > bounds.keys {
+            let (_, most) = self.floors.keys().map(|p| (self.count(*p), *p)).max().expect("producers");
+            self.remove(self.known.iter().position(|(key, ..)| key.prefix() == most).expect("it has keys"));
+        }
+        loop {
+            let mut empty: Vec<_> = self.floors.iter().map(|(producer, floor)| (*floor, *producer)).collect();
+            empty.retain(|(_, producer)| self.count(*producer) == 0);
+            if empty.len() <= bounds.floors {
+                return;
+            }
+            let (floor, producer) = *empty.iter().min().expect("one");
+            self.floors.remove(&producer);
+            self.floor = self.floor.max(floor);
+        }
+    }
+
+    fn count(&self, producer: Producer) -> usize {
+        self.known.iter().filter(|(key, ..)| key.prefix() == producer).count()
+    }
+
+    fn remove(&mut self, place: usize) {
+        let (key, _, time) = self.known.remove(place);
+        let floor = self.floors.get_mut(&key.prefix()).expect("its producer is known");
+        *floor = (*floor).max(time);
+    }
+}
+
+#[test]
+fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_stored() {
+    for seed in 1..40 {
+        let mut dice = Dice(seed);
+        let bounds = Bounds { keys: 12, floors: 3 };
+        let (mut keys, mut naive) = (bounded(bounds.keys, bounds.floors), Naive::default());
+        let mut now = at(1_000_000);
+        for n in 0..400 {
+            now = now + Duration::from_secs(dice.of(&[0, 1, 60, 86_400]));
+            let key = key(dice.below(9), dice.below(30));
+            let time =
+                now.before(Duration::from_secs(dice.below(1000))) + Duration::from_secs(dice.below(1300));
+            if dice.below(4) == 0 {
+                let same = keys.clone();
+                let before = keys.begin();
+                for _ in 0..dice.below(20) {
+                    let other = self::key(dice.below(12), dice.below(60));
+                    keys.remember(other, known(n, time, now + Duration::from_secs(dice.of(&[0, 700_000]))));
+                }
+                keys.roll_back(before);
+                assert_eq!(sorted(&keys), sorted(&same), "seed {seed}, {n}");
+            }
+            keys.remember(key, known(n, time, now));
+            naive.remember(key, time, now, bounds);
+            let times: BTreeMap<_, _> = keys.known.iter().map(|(key, known)| (*key, known.at)).collect();
+            let expected: BTreeMap<_, _> = naive.known.iter().map(|(key, _, time)| (*key, *time)).collect();
+            assert_eq!(times, expected, "seed {seed}, {n}");
+            assert_eq!((keys.floors(), keys.floor), (naive.floors.clone(), naive.floor), "seed {seed}, {n}");
+            let json = serde_json::to_string(&keys).expect("JSON");
+            let again: Keys = serde_json::from_str(&json).expect("keys");
+            assert_eq!(sorted(&again), sorted(&keys), "seed {seed}, {n}");
+        }
+    }
+}
+
+/// All that there is of keys, in order.
+fn sorted(keys: &Keys) -> String {
+    let windows: BTreeMap<_, _> = keys.windows.iter().collect();
+    let known: BTreeMap<_, _> = keys.known.iter().collect();
+    let order = (&keys.by_size, &keys.by_time, &keys.empty);
+    format!("{known:?} {windows:?} {order:?} {:?}", keys.floor)
+}

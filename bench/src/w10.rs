@@ -18,6 +18,7 @@ use chancery::duty::Desk;
 use chancery::executors::{Connections, Host, Means};
 use chancery::http::Hub;
 use chancery::rows::{Queue, Rows, publisher};
+use chancery::wall_clock::WallClock;
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -88,6 +89,7 @@ fn open(dir: &Path) -> Result<Parts> {
         journal: Arc::clone(&journal) as Arc<dyn Journal>,
         following: Following { deliveries, publisher, skipped: Box::new(|| ()), published: Position::ZERO },
         queue: 4096,
+        clock: Arc::new(WallClock::trusted()),
     })?;
     let snapshots = Snapshots::open(dir.join("snapshots"))?;
     let mut rows = Rows { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };

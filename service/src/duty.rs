@@ -28,6 +28,7 @@ use crate::decider::core::Settings;
 use crate::decider::inbox::{Inbox, InboxGone};
 use crate::decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use crate::rows::States;
+use crate::wall_clock::{ClockAhead, WallClock};
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -61,6 +62,8 @@ pub struct Desk {
     pub decider: watch::Receiver<Option<Arc<str>>>,
     /// Where this server is.
     pub own: Arc<str>,
+    /// Whether the wall clock is trusted.
+    pub clock: Arc<WallClock>,
 }
 
 impl Desk {
@@ -68,7 +71,7 @@ impl Desk {
     pub fn with(decider: Decider) -> Desk {
         let (_, duty) = watch::channel(Duty::Decides(decider));
         let (_, there) = watch::channel(None);
-        Desk { duty, decider: there, own: "".into() }
+        Desk { duty, decider: there, own: "".into(), clock: Arc::new(WallClock::trusted()) }
     }
 
     /// Where they go now.
@@ -134,6 +137,8 @@ pub struct Office {
     pub beside: Option<Arc<dyn Beside>>,
     /// Where it tells who decides.
     pub duty: watch::Sender<Duty>,
+    /// Whether the wall clock is trusted.
+    pub clock: Arc<WallClock>,
 }
 
 impl Office {
@@ -233,6 +238,10 @@ impl Office {
             Some(state) => (state.fleet, Some(state.at), state.watermark),
             None => (Fleet::new(Lineage::from_random(random())), None, None),
         };
+        if let Some(last) = head.as_ref().map(|head| head.time) {
+            let clock = Arc::clone(&self.clock);
+            tokio::task::spawn_blocking(move || clock.admit(last)).await??;
+        }
         let inbox = match self.beside.clone() {
             Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
             None => None,
@@ -241,8 +250,8 @@ impl Office {
         tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
         let settings = Settings { writer: Writer::from_random(random()), inbox, ..self.settings.clone() };
         let following = self.lend();
-        let begin =
-            Start { settings, fleet, head, journal: Arc::clone(&self.journal), following, queue: self.queue };
+        let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
+        let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock };
         // What follows the journal has been lent: whatever fails now is the end.
         let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
@@ -262,6 +271,8 @@ impl Office {
 fn is_final(turns: &Turns, error: &anyhow::Error) -> bool {
     matches!(turns, Turns::Ours)
         || error.is::<InboxGone>()
+        // It leaves the group of deciders, and one whose clock is right decides.
+        || error.is::<ClockAhead>()
         || error.is::<FoldError>()
         || error.is::<Ended>()
         || error.is::<Lost>()

@@ -31,6 +31,7 @@ use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
 use crate::note;
 use crate::rows::{Queue, Rows, publisher};
+use crate::wall_clock::WallClock;
 
 /// For builds without it.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
@@ -125,6 +126,12 @@ impl Fleet {
             replicas: config.limits.replicas,
             inbox: None,
         };
+        let clock = Arc::new(WallClock::of(config));
+        if let (Place::Kafka { .. }, Some(head)) = (&config.journal, &head)
+            && let Err(error) = clock.admit(head.time)
+        {
+            tracing::error!("{error}");
+        }
         let (duty, told) = watch::channel(Duty::StandsBy);
         let office = Office {
             settings,
@@ -139,8 +146,9 @@ impl Fleet {
             queue: usize::try_from(config.limits.queue).unwrap_or(usize::MAX).min(1 << 20),
             beside,
             duty,
+            clock: Arc::clone(&clock),
         };
-        let desk = Desk { duty: told, decider, own: Arc::clone(own) };
+        let desk = Desk { duty: told, decider, own: Arc::clone(own), clock };
         let mut rows = Rows {
             projector,
             source: Arc::clone(&source),

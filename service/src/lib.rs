@@ -24,3 +24,4 @@ pub mod note;
 pub mod demo;
 pub mod payload;
 pub mod verify;
+pub mod wall_clock;

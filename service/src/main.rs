@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Executor, Local, Output};
-use chancery::config::{self, Config, LogFormat};
+use chancery::config::{self, Config, LogFormat, Place};
 use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
@@ -83,13 +83,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
-        #[cfg(feature = "kafka")]
-        Local::Doctor { .. } => {
-            log(&config)?;
-            let (text, is_well) = runtime()?.block_on(chancery::kafka::commands::doctor(&config))?;
-            print(&text)?;
-            Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
+        Local::Doctor { .. } => doctor(&config),
         #[cfg(feature = "kafka")]
         Local::Import { dir, timeout, .. } => {
             log(&config)?;
@@ -100,7 +94,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             Ok(ExitCode::SUCCESS)
         }
         #[cfg(not(feature = "kafka"))]
-        Local::InitTopics { .. } | Local::Import { .. } | Local::Doctor { .. } => {
+        Local::InitTopics { .. } | Local::Import { .. } => {
             anyhow::bail!(chancery::fleet::NO_KAFKA)
         }
         Local::Openapi => {
@@ -121,6 +115,24 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
 
 fn copies(adopt: bool) -> CopyPolicy {
     if adopt { CopyPolicy::Adopt } else { CopyPolicy::Refuse }
+}
+
+/// Checks what can be checked here, and the topics of a journal on Kafka.
+fn doctor(config: &Config) -> Result<ExitCode> {
+    log(config)?;
+    let (text, mut is_well) = chancery::wall_clock::doctor(config)?;
+    print(&text)?;
+    if let Place::Kafka { .. } = config.journal {
+        #[cfg(feature = "kafka")]
+        {
+            let (text, is_safe) = runtime()?.block_on(chancery::kafka::commands::doctor(config))?;
+            print(&text)?;
+            is_well &= is_safe;
+        }
+        #[cfg(not(feature = "kafka"))]
+        anyhow::bail!(chancery::fleet::NO_KAFKA);
+    }
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {

@@ -274,7 +274,7 @@ pub enum Local {
         #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
-    /// Look whether the topics of a journal on Kafka may lose what was acknowledged, and say how to mend it
+    /// Check the wall clock against the journals, and whether topics on Kafka may lose what was acknowledged
     Doctor {
         /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]

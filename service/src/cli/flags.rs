@@ -192,6 +192,9 @@ pub struct Server {
     /// Clusters driven from here: all, none, or names between commas [env: CHANCERY_EXECUTORS]
     #[arg(long, value_name = "NAMES")]
     pub executors: Option<String>,
+    /// Decide with a wall clock that is further ahead of the journal than clock.max_gap: the clock is right
+    #[arg(long)]
+    pub accept_clock: bool,
     /// Continue from a copied data directory in the place of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,

@@ -99,7 +99,11 @@ impl Cli {
             ]);
         }
         let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
-        Ok(Config::load(globals.config.as_deref(), flags)?)
+        let mut config = Config::load(globals.config.as_deref(), flags)?;
+        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+            config.accept_clock = server.accept_clock;
+        }
+        Ok(config)
     }
 
     /// How data is shown, if it was said.

@@ -173,6 +173,10 @@ pub struct Config {
     pub log_format: LogFormat,
     /// How long an executor may be silent.
     pub lease: Duration,
+    /// How far the wall clock may be ahead of journal time.
+    pub clock_max_gap: Duration,
+    /// Whether the operator says that the wall clock is right, by a flag of this start.
+    pub accept_clock: bool,
     /// The clusters that the server's own process drives.
     pub executors: Clusters,
     /// What a request may cost.
@@ -316,6 +320,8 @@ impl Config {
             log: text("log").to_owned(),
             log_format: if text("log_format") == "json" { LogFormat::Json } else { LogFormat::Text },
             lease: settings::span(text("lease"))?,
+            clock_max_gap: settings::span(text("clock.max_gap"))?,
+            accept_clock: false,
             executors,
             limits,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,

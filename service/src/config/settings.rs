@@ -93,6 +93,7 @@ settings! {
     "log" Filter "warn" "CHANCERY_LOG" "which log lines are written, as in warn,chancery=debug";
     "log_format" LogFormat "text" "CHANCERY_LOG_FORMAT" "how log lines are written: text or json";
     "lease" Span "15s" "CHANCERY_LEASE" "how long an executor may be silent before its session is lost";
+    "clock.max_gap" Span "31d" "CHANCERY_CLOCK_MAX_GAP" "how far the wall clock may be ahead of journal time; further, and the server does not decide, unless the clock is synchronised or accepted";
     "executors" Clusters "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
     "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";

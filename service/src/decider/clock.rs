@@ -3,7 +3,8 @@
 //! It begins at the wall clock or at the journal's last time, whichever is later, and then follows the monotonic
 //! clock, slewed towards the wall clock: at half speed while it is ahead, a quarter faster while it is behind. No
 //! faster, because leases are counted in it: an executor stops beginning work after three quarters of its lease on
-//! its own clock, and the decider must not count the whole of it in less time than that.
+//! its own clock, and the decider must not count the whole of it in less time than that. A wall clock that is too far
+//! ahead is not followed at all ([`crate::wall_clock`]).
 
 use std::time::Duration;
 
@@ -23,12 +24,24 @@ pub struct Reading {
 pub struct Clock {
     time: Time,
     steady: Duration,
+    max_gap: Duration,
+    leap: Option<Duration>,
 }
 
 impl Clock {
     /// Begins at the later of the wall clock and the journal's last time.
     pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
-        Clock { time: last.max(wall), steady }
+        Clock { time: last.max(wall), steady, max_gap: Duration::MAX, leap: None }
+    }
+
+    /// Follows a wall clock that is ahead by no more than this from now on.
+    pub fn bound(&mut self, max_gap: Duration) {
+        self.max_gap = max_gap;
+    }
+
+    /// How far ahead the wall clock is, if it is too far to be followed.
+    pub fn leap(&self) -> Option<Duration> {
+        self.leap
     }
 
     /// The journal's time at this reading.
@@ -36,7 +49,10 @@ impl Clock {
         let passed = steady.saturating_sub(self.steady);
         self.steady = self.steady.max(steady);
         let plain = self.time + passed;
-        self.time = if plain > wall {
+        self.leap = Some(wall.since(plain)).filter(|ahead| *ahead > self.max_gap);
+        self.time = if self.leap.is_some() {
+            plain
+        } else if plain > wall {
             // Ahead: at half speed, but no further back than the wall clock.
             (self.time + passed / 2).max(wall.min(plain))
         } else {
@@ -82,5 +98,23 @@ mod tests {
                 assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}, at {steady} s");
             }
         }
+    }
+
+    #[test]
+    fn a_wall_clock_that_leaps_too_far_ahead_is_not_followed_until_it_is_back_or_trusted() {
+        let mut clock = Clock::begin(wall(0), reading(100, 0));
+        clock.bound(at(1000));
+        let steps = [
+            (1050, 8, 110, false, "within the bound it is followed"),
+            (5000, 16, 118, true, "too far ahead: the monotonic clock alone"),
+            (5010, 26, 128, true, "and so it stays"),
+            (400, 34, 138, false, "it is back"),
+        ];
+        for (now, steady, expected, leaps, case) in steps {
+            assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}");
+            assert_eq!(clock.leap().is_some(), leaps, "{case}");
+        }
+        clock.bound(Duration::MAX);
+        assert_eq!((clock.read(reading(5000, 42)), clock.leap()), (wall(148), None), "it is trusted");
     }
 }

@@ -76,6 +76,16 @@ impl Driver {
         Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new(), drains: false }
     }
 
+    /// Follows a wall clock that is ahead by no more than this.
+    pub fn bound_clock(&mut self, max_gap: std::time::Duration) {
+        self.clock.bound(max_gap);
+    }
+
+    /// How far ahead the wall clock is, if it is not followed.
+    pub fn clock_leap(&self) -> Option<std::time::Duration> {
+        self.clock.leap()
+    }
+
     /// The decider without its journal.
     pub fn core(&self) -> &Core {
         &self.core

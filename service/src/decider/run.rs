@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use chancery_events::id::{Attach, Position};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::Record;
-use chancery_events::time::Time;
 use chancery_journal::{Cursor, Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 use tokio::sync::mpsc::error::TryRecvError;
@@ -19,6 +18,7 @@ use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
 use super::hearing::Hearing;
 use super::mailbox::Mailbox;
+use crate::wall_clock::{self, WallClock};
 
 /// The shortest pause when nothing can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -42,6 +42,8 @@ pub struct Start {
     pub following: Following,
     /// Inputs that wait, at most.
     pub queue: usize,
+    /// Whether the wall clock is trusted.
+    pub clock: Arc<WallClock>,
 }
 
 /// What follows the journal: lent to the decider while there is one here.
@@ -105,25 +107,23 @@ struct Loop {
     executors: BTreeMap<Connection, Mailbox>,
     drains: bool,
     hearing: Hearing,
+    clock: Arc<WallClock>,
+    /// Whether the wall clock is not followed.
+    has_leapt: bool,
 }
 
 fn reading(began: Instant) -> Reading {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let wall = Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX));
-    Reading { wall, steady: began.elapsed() }
+    Reading { wall: wall_clock::now(), steady: began.elapsed() }
 }
 
 impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
-        let began = Instant::now();
+        let (began, clock) = (Instant::now(), start.clock);
+        let head = start.head.as_ref();
+        let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, reading(began));
+        driver.bound_clock(clock.max_gap());
         Loop {
-            driver: Driver::begin(
-                start.settings,
-                start.fleet,
-                start.head.as_ref(),
-                start.journal,
-                reading(began),
-            ),
+            driver,
             inputs,
             following: start.following,
             began,
@@ -132,6 +132,20 @@ impl Loop {
             executors: BTreeMap::new(),
             drains: false,
             hearing: Hearing::begin(Duration::ZERO),
+            clock,
+            has_leapt: false,
+        }
+    }
+
+    /// Says when the wall clock has leapt, and follows it once it is trusted.
+    fn watch_clock(&mut self) {
+        let leap = self.driver.clock_leap();
+        if leap.is_some() != self.has_leapt {
+            self.has_leapt = leap.is_some();
+            self.clock.leapt(leap);
+        }
+        if self.has_leapt {
+            self.driver.bound_clock(self.clock.max_gap());
         }
     }
 
@@ -153,6 +167,7 @@ impl Loop {
                 Err(ended) => return ended,
             };
             self.effects();
+            self.watch_clock();
             if self.drains && left == Left::Nothing && self.driver.is_quiet() {
                 return Ended::Drained;
             }

@@ -48,6 +48,18 @@ impl Server {
         turn: watch::Sender<bool>,
         turns: Turns,
     ) -> Server {
+        Server::with_clock(log, address, beside, turn, turns, WallClock::trusted())
+    }
+
+    fn with_clock(
+        log: &MemoryLog,
+        address: &str,
+        beside: Option<Arc<dyn Beside>>,
+        turn: watch::Sender<bool>,
+        turns: Turns,
+        clock: WallClock,
+    ) -> Server {
+        let clock = Arc::new(clock);
         let dir = tempfile::tempdir().expect("a folder");
         let (told, deliveries) = mpsc::unbounded_channel();
         let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
@@ -82,11 +94,19 @@ impl Server {
         let (duty, at_desk) = watch::channel(Duty::StandsBy);
         let following =
             Following { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
-        let office =
-            Office { settings, journal: Arc::new(journal), following, states, queue: 16, beside, duty };
+        let office = Office {
+            settings,
+            journal: Arc::new(journal),
+            following,
+            states,
+            queue: 16,
+            beside,
+            duty,
+            clock: Arc::clone(&clock),
+        };
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
-        let desk = Desk { duty: at_desk, decider, own: address.into() };
+        let desk = Desk { duty: at_desk, decider, own: address.into(), clock };
         Server { turn, drain, desk, published, office, rows, _dir: dir }
     }
 
@@ -240,6 +260,28 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
     two.turn(true);
     let why = two.office.await.expect("no panic").expect_err("it ends");
     assert!(why.is::<InboxGone>(), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock_is_does() {
+    let log = MemoryLog::new("default");
+    let first = Server::start(&log, "first", None);
+    first.turn(true);
+    first.decides().await;
+    first.end(&log).await;
+    let head = log.source().head();
+    let (turn, told) = watch::channel(true);
+    let untrusted = WallClock::new(Duration::ZERO, false, || false);
+    let wrong = Server::with_clock(&log, "wrong", None, turn, Turns::Told(told), untrusted);
+    let error = wrong.office.await.expect("no panic").expect_err("it does not decide");
+    assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
+    assert!(wrong.desk.clock.trouble().is_some(), "which /readyz says");
+    assert_eq!(log.source().head(), head, "nothing is recorded");
+    let synchronised = WallClock::new(Duration::ZERO, false, || true);
+    let (turn, told) = watch::channel(true);
+    let right = Server::with_clock(&log, "right", None, turn, Turns::Told(told), synchronised);
+    ask(&right.decides().await, "a").await;
+    right.end(&log).await;
 }
 
 #[tokio::test]

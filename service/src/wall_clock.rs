@@ -1,0 +1,158 @@
+//! Whether the machine's wall clock is trusted.
+//!
+//! Journal time never goes back. With a wall clock that is set years ahead deadlines would pass, disruptions would start,
+//! and the journal would keep that time. So:
+//!
+//! | the wall clock is ahead of journal time | a server takes over | a server decides |
+//! |---|---|---|
+//! | by at most `clock.max_gap` | it decides | journal time follows the wall clock |
+//! | by more; the kernel calls the clock synchronised, or the operator accepted it | it decides | the same |
+//! | by more | the server ends with an error, and nothing is recorded | journal time follows the monotonic clock; `/readyz` is 503 |
+
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use chancery_events::time::Time;
+use chancery_journal::segments::verify;
+
+use crate::config::Config;
+use crate::fleet::journal_options;
+
+/// Pause before the kernel is asked again whether a clock that has leapt is synchronised.
+const ASK_AGAIN: Duration = Duration::from_mins(1);
+
+/// The wall clock.
+pub fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// Whether the kernel reports a synchronised clock, as `adjtimex` says it. systemd asks it: a safe program cannot.
+pub fn is_synchronised() -> bool {
+    let mut ask = Command::new("timedatectl");
+    ask.args(["show", "--property=NTPSynchronized", "--value"]).stdin(Stdio::null()).stderr(Stdio::null());
+    ask.output().is_ok_and(|said| said.status.success() && said.stdout.trim_ascii() == b"yes")
+}
+
+/// The wall clock is further ahead of the journal than is believed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "cannot decide: the wall clock is at {wall}, {days} days ahead of the journal's last record at {last}; clock.max_gap is \
+     {max_days} days, and the kernel does not report a synchronised clock\nhint: set the clock; if it is right, start the \
+     server with --accept-clock"
+)]
+pub struct ClockAhead {
+    wall: Time,
+    last: Time,
+    days: u64,
+    max_days: u64,
+}
+
+/// Trust in the wall clock, for one fleet of a server.
+#[derive(Debug)]
+pub struct WallClock {
+    max_gap: Duration,
+    is_trusted: AtomicBool,
+    is_synchronised: fn() -> bool,
+    trouble: Mutex<Option<String>>,
+}
+
+const DAY: u64 = 24 * 60 * 60;
+
+impl WallClock {
+    /// Follows the clock at most so far ahead, unless it is accepted or synchronised.
+    pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
+        let (is_trusted, trouble) = (AtomicBool::new(is_accepted), Mutex::new(None));
+        WallClock { max_gap, is_trusted, is_synchronised, trouble }
+    }
+
+    /// As the configuration says.
+    pub fn of(config: &Config) -> WallClock {
+        WallClock::new(config.clock_max_gap, config.accept_clock, is_synchronised)
+    }
+
+    /// A clock that is followed wherever it goes.
+    pub fn trusted() -> WallClock {
+        WallClock::new(Duration::MAX, true, || true)
+    }
+
+    /// How far ahead the clock is followed.
+    pub fn max_gap(&self) -> Duration {
+        if self.is_trusted.load(Ordering::Acquire) { Duration::MAX } else { self.max_gap }
+    }
+
+    /// Whether a decider may start behind a record of this time. Blocks for as long as systemd takes to answer.
+    pub fn admit(&self, last: Time) -> Result<(), ClockAhead> {
+        let wall = now();
+        let ahead = wall.since(last);
+        if ahead <= self.max_gap() || (self.is_synchronised)() {
+            self.tell(None);
+            return Ok(());
+        }
+        let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
+        let error = ClockAhead { wall, last, days, max_days };
+        self.tell(Some(error.to_string()));
+        Err(error)
+    }
+
+    /// The clock of a running decider has leapt ahead by so much, or is back.
+    pub fn leapt(self: &Arc<Self>, leap: Option<Duration>) {
+        let Some(leap) = leap else {
+            tracing::info!("journal time follows the wall clock again");
+            return self.tell(None);
+        };
+        let days = leap.as_secs() / DAY;
+        let text = format!(
+            "the wall clock has leapt {days} days ahead and is not followed; set it, or restart the server with --accept-clock"
+        );
+        tracing::error!("{text}");
+        self.tell(Some(text));
+        let clock = Arc::clone(self);
+        let wait = move || {
+            while clock.trouble().is_some() {
+                if (clock.is_synchronised)() {
+                    clock.is_trusted.store(true, Ordering::Release);
+                    return;
+                }
+                std::thread::sleep(ASK_AGAIN);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("clock".into()).spawn(wait) {
+            tracing::warn!(%error, "the kernel is not asked whether the clock is synchronised");
+        }
+    }
+
+    /// Why the clock is not followed, if that is so.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn tell(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+}
+
+/// The wall clock beside the last record of each fleet's journal on this machine; whether servers may decide.
+pub fn doctor(config: &Config) -> Result<(String, bool)> {
+    let (mut text, mut is_well) = (String::new(), true);
+    for fleet in config.fleets.keys() {
+        let dir = journal_options(config, &config.data_dir, fleet).dir;
+        if !dir.is_dir() {
+            writeln!(text, "clock of fleet {fleet}: there is no journal in {}", dir.display())?;
+            continue;
+        }
+        let report = verify(&dir).with_context(|| format!("read the journal in {}", dir.display()))?;
+        match report.head.map_or(Ok(()), |head| WallClock::of(config).admit(head.time)) {
+            Ok(()) => writeln!(text, "clock of fleet {fleet}: well")?,
+            Err(error) => {
+                is_well = false;
+                writeln!(text, "clock of fleet {fleet}: {error}")?;
+            }
+        }
+    }
+    Ok((text, is_well))
+}

@@ -41,6 +41,8 @@ use crate::segments::{self, Outcome, SegmentJournal, VerifyError, verify};
 
 /// How long the beginning and the end of a transaction may take.
 const SETTLING: Duration = Duration::from_mins(1);
+/// How long brokers may send nothing while what was written is read back.
+const SILENCE: Duration = Duration::from_mins(2);
 /// How long to wait before the brokers are asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 const MEGABYTE: u64 = 1_000_000;
@@ -191,6 +193,8 @@ pub enum FillError {
 /// does. Blocks, as long as that takes. What is written is written within `time`, and what brokers allow a transaction is
 /// a minute more: fifteen minutes, unless they are told otherwise.
 pub fn fill(options: &Options, time: Duration) -> Result<Filled, FillError> {
+    // What is read back must come: a server waits for brokers that are away, a command says so.
+    let options = &Options { silence: Some(options.silence.unwrap_or(SILENCE)), ..options.clone() };
     let dir = &options.mirror.dir;
     let report = verify(dir)?;
     match report.outcome {

@@ -73,6 +73,8 @@ pub struct Options {
     pub in_flight: usize,
     /// An append that was not read back after so long has no outcome.
     pub outcome: Duration,
+    /// How long brokers may send nothing of what a partition holds before reading it fails; a server waits.
+    pub silence: Option<Duration>,
 }
 
 impl Options {
@@ -91,6 +93,7 @@ impl Options {
             mirror: segments::Options::new(mirror, fleet),
             in_flight: 8192,
             outcome: Duration::from_secs(20),
+            silence: None,
         }
     }
 }

@@ -52,6 +52,20 @@ pub struct Opened {
 /// A journal on Kafka could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    /// See to the brokers, and try again.
+    #[error(
+        "cannot read {place}: the brokers sent nothing for {} s, at offset {next} of {ends}", .silence.as_secs()
+    )]
+    Silent {
+        /// Where.
+        place: Box<Partition>,
+        /// The offset that was waited for.
+        next: i64,
+        /// The end that was found.
+        ends: i64,
+        /// How long nothing came.
+        silence: Duration,
+    },
     /// The mirror could not be.
     #[error("open the mirror")]
     Mirror(#[from] segments::OpenError),

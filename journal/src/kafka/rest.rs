@@ -62,6 +62,7 @@ pub(super) struct Rest<'a> {
     /// Whether something must stand at the first offset, whatever the brokers say about the end.
     has_first: bool,
     heard: Instant,
+    warned: Instant,
     ended: Option<Instant>,
 }
 
@@ -69,7 +70,8 @@ impl<'a> Rest<'a> {
     /// From the offset at which the reader stands, to `ends`, behind the last one. An empty partition ends where it
     /// begins.
     pub(super) fn new(options: &'a Options, reader: &'a Reader, from: i64, ends: i64) -> Rest<'a> {
-        Rest { options, reader, next: from, ends, has_first: false, heard: Instant::now(), ended: None }
+        let (heard, warned) = (Instant::now(), Instant::now());
+        Rest { options, reader, next: from, ends, has_first: false, heard, warned, ended: None }
     }
 
     /// The same, where a record is known to stand at the first offset.
@@ -82,7 +84,7 @@ impl<'a> Rest<'a> {
         while self.has_first || self.next < self.ends {
             match self.reader.next(Duration::from_millis(100)).map_err(Unread::Gone)? {
                 Next::Value(offset, value) => {
-                    self.heard = Instant::now();
+                    (self.heard, self.warned) = (Instant::now(), Instant::now());
                     self.ended = None;
                     self.has_first = false;
                     self.next = offset + 1;
@@ -97,8 +99,13 @@ impl<'a> Rest<'a> {
                     }
                     self.ended = Some(Instant::now());
                 }
-                Next::Nothing if self.heard.elapsed() > SILENCE => {
-                    self.heard = Instant::now();
+                Next::Nothing if self.options.silence.is_some_and(|most| self.heard.elapsed() > most) => {
+                    let (place, silence) = (Box::new(Partition::of(self.options)), self.heard.elapsed());
+                    let (next, ends) = (self.next, self.ends);
+                    return Err(Unread::Cluster(OpenError::Silent { place, next, ends, silence }));
+                }
+                Next::Nothing if self.warned.elapsed() > SILENCE => {
+                    self.warned = Instant::now();
                     tracing::warn!(
                         topic = self.options.topic,
                         "the brokers do not say what the journal holds"
@@ -108,5 +115,35 @@ impl<'a> Rest<'a> {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rdkafka::mocking::MockCluster;
+
+    use super::super::Client;
+    use super::*;
+
+    #[test]
+    fn brokers_that_send_nothing_of_what_they_hold_are_waited_for_no_longer_than_is_said() {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        cluster.create_topic("it", 1, 1).expect("a topic");
+        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut options = Options::new(client, "it", 0, dir.path(), "default");
+        options.silence = Some(Duration::from_millis(300));
+        let reader = Reader::open(&options.client, "it", 0, 0).expect("a reader");
+        // It is said to hold five records, and sends none.
+        let mut rest = Rest::new(&options, &reader, 0, 5);
+        match rest.next() {
+            Err(Unread::Cluster(error @ OpenError::Silent { next: 0, ends: 5, .. })) => {
+                assert!(error.to_string().contains("offset 0 of 5"), "{error}");
+            }
+            Err(_) => panic!("another error"),
+            Ok(value) => panic!("{value:?}"),
+        }
     }
 }

@@ -17,8 +17,8 @@ use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
 use super::problem::{
-    GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT, TOO_LARGE,
-    URI_TOO_LONG,
+    CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT,
+    TOO_LARGE, URI_TOO_LONG,
 };
 use super::query::Params;
 use super::rate::Principal;
@@ -186,10 +186,11 @@ async fn write_to(
     let decider = match app.desk.find() {
         Where::Here(decider) => decider,
         Where::There(there) => {
-            return forward::send(&there, &call.parts, body?.into(), patience(app)).await;
+            return forward::send(app, &there, &call.parts, body?.into(), patience(app)).await;
         }
         Where::Nobody => return Err(forward::nobody()),
     };
+    forward::check(app, &call.parts.headers)?;
     match call.found.route.does {
         Does::Intents => intents::take(app, &decider, call, body).await,
         Does::Intent(type_name, shape) => {
@@ -208,12 +209,15 @@ async fn say_to(
     params: Result<Params, Problem>,
     body: Body,
 ) -> Result<Response<Body>, Problem> {
-    let found = app.and_then(|app| Ok((app, links::find(app, &call, params?))));
+    let found = app.and_then(|app| {
+        forward::check(app, &call.parts.headers)?;
+        Ok((app, links::find(app, &call, params?)))
+    });
     let problem = match found {
         Ok((app, Ok(saying))) => return saying.take(app, body).await,
         Ok((app, Err(problem))) => match app.desk.find() {
             Where::There(there) if problem.is(GONE) => {
-                return forward::send(&there, &call.parts, body, patience(app)).await;
+                return forward::send(app, &there, &call.parts, body, patience(app)).await;
             }
             Where::There(_) | Where::Here(_) | Where::Nobody => problem,
         },
@@ -227,6 +231,9 @@ impl Api {
     /// Ready, if the rows of every fleet reach what is durable now within a second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
         for (name, app) in &self.fleets {
+            if let Some(trouble) = app.desk.clock.trouble() {
+                return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
+            }
             let tail = app.source.head().map_or_else(Default::default, |head| head.position);
             read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {
                 problem.detail.insert_str(0, &format!("fleet {name}: "));

@@ -2,22 +2,26 @@
 //!
 //! The request goes there as it came, and the answer comes back as it is, also one that lasts. What must stay true:
 //! nothing is sent twice; a request goes on once at most, so that two servers that each believe in the other do not
-//! send it in circles; whether something may have been recorded is told truly.
+//! send it in circles; whether something may have been recorded is told truly; no decider of another journal takes it,
+//! whatever answers at the address by now: a forwarded request names the lineage of its fleet and the term of the
+//! decider that it is for.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use chancery_events::id::Lineage;
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::problem::{NO_DECIDER, Problem, UNKNOWN_OUTCOME};
+use super::App;
+use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
 
-/// Says that a request has come from another server.
+/// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
 /// How long the other server may take to take a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -37,6 +41,22 @@ pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(FORWARDED)
 }
 
+/// Whether a request is for this server's decider. One of a client is; a forwarded one names the lineage, and no later
+/// term than this server's.
+pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(named) = headers.get(FORWARDED) else { return Ok(()) };
+    let named = named.to_str().ok().and_then(|text| text.split_once('/'));
+    let named = named.and_then(|(lineage, term)| Some((lineage.parse().ok()?, term.parse().ok()?)));
+    let matches = |(lineage, term): (Lineage, u64)| {
+        app.source.head().is_some_and(|head| head.lineage == lineage && head.term.get() >= term)
+    };
+    if named.is_some_and(matches) {
+        return Ok(());
+    }
+    let detail = "take a forwarded request: it is for a decider of another journal or a later term; nothing was recorded";
+    Err(Problem::new(MISDIRECTED, detail))
+}
+
 /// Nobody decides, as far as this server knows.
 pub(super) fn nobody() -> Problem {
     Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
@@ -47,6 +67,7 @@ pub(super) fn nobody() -> Problem {
 /// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
 /// can still be said.
 pub(super) async fn send(
+    app: &App,
     there: &Arc<str>,
     parts: &Parts,
     body: Body,
@@ -59,6 +80,8 @@ pub(super) async fn send(
         let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
         Problem::new(NO_DECIDER, detail)
     };
+    // The address is known from a record, so there is one.
+    let head = app.source.head().ok_or_else(nobody)?;
     let stream = match timeout(PATIENCE, TcpStream::connect(&**there)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(unreachable(error.to_string())),
@@ -72,7 +95,8 @@ pub(super) async fn send(
             tracing::debug!(%error, "a connection to the deciding server ended early");
         }
     });
-    let request = request(there, parts, body).map_err(unreachable)?;
+    let decider = format!("{}/{}", head.lineage, head.term);
+    let request = request(there, &decider, parts, body).map_err(unreachable)?;
     // From here on it may have arrived, whatever is heard of it.
     let unknown = |why: String| {
         let detail = format!(
@@ -85,6 +109,11 @@ pub(super) async fn send(
         Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
         Err(_) => return Err(unknown("there was no answer".into())),
     };
+    if answer.status() == StatusCode::MISDIRECTED_REQUEST {
+        return Err(unreachable(
+            "another fleet's server, or one that no longer decides, answers there".into(),
+        ));
+    }
     let (mut head, body) = answer.into_parts();
     for name in &OURS {
         head.headers.remove(name);
@@ -92,7 +121,7 @@ pub(super) async fn send(
     Ok(Response::from_parts(head, Body::new(body)))
 }
 
-fn request(there: &str, parts: &Parts, body: Body) -> Result<Request<Body>, String> {
+fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Request<Body>, String> {
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut request = Request::builder()
         .method(parts.method.clone())
@@ -105,6 +134,6 @@ fn request(there: &str, parts: &Parts, body: Body) -> Result<Request<Body>, Stri
         headers.remove(name);
     }
     headers.insert(header::HOST, HeaderValue::from_str(there).map_err(|error| error.to_string())?);
-    headers.insert(FORWARDED, HeaderValue::from_static("1"));
+    headers.insert(FORWARDED, HeaderValue::from_str(decider).map_err(|error| error.to_string())?);
     Ok(request)
 }

@@ -115,6 +115,8 @@ kinds! {
     URI_TOO_LONG = 414 "uri_too_long" final "The path is too long";
     /// The body's media type is not taken here.
     UNSUPPORTED_MEDIA_TYPE = 415 "unsupported_media_type" final "Not of this media type";
+    /// It is for a decider of another journal, or of a later term.
+    MISDIRECTED = 421 "misdirected" final "Misdirected";
     /// Its principal asks too often.
     TOO_MANY = 429 "too_many_requests" retry "Too often";
     /// The headers are too large.
@@ -123,6 +125,8 @@ kinds! {
     BUSY = 503 "busy" retry "Busy";
     /// No server decides for the fleet, or it cannot be reached.
     NO_DECIDER = 503 "no_decider" retry "Nobody decides now";
+    /// The wall clock is too far ahead of the journal to be followed.
+    CLOCK_AHEAD = 503 "clock_ahead" retry "Clock ahead";
     /// The position asked for is not applied yet.
     BEHIND = 503 "behind" retry "Not there yet";
     /// The answer did not come in time; nothing was asked of the decider.

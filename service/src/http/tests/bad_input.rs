@@ -1,11 +1,16 @@
 //! Bad input, on every route: a problem of 4xx that says where, and the server lives.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request, header};
+use chancery_events::fact::Outcome;
+use chancery_events::id::{Lineage, Position};
+use chancery_machine::keys::Accepted;
 
 use super::world::{World, request};
+use crate::decider::Verdict;
 use crate::http::Limits;
 use crate::http::routes::{Does, ROUTES, Route, Shape};
 
@@ -253,4 +258,54 @@ async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_
     assert_eq!(direct.problem().1, "not_found");
     let forwarded = world.send(request(Method::PUT, path, &[json, ("chancery-forwarded", "1")], body)).await;
     assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_decider"));
+}
+
+/// Serves the world on a port of its own until the test is over. Its address.
+async fn serve(world: &World) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let router = world.router();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+#[tokio::test]
+async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_and_may_be_asked_again() {
+    let decider = World::new();
+    let there = serve(&decider).await;
+    let path = "/capabilities/T";
+    let body = r#"{"spec":{"type":"T","score":1}}"#;
+    let json = ("content-type", "application/json");
+    let own = decider.app.source.head().expect("a record");
+    let cases = [
+        ("1", 421),
+        ("fedcba9876543210/1", 421),
+        (&format!("{}/{}", own.lineage, own.term.get() + 1), 421),
+        (&format!("{}/{}", own.lineage, own.term), 200),
+    ];
+    decider.decide(|_| {
+        let accepted = Accepted { outcome: Outcome::Unchanged, subject: None, version: None };
+        Some(Verdict { position: Position::new(7), result: Arc::new(Ok(accepted)) })
+    });
+    for (named, status) in cases {
+        let headers = [json, ("chancery-forwarded", named)];
+        let answer = decider.send(request(Method::PUT, path, &headers, body)).await;
+        assert_eq!(answer.status.as_u16(), status, "{named}: {:?}", answer.body);
+    }
+    assert_eq!(
+        decider.asked.lock().expect("no panic").len(),
+        1,
+        "and the others were not asked of the decider"
+    );
+    // A server of another fleet at an address that one of this fleet had: whoever forwards there is told to try again.
+    for (lineage, status) in [(own.lineage, 200), (Lineage::from_random(77), 503)] {
+        let follower = World::following(&there, lineage);
+        let answer = follower.send(request(Method::PUT, path, &[json], body)).await;
+        assert_eq!(answer.status.as_u16(), status, "{:?}", answer.body);
+        if status == 503 {
+            assert_eq!(answer.problem().1, "no_decider");
+            assert!(!answer.header("retry-after").is_empty());
+        }
+    }
+    assert_eq!(decider.asked.lock().expect("no panic").len(), 2);
 }

@@ -17,11 +17,11 @@ use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal, Signature, genesis};
 use chancery_projector::{Projector, Tuning};
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 use crate::decider::{Decider, Input, Verdict};
-use crate::duty::Desk;
+use crate::duty::{Desk, Duty};
 use crate::executors::Connections;
 use crate::http::{Api, App, Common, Hub, Limits, Links, NoLogs, router};
 
@@ -35,6 +35,7 @@ pub(super) type Says = dyn Fn(&intent::Request) -> Option<Verdict> + Send;
 pub(super) struct World {
     pub(super) app: App,
     pub(super) journal: MemoryJournal,
+    lineage: Lineage,
     by: Signature,
     /// What the decider was asked.
     pub(super) asked: Arc<Mutex<Vec<intent::Request>>>,
@@ -100,6 +101,20 @@ impl World {
     }
 
     pub(super) fn with(limits: Limits) -> World {
+        World::of(limits, LINEAGE)
+    }
+
+    /// A server with a journal of the lineage that follows the decider at an address.
+    pub(super) fn following(there: &str, lineage: Lineage) -> World {
+        let mut world = World::of(Limits::default(), lineage);
+        let (_, duty) = watch::channel(Duty::StandsBy);
+        let (_, decider) = watch::channel(Some(there.into()));
+        let clock = Arc::clone(&world.app.desk.clock);
+        world.app.desk = Desk { duty, decider, own: "127.0.0.1:1".into(), clock };
+        world
+    }
+
+    fn of(limits: Limits, lineage: Lineage) -> World {
         let folder = tempfile::tempdir().expect("a folder");
         let log = MemoryLog::new("default");
         let hub = Arc::new(Hub::new());
@@ -138,7 +153,7 @@ impl World {
             common,
         };
         let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
-        let world = World { app, journal, by, asked, says, heard, _folder: folder };
+        let world = World { app, journal, lineage, by, asked, says, heard, _folder: folder };
         world.begin();
         world
     }
@@ -163,7 +178,7 @@ impl World {
         }
         let now = Time::from_micros(1_795_251_600_000_000);
         let parts = match self.journal.head() {
-            None => genesis(&self.by, now, LINEAGE),
+            None => genesis(&self.by, now, self.lineage),
             Some(head) => head.follow(&self.by, now, None),
         };
         let record: Record = draft.seal(parts).expect("a record");

@@ -126,12 +126,7 @@ impl Fleet {
             replicas: config.limits.replicas,
             inbox: None,
         };
-        let clock = Arc::new(WallClock::of(config));
-        if let (Place::Kafka { .. }, Some(head)) = (&config.journal, &head)
-            && let Err(error) = clock.admit(head.time)
-        {
-            tracing::error!("{error}");
-        }
+        let clock = clock_of(config, head.as_ref());
         let (duty, told) = watch::channel(Duty::StandsBy);
         let office = Office {
             settings,
@@ -253,6 +248,17 @@ impl Running {
         let closed = tokio::task::spawn_blocking(close).await;
         closed.context("join what closes").flatten().with_context(|| format!("close fleet {name}"))
     }
+}
+
+/// Trust in the wall clock. A server that only follows says what keeps it from deciding before its turn comes.
+fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
+    let clock = Arc::new(WallClock::of(config));
+    if let (Place::Kafka { .. }, Some(head)) = (&config.journal, head)
+        && let Err(error) = clock.admit(head.time)
+    {
+        tracing::error!("{error}");
+    }
+    clock
 }
 
 /// Tells that a thread has ended, in whatever way.

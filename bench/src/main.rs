@@ -21,6 +21,7 @@ mod w10;
 mod w11;
 mod w12;
 mod w13;
+mod w14;
 mod w2;
 mod w3;
 mod w4;
@@ -74,6 +75,11 @@ const WORKLOADS: &[Workload] = &[
         name: "W13",
         what: "relocates beside what waits, replicas that share no node, updates",
         run: w13::run,
+    },
+    Workload {
+        name: "W14",
+        what: "starts of processes with a control group each, and without",
+        run: w14::run,
     },
 ];
 

@@ -23,7 +23,7 @@ use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_executor::directory::CopyPolicy;
-use chancery_executor::process::OutputLimits;
+use chancery_executor::process::{CgroupSetting, OutputLimits};
 use chancery_journal::segments::{Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Delivery, Journal, Source};
@@ -199,7 +199,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
         reader: reader.clone(),
         means: Means {
             output: OutputLimits::default(),
-            cgroup: None,
+            cgroup: CgroupSetting::Detect,
             files: None,
             copies: CopyPolicy::Refuse,
         },

@@ -260,7 +260,7 @@ pub enum ProcessStatus {
         /// The signal's number.
         signal: i32,
     },
-    /// Ended, and nobody saw how.
+    /// Not known: no supervisor saw its end, or it is in another PID namespace.
     Unknown,
 }
 

@@ -178,6 +178,22 @@ impl State {
         }
     }
 
+    /// Its processes are not visible any more: nothing can be said of those that have not ended.
+    pub(crate) fn lose_sight(&mut self) {
+        let (State::Starting { processes }
+        | State::Up { processes, .. }
+        | State::Changing { processes }
+        | State::Unchanged { processes, .. }) = self
+        else {
+            return;
+        };
+        for process in processes {
+            if matches!(process.status, ProcessStatus::Online | ProcessStatus::Initializing) {
+                process.status = ProcessStatus::Unknown;
+            }
+        }
+    }
+
     /// Whether any of it may exist.
     fn is_alive(&self) -> bool {
         match self {

@@ -14,7 +14,7 @@ use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
 use chancery_executor::directory::CopyPolicy;
-use chancery_executor::process::{KeeperProgram, LogFile, OutputLimits, Processes};
+use chancery_executor::process::{CgroupSetting, KeeperProgram, LogFile, OutputLimits, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
 use chancery_projector::rows::ClusterRow;
@@ -237,8 +237,8 @@ impl<T> Hosted<T> {
 pub struct Means {
     /// What is kept of what they write.
     pub output: OutputLimits,
-    /// Where each that has a limit of memory gets a control group.
-    pub cgroup: Option<PathBuf>,
+    /// Where each incarnation gets a control group.
+    pub cgroup: CgroupSetting,
     /// How many descriptors they may have open to begin with, if not as many as this process.
     pub files: Option<u64>,
     /// What to do with an executor's folder that is a copy.

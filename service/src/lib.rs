@@ -22,6 +22,7 @@ pub mod manifest;
 pub mod note;
 
 pub mod demo;
+pub mod doctor;
 pub mod payload;
 pub mod verify;
 pub mod wall_clock;

@@ -15,7 +15,7 @@ use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::{demo, note, payload, remote, server, verify};
+use chancery::{demo, doctor, note, payload, remote, server, verify};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
@@ -83,7 +83,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Doctor { .. } => doctor(&config),
+        Local::Doctor { .. } => examine(&config),
         #[cfg(feature = "kafka")]
         Local::Import { dir, timeout, .. } => {
             log(&config)?;
@@ -118,10 +118,13 @@ fn copies(adopt: bool) -> CopyPolicy {
 }
 
 /// Checks what can be checked here, and the topics of a journal on Kafka.
-fn doctor(config: &Config) -> Result<ExitCode> {
+fn examine(config: &Config) -> Result<ExitCode> {
     log(config)?;
-    let (text, mut is_well) = chancery::wall_clock::doctor(config)?;
+    let (text, mut is_well) = doctor::host(config);
     print(&text)?;
+    let (text, is_right) = chancery::wall_clock::doctor(config)?;
+    print(&text)?;
+    is_well &= is_right;
     if let Place::Kafka { .. } = config.journal {
         #[cfg(feature = "kafka")]
         {

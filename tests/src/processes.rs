@@ -1,7 +1,11 @@
 //! Payload processes of one server, found by what their environment says.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
+
+use chancery_executor::process::{CgroupSetting, CgroupSupport, EndProof};
 
 /// A payload process that is alive.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -26,6 +30,37 @@ pub fn payloads(root: &Path) -> Vec<Payload> {
         .collect();
     found.sort();
     found
+}
+
+/// Ends what is in the control groups of executors whose directories are under `root`, and removes the groups.
+pub(crate) fn end_groups_under(root: &Path) {
+    let Ok(CgroupSupport { proof: EndProof::Cgroup(parent), .. }) =
+        CgroupSupport::detect(&CgroupSetting::Detect)
+    else {
+        return;
+    };
+    let mut directories = vec![(root.to_owned(), 0)];
+    while let Some((directory, depth)) = directories.pop() {
+        let Ok(metadata) = directory.symlink_metadata() else { continue };
+        let groups = parent.join(format!("{:x}-{:x}", metadata.dev(), metadata.ino()));
+        if groups.exists() {
+            let _ = std::fs::write(groups.join("cgroup.kill"), "1");
+            for _ in 0..100 {
+                for group in std::fs::read_dir(&groups).into_iter().flatten().flatten() {
+                    let _ = std::fs::remove_dir(group.path());
+                }
+                if std::fs::remove_dir(&groups).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        // Executors are at most so deep: executors/FLEET/CLUSTER.
+        if depth < 4 && metadata.is_dir() {
+            let below = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+            directories.extend(below.map(|entry| (entry.path(), depth + 1)));
+        }
+    }
 }
 
 fn payload(root: &Path, pid: u32) -> Option<Payload> {

@@ -6,6 +6,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::processes::end_groups_under;
 use crate::{Client, payloads, until};
 
 /// The program under test: `CHANCERY_BIN`, else beside the test's own.
@@ -265,12 +266,18 @@ impl Drop for Server {
     }
 }
 
-/// Ends keepers and payloads, which outlive their executor on purpose: a test must not leave any.
+/// Ends keepers and payloads, which outlive their executor on purpose, and removes their control groups: a test must not
+/// leave any.
 pub(crate) fn end_all_under(root: &Path) {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    end_processes_under(&root);
+    end_groups_under(&root);
+}
+
+fn end_processes_under(root: &Path) {
     for round in 0..100 {
-        let mut left = payloads(&root).into_iter().map(|payload| payload.pid).collect::<Vec<_>>();
-        left.extend(keepers(&root));
+        let mut left = payloads(root).into_iter().map(|payload| payload.pid).collect::<Vec<_>>();
+        left.extend(keepers(root));
         if left.is_empty() {
             return;
         }

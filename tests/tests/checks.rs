@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_tests::{Client, Server, payloads, until};
+use chancery_tests::{Client, Server, payloads, program, until};
 use serde_json::{Value, json};
 
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
@@ -526,4 +526,22 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
     assert_eq!(client.wait_for("web", "running", 1)[0]["processes"], before[0]["processes"]);
     assert_eq!(client.get("/readyz").status, 200);
     assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
+    let doctor = |cgroup: &str| {
+        let mut command = std::process::Command::new(program());
+        let done = command.arg("doctor").env("CHANCERY_CGROUP", cgroup).current_dir("/").output().unwrap();
+        (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
+    };
+    let (status, text) = doctor("none");
+    assert_eq!(status, Some(0), "{text}");
+    let reason = "processes: ends are proved by a search through /proc: the setting cgroup is none\n";
+    assert!(text.starts_with(reason) && text.contains("Delegate=yes"), "{text}");
+    let (status, text) = doctor("auto");
+    assert!(status == Some(0) && text.starts_with("processes: ends are proved by "), "{text}");
+    let (status, text) = doctor("/no/such/directory");
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.starts_with("processes: no executor starts here: cannot read /no/such/directory"), "{text}");
 }

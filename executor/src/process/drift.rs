@@ -74,10 +74,16 @@ impl fmt::Display for Loss {
 }
 
 /// Which file or folder it is, whatever its name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     device: u64,
     inode: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}", self.device, self.inode)
+    }
 }
 
 impl Place {

@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use super::KeeperProgram;
 use super::capture::OutputLimits;
 use super::drift::Place;
-use super::group;
-use super::identity::Boot;
+use super::group::{self, CgroupParent, IncarnationCgroup};
+use super::identity::{self, Boot, ProcessIdentity};
 use crate::durable::{self, Lock, Reader};
 use crate::plan::{Before, Order, Present, State};
 
@@ -44,7 +44,7 @@ pub(super) struct Wanted {
     #[serde(default)]
     pub(super) output: OutputLimits,
     #[serde(default)]
-    pub(super) cgroup: Option<PathBuf>,
+    pub(super) cgroup: Option<CgroupParent>,
     #[serde(default)]
     pub(super) files: Option<u64>,
     #[serde(default)]
@@ -55,29 +55,43 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The control group of a process of the payload, and the memory in it, if it is to have one.
-    pub(super) fn group(&self, payload: &RunPayload, index: u16) -> Option<(PathBuf, NonZeroU64)> {
-        let (parent, memory) = (self.cgroup.as_deref()?, payload.memory?);
-        Some((group::of(parent, self.incarnation, &format!("{}-{index}", payload.name)), memory))
+    /// Control group in which a process of the payload is started, and the memory in it, if either is needed.
+    pub(super) fn group(&self, payload: &RunPayload, index: u16) -> Option<(PathBuf, Option<NonZeroU64>)> {
+        let parent = self.cgroup.as_ref()?;
+        let memory = payload.memory.filter(|_| parent.memory);
+        if memory.is_none() && parent.mount.is_none() {
+            return None;
+        }
+        let path = parent.path_of(self.incarnation);
+        // With controllers, processes may be in groups without groups below them alone.
+        let path = if parent.memory { path.join(format!("{}-{index}", payload.name)) } else { path };
+        Some((path, memory))
     }
 
-    fn groups(&self) -> impl Iterator<Item = PathBuf> {
+    /// Makes the incarnation's control group, if it can be made and any process needs it.
+    pub(super) fn make_group(&self) -> io::Result<Option<IncarnationCgroup>> {
         let payloads = self.spec.iter().flat_map(|spec| &spec.payloads);
-        payloads
-            .flat_map(|payload| (0..payload.processes).filter_map(|index| self.group(payload, index)))
-            .map(|(path, _)| path)
+        let is_needed = payloads.into_iter().any(|payload| self.group(payload, 0).is_some());
+        match self.cgroup.as_ref().filter(|_| is_needed) {
+            Some(parent) => parent.make(self.incarnation),
+            None => Ok(None),
+        }
     }
 }
 
-/// Removes every control group that was made of an incarnation, recorded or not, once nothing of it lives. Gives what
-/// went wrong.
+/// Removes every control group that was made of an incarnation, recorded or not, once nothing of it lives. Returns the
+/// failures.
 pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) -> Vec<io::Error> {
-    let recorded = record.iter().flat_map(|record| &record.processes).filter_map(|one| one.group.clone());
-    let all: BTreeSet<PathBuf> = wanted.iter().flat_map(|wanted| wanted.groups()).chain(recorded).collect();
-    let named = |path: &Path, error: io::Error| {
-        io::Error::new(error.kind(), format!("remove the group {}: {error}", path.display()))
+    let of_wanted = wanted.and_then(|wanted| Some(wanted.cgroup.as_ref()?.path_of(wanted.incarnation)));
+    let recorded = record.and_then(|record| Some(record.group.as_ref()?.path.clone()));
+    let all: BTreeSet<PathBuf> = of_wanted.into_iter().chain(recorded).collect();
+    let remove = |path: &PathBuf| {
+        let error = group::remove(path).err()?;
+        Some(io::Error::new(error.kind(), format!("cannot remove control group {}: {error}", path.display())))
     };
-    all.iter().filter_map(|path| group::remove(path).err().map(|error| named(path, error))).collect()
+    let failures = all.iter().filter_map(remove).collect();
+    all.iter().filter_map(|path| path.parent()).for_each(group::remove_parent);
+    failures
 }
 
 /// `tombstone.json`
@@ -97,6 +111,14 @@ pub(super) struct Record {
     /// The directory from which it was started; in another one the record is a copy, and what it names is not ours.
     #[serde(default)]
     pub(super) directory: Option<Place>,
+    /// PID namespace in which they mean something.
+    pub(super) pid_namespace: u64,
+    /// Supervisor that started the processes, then its ancestors at that time.
+    #[serde(default)]
+    pub(super) ancestors: Vec<ProcessIdentity>,
+    /// Control group that holds every process, if there is one.
+    #[serde(default)]
+    pub(super) group: Option<IncarnationCgroup>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
@@ -164,6 +186,20 @@ impl Started {
 }
 
 impl Record {
+    /// Record of processes that this one is about to start, or that were lost.
+    pub(super) fn begin(boot: &Boot) -> io::Result<Record> {
+        Ok(Record {
+            boot: boot.id.clone(),
+            machine: boot.machine.clone(),
+            directory: None,
+            pid_namespace: identity::pid_namespace()?,
+            ancestors: Vec::new(),
+            group: None,
+            phase: Phase::Recorded,
+            processes: Vec::new(),
+        })
+    }
+
     /// The exit that its ends add up to: the first failure that nobody asked for.
     pub(super) fn exit(&self) -> Exit {
         for process in &self.processes {

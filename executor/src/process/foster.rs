@@ -1,19 +1,17 @@
 //! Orphans: processes whose keeper died. They are adopted by identity, watched, and ended like others; only how they
 //! ended stays unknown, because the parent that could have asked is gone.
 //!
-//! Besides the recorded processes, descendants are known by the incarnation's folder in their environment: a group's
-//! number may have been given to another group meanwhile, and a copy of the fleet in another root has the same ids;
-//! a folder is one incarnation's alone.
+//! Besides the recorded processes, descendants are found by the incarnation's control group, or else by a search of all
+//! processes, which may leave it unknown whether anything is left (`proof`). Then no end is recorded. The search is
+//! repeated, so that an end is recorded as soon as it can be proved.
+//!
+//! Processes that were started in another PID namespace are not adopted: their pids mean nothing here.
 //!
 //! What orphans write is passed on from here.
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -26,14 +24,18 @@ use tokio::time::Instant;
 use super::capture::{self, Capture, Copied, OutputLimits};
 use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
-use super::identity::{Boot, Handle, Stat};
-use super::start::FOLDER_VARIABLE;
+use super::identity::{Boot, Handle};
+use super::proof::{self, Rest, StartedIn};
 use super::wire::LONGEST_GRACE;
 use crate::durable::Lock;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_millis(100);
+/// Between two searches for what cannot be found now.
+const SEARCH: Duration = Duration::from_secs(1);
+/// Time until it is reported that an end cannot be proved: what ends meanwhile may allow the proof.
+const DOUBT: Duration = Duration::from_secs(3);
 
 /// See the module.
 #[derive(Debug)]
@@ -41,6 +43,11 @@ pub(super) struct Foster {
     /// For as long as this lives, no keeper starts anything here. None if there is no folder any more.
     lock: Option<File>,
     folder: Folder,
+    /// As it was adopted.
+    record: Record,
+    origin: StartedIn,
+    /// Since when it is unknown whether anything is left.
+    doubted: Option<Instant>,
     living: Vec<(usize, AsyncFd<Handle>)>,
     captures: Vec<AsyncFd<Capture>>,
     chunk: Vec<u8>,
@@ -58,14 +65,20 @@ impl Foster {
         record: &mut Record,
         boot: &Boot,
     ) -> io::Result<Foster> {
-        // What is to be started again names processes of an earlier boot.
-        let same_boot = record.boot == boot.id && record.phase != Phase::Again;
+        let origin = match StartedIn::of(record, boot)? {
+            // What is to be started again names processes of an earlier boot.
+            StartedIn::Here if record.phase == Phase::Again => StartedIn::OtherBoot,
+            origin => origin,
+        };
         let (mut living, mut captures) = (Vec::new(), Vec::new());
         for (number, process) in
             record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
         {
+            if origin == StartedIn::OtherNamespace {
+                continue;
+            }
             match Handle::open(process.pid, process.start_time)? {
-                Some(handle) if same_boot => {
+                Some(handle) if origin == StartedIn::Here => {
                     living.push((number, watched(handle)?));
                     for name in process.outputs() {
                         match capture::take_over(&folder.file(&name), output) {
@@ -79,8 +92,21 @@ impl Foster {
                 Some(_) | None => process.end = Some(unseen(Cause::Itself)),
             }
         }
-        let next = (record.phase == Phase::Recorded).then(|| Instant::now() + TRAMPOLINES_GONE);
-        Ok(Foster { lock, folder, living, captures, chunk: Vec::new(), kill_at: None, next })
+        let is_new = record.phase == Phase::Recorded || origin == StartedIn::OtherNamespace;
+        let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
+        let (record, chunk) = (record.clone(), Vec::new());
+        Ok(Foster {
+            lock,
+            folder,
+            record,
+            origin,
+            doubted: None,
+            living,
+            captures,
+            chunk,
+            kill_at: None,
+            next,
+        })
     }
 
     /// Waits until one dies, by its number in the record, or until it is time for [`Foster::go_on`]. Safe to cancel.
@@ -130,13 +156,16 @@ impl Foster {
             if record.phase == Phase::Recorded {
                 record.phase = Phase::Started;
             }
-            self.next = None;
+            self.next = (self.origin == StartedIn::OtherNamespace).then(|| now + SEARCH);
         }
     }
 
     /// While it is being ended: deaths of those that are watched wake us, deaths of others are looked for.
     fn look_again(&self, now: Instant) -> Instant {
         let kill_at = self.kill_at.unwrap_or(now);
+        if self.doubted.is_some_and(|since| now > since + DOUBT) {
+            return now + SEARCH;
+        }
         if self.living.is_empty() || kill_at <= now { now + SWEEP } else { kill_at }
     }
 
@@ -166,9 +195,24 @@ impl Foster {
         Ok(())
     }
 
-    /// Whether nothing of it lives any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.living.is_empty() && others(&self.folder).is_empty()
+    /// What of it is left. That it is unknown is returned once that has lasted.
+    pub(super) fn rest(&mut self) -> Rest {
+        if !self.living.is_empty() {
+            return Rest::Something;
+        }
+        let rest = proof::search(&self.folder, &self.record, self.origin).rest;
+        let now = Instant::now();
+        match &rest {
+            Rest::Unknown(_) if now < *self.doubted.get_or_insert(now) + DOUBT => return Rest::Something,
+            Rest::Unknown(_) => {}
+            Rest::Nothing | Rest::Something => self.doubted = None,
+        }
+        rest
+    }
+
+    /// Whether pids of the record mean nothing here.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.origin == StartedIn::OtherNamespace
     }
 
     /// Passes on the last of what was written, once nothing lives any more.
@@ -181,10 +225,18 @@ impl Foster {
     }
 
     fn signal_all(&self, signal: Signal) {
+        if self.origin == StartedIn::OtherBoot {
+            return;
+        }
         for (_, fd) in &self.living {
             fd.get_ref().signal(signal);
         }
-        for handle in others(&self.folder) {
+        if let Some(group) = self.record.group.as_ref().filter(|_| signal == Signal::KILL)
+            && let Err(error) = group.kill()
+        {
+            tracing::warn!(%error, group = %group.path.display(), "cannot kill a control group");
+        }
+        for handle in proof::search(&self.folder, &self.record, self.origin).ours {
             handle.signal(signal);
         }
     }
@@ -214,26 +266,4 @@ pub(super) fn finish(
 
 fn unseen(cause: Cause) -> End {
     End { status: ProcessStatus::Unknown, cause }
-}
-
-/// Everything living that names the folder in its environment.
-fn others(folder: &Folder) -> Vec<Handle> {
-    let all = Stat::all().unwrap_or_default();
-    let named = all.iter().filter(|stat| folder_named_by(stat).is_some_and(|named| named == folder.path()));
-    named.filter_map(|stat| Handle::open(stat.pid, stat.start_time).ok().flatten()).collect()
-}
-
-/// The folders under `root` that living processes name as theirs, whether or not they are there.
-pub(super) fn folders_named(root: &Path) -> io::Result<BTreeSet<PathBuf>> {
-    let named = Stat::all()?.iter().filter_map(folder_named_by).collect::<BTreeSet<_>>();
-    Ok(named.into_iter().filter(|folder| folder.starts_with(root)).collect())
-}
-
-fn folder_named_by(stat: &Stat) -> Option<PathBuf> {
-    let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).ok()?;
-    let value = |entry: &[u8]| {
-        let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
-        Some(PathBuf::from(OsStr::from_bytes(value)))
-    };
-    environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead())
 }

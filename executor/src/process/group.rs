@@ -1,36 +1,212 @@
-//! Control groups (cgroup v2) that hold processes to their memory: a group for each, with all that it starts.
+//! Control groups (cgroup v2): proof that nothing of an incarnation is left, a kill that reaches all of it, and limits
+//! of memory.
 //!
-//! Where no folder for groups is given, a limit holds for each process by itself (`trampoline`), and nothing can be
-//! proved about why one of them ended.
+//! | directory | holds |
+//! |---|---|
+//! | `PARENT/DEVICE-INODE` | groups of one executor, named after its directory |
+//! | `…/INCARNATION` | every process of one incarnation, and all that they start |
+//! | `…/INCARNATION/PAYLOAD-N` | one process with its limit, where the parent passes the memory controller on |
+//!
+//! A group is populated while anything lives in it, also in another PID namespace, and only an empty one can be removed.
+//! So `populated 0` is the proof of an end, and so is a group that is not there, as long as the same file system is mounted
+//! at the same place: groups do not outlive a boot, and none is moved.
+//!
+//! Where no directory for groups can be used, ends are proved without (`proof`), a limit holds for each process
+//! separately (`trampoline`), and nothing can be proved about why one of them ended.
 //!
 //! Source of the files and their meaning: the kernel's `Documentation/admin-guide/cgroup-v2.rst`.
 
-use std::io::{self, ErrorKind};
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-/// Says whether groups can be made in a folder; an error names what is missing.
-pub(super) fn check(parent: &Path) -> io::Result<()> {
-    let passed_on = parent.join("cgroup.subtree_control");
-    let controllers = std::fs::read_to_string(&passed_on).map_err(|error| {
-        let shown = passed_on.display();
-        io::Error::new(error.kind(), format!("read {shown}: {error}; name a folder of cgroup v2 as cgroup"))
-    })?;
-    if controllers.split_ascii_whitespace().any(|controller| controller == "memory") {
-        return Ok(());
-    }
-    let shown = passed_on.display();
-    Err(io::Error::other(format!("groups get no memory controller: write +memory to {shown}")))
+use chancery_events::id::IncarnationId;
+use serde::{Deserialize, Serialize};
+
+use super::drift::Place;
+use super::identity::{Handle, Stat};
+
+pub(super) mod detect;
+
+/// Time for the trampolines of a dead supervisor to leave their group.
+const EMPTYING: Duration = Duration::from_secs(2);
+/// Attempts to make a group in a directory that another supervisor is removing.
+const TRIES: usize = 8;
+
+/// Directory in which an executor makes the groups of its incarnations.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct CgroupParent {
+    pub(super) path: PathBuf,
+    /// Mount point of the file system; none if its groups hold memory alone, and prove nothing.
+    pub(super) mount: Option<PathBuf>,
+    /// Whether groups get the memory controller.
+    pub(super) memory: bool,
 }
 
-/// Makes a group of at most so much memory, none of it swapped out.
+impl CgroupParent {
+    /// Directory of an incarnation's group.
+    pub(super) fn path_of(&self, incarnation: IncarnationId) -> PathBuf {
+        self.path.join(incarnation.to_string())
+    }
+
+    /// Makes the group of an incarnation. A supervisor that died before it recorded anything leaves trampolines in it,
+    /// which have executed nothing: they are ended.
+    pub(super) fn make(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
+        let path = self.path_of(incarnation);
+        clear(&path)?;
+        let mut made = self.try_make(&path);
+        for _ in 1..TRIES {
+            if !matches!(&made, Err(error) if error.kind() == ErrorKind::NotFound) {
+                break;
+            }
+            made = self.try_make(&path);
+        }
+        made?;
+        self.recorded(path)
+    }
+
+    fn try_make(&self, path: &Path) -> io::Result<()> {
+        // The directory above them is the operator's, or was found: it is not made.
+        make_directory(&self.path)?;
+        make_directory(path)?;
+        if self.memory {
+            std::fs::write(self.path.join("cgroup.subtree_control"), "+memory")?;
+            std::fs::write(path.join("cgroup.subtree_control"), "+memory")?;
+        }
+        Ok(())
+    }
+
+    fn recorded(&self, path: PathBuf) -> io::Result<Option<IncarnationCgroup>> {
+        let Some(mount) = self.mount.clone() else { return Ok(None) };
+        let place = Place::of(&mount)?.ok_or(ErrorKind::NotFound)?;
+        Ok(Some(IncarnationCgroup { path, mount, place }))
+    }
+
+    /// Group of an incarnation without a record, if it is there.
+    pub(super) fn found(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
+        let path = self.path_of(incarnation);
+        if path.try_exists()? { self.recorded(path) } else { Ok(None) }
+    }
+
+    /// All incarnations that have a group.
+    pub(super) fn incarnations(&self) -> io::Result<Vec<IncarnationId>> {
+        let name = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
+        Ok(subgroups(&self.path)?.into_iter().filter_map(name).collect())
+    }
+}
+
+/// Whether anything lives in a group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Populated {
+    Yes,
+    No,
+    /// It cannot be said, for this reason.
+    Unknown(String),
+}
+
+/// Group of one incarnation, as recorded with its processes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct IncarnationCgroup {
+    pub(super) path: PathBuf,
+    /// Mount point of the file system, and its identity: elsewhere the path means another group, or none.
+    mount: PathBuf,
+    place: Place,
+}
+
+impl IncarnationCgroup {
+    /// Reads whether anything lives in the group.
+    pub(super) fn populated(&self) -> Populated {
+        if !self.is_same_view() {
+            let mount = self.mount.display();
+            return Populated::Unknown(format!(
+                "its control group is not visible: {mount} is not the file system of its start"
+            ));
+        }
+        match std::fs::read_to_string(self.path.join("cgroup.events")) {
+            Ok(events) if count_of(&events, "populated") == Some(0) => Populated::No,
+            Ok(_) => Populated::Yes,
+            Err(error) if error.kind() == ErrorKind::NotFound => Populated::No,
+            Err(error) => {
+                Populated::Unknown(format!("cannot read control group {}: {error}", self.path.display()))
+            }
+        }
+    }
+
+    fn is_same_view(&self) -> bool {
+        matches!(Place::of(&self.mount), Ok(Some(place)) if place == self.place)
+    }
+
+    /// Kills everything in the group, and in groups below it.
+    pub(super) fn kill(&self) -> io::Result<()> {
+        if self.is_same_view() { kill(&self.path) } else { Ok(()) }
+    }
+
+    /// Every process in the group that has a pid here.
+    pub(super) fn members(&self) -> Vec<Handle> {
+        if !self.is_same_view() {
+            return Vec::new();
+        }
+        let opened = |pid: u32| Some((pid, Handle::open(pid, Stat::of(pid)?.start_time).ok()??));
+        let handles: Vec<_> = pids(&self.path).into_iter().filter_map(opened).collect();
+        // Read again after opening: from here on the descriptor cannot come to mean another process.
+        let still = pids(&self.path);
+        handles.into_iter().filter(|(pid, _)| still.contains(pid)).map(|(_, handle)| handle).collect()
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Pids in a group and in groups below it. A process of another PID namespace has none here, and is 0.
+fn pids(path: &Path) -> BTreeSet<u32> {
+    let listed = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    let mut all: BTreeSet<u32> =
+        listed.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect();
+    for group in subgroups(path).unwrap_or_default() {
+        all.extend(pids(&group));
+    }
+    all
+}
+
+fn subgroups(path: &Path) -> io::Result<Vec<PathBuf>> {
+    super::entries(path).map(|entries| entries.into_iter().filter(|entry| entry.is_dir()).collect())
+}
+
+fn kill(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).open(path.join("cgroup.kill")) {
+        Ok(mut file) => file.write_all(b"1"),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Ends what is in a group, and removes the group.
+fn clear(path: &Path) -> io::Result<()> {
+    let until = Instant::now() + EMPTYING;
+    while let Err(error) = remove(path) {
+        if Instant::now() > until {
+            return Err(error);
+        }
+        kill(path)?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Makes the group of a process, with at most this memory, none of it swapped out.
 ///
-/// When it is exceeded the kernel ends everything in it (`memory.oom.group`): one that was counted is the end of each
-/// process in the group, never that of a helper alone.
-pub(super) fn make(path: &Path, memory: NonZeroU64) -> io::Result<()> {
-    // A keeper that died before it recorded anything leaves an empty one.
-    remove(path)?;
+/// When the limit is exceeded the kernel ends everything in the group (`memory.oom.group`): an end that was counted is
+/// that of each process in the group, never that of a helper alone.
+pub(super) fn limit(path: &Path, memory: Option<NonZeroU64>) -> io::Result<()> {
     std::fs::create_dir(path)?;
+    let Some(memory) = memory else { return Ok(()) };
     std::fs::write(path.join("memory.oom.group"), "1")?;
     std::fs::write(path.join("memory.max"), memory.to_string())?;
     // Missing where the kernel does not count what is swapped out.
@@ -43,28 +219,34 @@ pub(super) fn put(path: &Path, pid: u32) -> io::Result<()> {
     std::fs::write(path.join("cgroup.procs"), pid.to_string())
 }
 
-/// Whether the kernel has ended the group for want of memory. It counts before it kills: who has seen the death sees
-/// the count.
+/// Whether the kernel has ended the group for lack of memory. It counts before it kills: a process that has seen the
+/// death sees the count.
 pub(super) fn was_ended(path: &Path) -> io::Result<bool> {
-    Ok(is_ended(&std::fs::read_to_string(path.join("memory.events"))?))
+    let events = std::fs::read_to_string(path.join("memory.events"))?;
+    Ok(count_of(&events, "oom_kill").is_some_and(|kills| kills > 0))
 }
 
-fn is_ended(events: &str) -> bool {
-    let kills = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
-    events.lines().find_map(kills).is_some_and(|kills| kills > 0)
+/// Value of a key in a file of `KEY VALUE` lines.
+fn count_of(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Removes an empty group; one that is not there is fine.
+/// Removes an empty group with the groups below it; a group that is not there is fine. The directory of the executor's
+/// groups is removed with the last of them.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
+    for group in subgroups(path)? {
+        remove(&group)?;
+    }
     match std::fs::remove_dir(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-/// The group of a process.
-pub(super) fn of(parent: &Path, incarnation: impl std::fmt::Display, process: &str) -> PathBuf {
-    parent.join(format!("{incarnation}.{process}"))
+/// Removes the directory of an executor's groups, unless any group is left.
+pub(super) fn remove_parent(path: &Path) {
+    // It fails while there is any group, which is fine.
+    let _ = std::fs::remove_dir(path);
 }
 
 #[cfg(test)]
@@ -74,20 +256,29 @@ mod tests {
     #[test]
     fn only_a_counted_end_of_the_group_is_one() {
         let events = "low 0\nhigh 0\nmax 41\noom 3\noom_kill ";
-        assert!(is_ended(&format!("{events}2\noom_group_kill 1\n")));
-        for events in [&format!("{events}0\n"), "max 41\noom 3\n", "oom_kill x", ""] {
-            assert!(!is_ended(events), "{events}");
+        assert_eq!(count_of(&format!("{events}2\noom_group_kill 1\n"), "oom_kill"), Some(2));
+        assert_eq!(count_of(&format!("{events}0\n"), "oom_kill"), Some(0));
+        for events in ["max 41\noom 3\n", "oom_kill x", "", "oom_killed 3"] {
+            assert_eq!(count_of(events, "oom_kill"), None, "{events}");
         }
     }
 
     #[test]
-    fn a_folder_without_the_controller_is_refused_with_advice() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = check(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("name a folder of cgroup v2"), "{error}");
-        for (controllers, is_fine) in [("cpu memory\n", true), ("cpu io\n", false), ("memoryx", false)] {
-            std::fs::write(folder.path().join("cgroup.subtree_control"), controllers).unwrap();
-            assert_eq!(check(folder.path()).is_ok(), is_fine, "{controllers}");
+    fn a_group_that_is_gone_proves_an_end_under_the_same_mount_alone() {
+        let mount = tempfile::tempdir().unwrap();
+        let parent =
+            CgroupParent { path: mount.path().join("x"), mount: Some(mount.path().into()), memory: false };
+        let mut group = parent.recorded(parent.path.join("y")).unwrap().unwrap();
+        assert_eq!(group.populated(), Populated::No, "it was removed");
+        std::fs::create_dir_all(&group.path).unwrap();
+        for (events, populated) in
+            [("populated 1\nfrozen 0\n", Populated::Yes), ("populated 0\n", Populated::No)]
+        {
+            std::fs::write(group.path.join("cgroup.events"), events).unwrap();
+            assert_eq!(group.populated(), populated, "{events}");
         }
+        let elsewhere = tempfile::tempdir().unwrap();
+        group.mount = elsewhere.path().into();
+        assert!(matches!(group.populated(), Populated::Unknown(_)), "another file system is mounted there");
     }
 }

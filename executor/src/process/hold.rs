@@ -27,6 +27,10 @@ const CONNECT_MOST: Duration = Duration::from_millis(100);
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks, if the first failed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Time in which a supervisor that was asked to end everything must answer a request for its record.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Between two such requests.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How long a keeper whose folder was lost may take to end everything; then that is done without it.
 const LOST_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -54,6 +58,8 @@ pub(super) enum Event {
     Record(Record),
     /// No keeper holds the lock any more; or it is time to look again.
     Look,
+    /// The supervisor was asked to end everything, and does not answer.
+    Silent,
     /// An orphan died, by its number in the record; or it is time for another sweep.
     Orphan(Option<usize>),
     /// It is its turn to be started again.
@@ -111,8 +117,20 @@ pub(super) struct KeeperLink {
     /// To be said when connected.
     look: bool,
     lost: Option<Loss>,
+    answer: Answer,
     /// Until when a keeper whose folder was lost is waited for.
     until: Option<Instant>,
+}
+
+/// What is expected of a supervisor that was asked to end everything.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// It was not asked.
+    None,
+    /// It answered, and is asked again at this time.
+    AskAt(Instant),
+    /// Its record, before this time.
+    DueAt(Instant),
 }
 
 impl KeeperLink {
@@ -126,6 +144,7 @@ impl KeeperLink {
             stop: None,
             look: false,
             lost: None,
+            answer: Answer::None,
             until: None,
         }
     }
@@ -133,6 +152,9 @@ impl KeeperLink {
     /// Asks the keeper to end everything; now, or when it can be reached.
     pub(super) fn stop(&mut self, grace: Duration) {
         self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
+        if let Answer::None = self.answer {
+            self.answer = Answer::AskAt(Instant::now());
+        }
     }
 
     /// Asks the keeper to see whether everything in the folder is as it should be.
@@ -157,8 +179,21 @@ impl KeeperLink {
 
     async fn next(&mut self) -> Event {
         loop {
-            if self.until.is_some_and(|until| Instant::now() >= until) {
+            let now = Instant::now();
+            if self.until.is_some_and(|until| now >= until) {
                 return Event::Look;
+            }
+            let mut status = false;
+            match self.answer {
+                Answer::DueAt(at) if now >= at => {
+                    self.answer = Answer::AskAt(now);
+                    return Event::Silent;
+                }
+                Answer::AskAt(at) if now >= at => {
+                    self.answer = Answer::DueAt(now + SILENCE);
+                    status = true;
+                }
+                Answer::None | Answer::AskAt(_) | Answer::DueAt(_) => {}
             }
             let Some(connection) = &mut self.connection else {
                 if self.is_lost() {
@@ -173,6 +208,7 @@ impl KeeperLink {
                 self.lost.map(|loss| Request::Lost { loss }),
                 self.stop.map(|grace| Request::Stop { grace }),
                 self.look.then_some(Request::Look),
+                status.then_some(Request::Status),
             ];
             for request in requests.iter().flatten() {
                 // Short enough for the socket's buffer: it is written whole or not at all. A keeper that does not
@@ -180,11 +216,16 @@ impl KeeperLink {
                 let _ = connection.writer.write_all(&wire::frame(request)).await;
             }
             (self.lost, self.stop, self.look) = (None, None, false);
-            let message = match self.until {
+            let wake = match self.answer {
+                Answer::None => self.until,
+                Answer::AskAt(at) | Answer::DueAt(at) => Some(self.until.map_or(at, |until| until.min(at))),
+            };
+            let message = match wake {
                 None => connection.next().await,
-                Some(until) => match tokio::time::timeout_at(until, connection.next()).await {
+                Some(wake) => match tokio::time::timeout_at(wake, connection.next()).await {
                     Ok(message) => message,
-                    Err(_) => return Event::Look,
+                    // What is due is done above.
+                    Err(_) => continue,
                 },
             };
             let message = match message {
@@ -203,6 +244,9 @@ impl KeeperLink {
                     self.pause = CONNECT_FIRST;
                     if record.phase != Phase::Recorded {
                         self.start = None;
+                    }
+                    if let Answer::DueAt(_) = self.answer {
+                        self.answer = Answer::AskAt(Instant::now() + ASK_AGAIN);
                     }
                     return Event::Record(record);
                 }

@@ -1,11 +1,16 @@
 //! Which process is meant: pid, start time and boot, never a pid alone, because pids are given anew.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-
-use serde::{Deserialize, Serialize};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use super::drift::Place;
 
 /// What `/proc/PID/stat` says of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,8 +18,10 @@ pub(super) struct Stat {
     pub(super) pid: u32,
     pub(super) parent: u32,
     pub(super) group: u32,
+    pub(super) session: u32,
     pub(super) start_time: u64,
     state: u8,
+    threads: u32,
 }
 
 impl Stat {
@@ -30,14 +37,21 @@ impl Stat {
             state: *fields.first()?.as_bytes().first()?,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
+            session: fields.get(3)?.parse().ok()?,
+            threads: fields.get(17)?.parse().ok()?,
             // Field 22 of the whole line; the first here is field 3.
             start_time: fields.get(19)?.parse().ok()?,
         })
     }
 
-    /// Dead, though perhaps not reaped yet: init may take seconds over that.
+    /// Dead, though perhaps not reaped yet: init may take seconds over that. A process whose first thread has ended
+    /// lives on in its others.
     pub(super) fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
+        matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
+    }
+
+    pub(super) fn identity(&self) -> ProcessIdentity {
+        ProcessIdentity { pid: self.pid, start_time: self.start_time }
     }
 
     /// All processes that can be seen.
@@ -50,6 +64,75 @@ impl Stat {
         }
         Ok(all)
     }
+}
+
+/// Pid with its start time, in clock ticks since the boot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct ProcessIdentity {
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
+}
+
+/// This process, then its ancestors: every process that may adopt its orphans, beside the init of the namespace.
+pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
+    let mut all: Vec<ProcessIdentity> = Vec::new();
+    let mut next = Stat::of(std::process::id());
+    while let Some(stat) = next {
+        all.push(stat.identity());
+        next = Stat::of(stat.parent);
+    }
+    all
+}
+
+/// PID namespace of this process: pids mean something in the same one alone. The number of a namespace is given to
+/// another one only when nothing lives in it any more.
+pub(super) fn pid_namespace() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    if pids.split_ascii_whitespace().count() > 1 {
+        let why = "it is that of another PID namespace; mount the own one there (unshare --mount-proc)";
+        return Err(io::Error::other(format!("cannot use /proc: {why}")));
+    }
+    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
+}
+
+/// Whether a process may have been started by a trampoline: each sets `no_new_privs`, which is inherited and never
+/// unset. None if the process is gone.
+pub(super) fn has_no_new_privs(pid: u32) -> Option<bool> {
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NoNewPrivs:"));
+    Some(line.is_none_or(|value| value.trim_ascii() != b"0"))
+}
+
+/// Number of processes and threads started since the boot.
+pub(super) fn forks() -> io::Result<u64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let count = stat.lines().find_map(|line| line.strip_prefix("processes ")?.trim().parse().ok());
+    count.ok_or_else(|| io::Error::other("cannot read /proc/stat: there is no count of processes"))
+}
+
+/// Whether `/proc` may hide processes.
+pub(super) fn hides_processes() -> bool {
+    std::fs::read_to_string("/proc/self/mountinfo").map_or(true, |mounts| {
+        let proc = mounts.lines().filter(|line| line.split(' ').nth(4) == Some("/proc"));
+        proc.flat_map(|line| line.split([' ', ',']))
+            .any(|option| option.strip_prefix("hidepid=").is_some_and(|value| !matches!(value, "0" | "off")))
+    })
+}
+
+/// Descriptors by which a process has one of these files open.
+pub(super) fn open_as(pid: u32, files: &BTreeSet<Place>) -> Vec<OsString> {
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    let is_one = |path: &Path| matches!(Place::of(path), Ok(Some(place)) if files.contains(&place));
+    open.flatten().filter(|fd| is_one(&fd.path())).map(|fd| fd.file_name()).collect()
+}
+
+/// Whether a process holds a lock (`flock(2)`) on one of these files.
+pub(super) fn has_locked(pid: u32, files: &BTreeSet<Place>) -> bool {
+    let info = |fd: &OsString| {
+        std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd))
+    };
+    open_as(pid, files).iter().any(|fd| info(fd).is_ok_and(|info| info.contains("FLOCK")))
 }
 
 /// Which boot of which machine it is: where pids and start times mean something.

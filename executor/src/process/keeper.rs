@@ -39,7 +39,7 @@ use super::capture::{Capture, Copied};
 use super::client::Client;
 use super::drift::{Loss, Place, Sight};
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
-use super::identity::Boot;
+use super::identity::{self, Boot};
 use super::log::log;
 use super::start::{self, Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
@@ -92,9 +92,8 @@ fn keep(dir: &Path) -> io::Result<()> {
     let place = Place::of(Path::new("."))?.ok_or(io::ErrorKind::NotFound)?;
     let sight = Sight::of(&folder, Some(place), 0);
     let listener = files::listen()?;
-    let Boot { id: boot, machine } = boot;
-    let record =
-        Record { boot, machine, directory: Some(place), phase: Phase::Recorded, processes: Vec::new() };
+    let ancestors = identity::self_and_ancestors();
+    let record = Record { ancestors, directory: Some(place), ..Record::begin(&boot)? };
     let mut keeper = Keeper {
         lock,
         folder,
@@ -213,6 +212,11 @@ struct Keeper {
 impl Keeper {
     /// Starts everything, unless it is to end before that; or notes why it cannot be started.
     fn start(&mut self) -> io::Result<()> {
+        // Without a group ends are proved otherwise; a process with a limit fails below.
+        let group = self.wanted.make_group().unwrap_or_else(|error| {
+            log(format_args!("cannot make a control group: {error}"));
+            None
+        });
         let waiting = self.trampolines().and_then(|waiting| {
             self.record.processes = waiting.iter().map(|one| one.started.clone()).collect();
             check_size(&self.record)?;
@@ -230,6 +234,7 @@ impl Keeper {
             Err(Unstarted::Ended) => return Ok(()),
             Err(Unstarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
         };
+        self.record.group = group.filter(|_| waiting.iter().all(|one| one.is_in_group));
         self.folder.write_record(&self.record)?;
         self.say();
         waiting.iter_mut().for_each(Waiting::release_ports);

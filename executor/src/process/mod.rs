@@ -28,7 +28,7 @@
 //! | recording, telling them | a record of this boot, with processes | as above; it is not started again in this boot |
 //! | another reboot, at any of these | a record of an earlier boot, without an end | it begins anew |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,8 +52,10 @@ mod hold;
 mod identity;
 mod keeper;
 mod log;
+mod lost;
 mod output;
 mod probe;
+mod proof;
 mod reader;
 mod reboot;
 mod removal;
@@ -64,6 +66,7 @@ mod volumes;
 mod wire;
 
 pub use capture::OutputLimits;
+pub use group::detect::{CgroupSetting, CgroupSupport, EndProof};
 pub use identity::Boot;
 pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
@@ -78,6 +81,7 @@ use crate::orchestrator::Orchestrator;
 use crate::plan::{self, Changes, Order};
 use drift::{Loss, Watcher};
 use folder::Folder;
+use group::CgroupParent;
 use removal::Removals;
 use tender::{Ask, Tender};
 use volumes::Warden;
@@ -95,8 +99,8 @@ pub struct Config {
     pub program: KeeperProgram,
     /// What is kept of what processes write.
     pub output: OutputLimits,
-    /// A folder of cgroup v2 in which each process with a limit of memory gets a group of its own.
-    pub cgroup: Option<PathBuf>,
+    /// Where each incarnation gets a control group of its own.
+    pub cgroup: CgroupSetting,
     /// Descriptors that a process may have open to begin with: what this one may have, unless given. It may ask for
     /// more, up to the hard limit.
     pub files: Option<u64>,
@@ -142,7 +146,7 @@ struct Shared {
     root: PathBuf,
     program: KeeperProgram,
     output: OutputLimits,
-    cgroup: Option<PathBuf>,
+    cgroup: Option<CgroupParent>,
     files: Option<u64>,
     given_boot: Option<Boot>,
     boot: Boot,
@@ -176,10 +180,21 @@ impl Processes {
     /// Finds everything that earlier lives left under the root, and begins to tend it.
     pub async fn open(config: Config) -> io::Result<Processes> {
         let Config { root, program, output, cgroup, files, boot: given_boot } = config;
-        cgroup.as_deref().map_or(Ok(()), group::check)?;
         // What this process was left by whoever started it is not for keepers, which outlive it.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
+        // Without the own processes nothing can be said of any.
+        identity::pid_namespace()?;
+        durable::make_folder(&root)?;
+        let support = CgroupSupport::detect(&cgroup)?;
+        match &support.proof {
+            EndProof::Cgroup(path) => {
+                tracing::debug!(path = %path.display(), "ends are proved by control groups");
+            }
+            EndProof::Search(_) if cgroup == CgroupSetting::Off => {}
+            EndProof::Search(why) => tracing::warn!(why, "ends are proved without control groups"),
+        }
+        let cgroup = support.parent(&root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
         let board = Board::default();
         let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
@@ -362,7 +377,6 @@ impl Shared {
 
     /// What earlier lives left: volumes, folders of incarnations, and what runs though its folder was lost.
     fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
-        durable::make_folder(&self.root)?;
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             if let Some(id) = id {
@@ -375,8 +389,10 @@ impl Shared {
             volumes::find(&self.volumes())?.into_iter().map(Tended::Volume).collect();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
+        let mut kept = BTreeSet::new();
         for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+            kept.extend(id);
             let folder = Folder::at(path);
             match (id, folder.wanted(durable::Reader::Another)) {
                 (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => {
@@ -388,17 +404,7 @@ impl Shared {
                 }
             }
         }
-        let nodes = self.root.join("nodes");
-        for path in foster::folders_named(&nodes)? {
-            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-            let is_place = path.parent().and_then(Path::parent) == Some(&nodes);
-            if let (Some(id), true) = (id, is_place)
-                && !found.iter().any(|known| known.object() == ObjectId::Incarnation(id))
-            {
-                tracing::error!(folder = %path.display(), "something runs, and its folder was lost");
-                found.push(Tended::Incarnation(id, Folder::at(path), Some(Loss::Removed)));
-            }
-        }
+        found.extend(lost::find(&self.root, self.cgroup.as_ref(), &kept)?);
         Ok(found)
     }
 }

@@ -21,6 +21,7 @@ use super::fill::{Values, fill};
 use super::folder::{Folder, Started, Wanted};
 use super::group;
 use super::identity::Stat;
+use super::log::log;
 use super::trampoline::{Execute, NotExecuted, hope};
 use super::volumes;
 use crate::durable;
@@ -33,7 +34,7 @@ pub(super) struct Prepared {
     payload: PayloadName,
     index: u16,
     execute: Execute,
-    group: Option<(PathBuf, NonZeroU64)>,
+    group: Option<(PathBuf, Option<NonZeroU64>)>,
     addresses: Vec<Address>,
     held: Vec<OwnedFd>,
 }
@@ -44,6 +45,7 @@ pub(super) struct Waiting {
     pub(super) socket: UnixStream,
     pub(super) execute: Execute,
     pub(super) captures: [Capture; 2],
+    pub(super) is_in_group: bool,
     held: Vec<OwnedFd>,
 }
 
@@ -134,7 +136,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
     let addresses = ports.iter().map(address).collect();
     let group = wanted.group(payload, index);
     // A group holds a process and all that it starts to it; without one, a limit for each is better than none.
-    let memory = payload.memory.filter(|_| group.is_none());
+    let memory = payload.memory.filter(|_| !matches!(group, Some((_, Some(_)))));
     let execute = Execute { argv, env, memory, files: wanted.files };
     Ok(Prepared { payload: name.clone(), index, execute, group, addresses, held })
 }
@@ -214,11 +216,13 @@ pub(super) fn trampoline(
             .spawn()?;
         Ok((child.id(), [out, err]))
     };
-    let group_of = |pid| -> io::Result<Option<PathBuf>> {
-        let Some((path, memory)) = &group else { return Ok(None) };
-        group::make(path, *memory)?;
-        group::put(path, pid)?;
-        Ok(Some(path.clone()))
+    let join = |pid| -> io::Result<()> {
+        let Some((path, memory)) = &group else { return Ok(()) };
+        // The group of the incarnation itself is there already.
+        if wanted.cgroup.as_ref().is_some_and(|parent| parent.memory) {
+            group::limit(path, *memory)?;
+        }
+        group::put(path, pid)
     };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
     let retry =
@@ -227,7 +231,16 @@ pub(super) fn trampoline(
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
     // It waits to be told: whatever it executes is in the group from the start.
-    let group = group_of(pid).map_err(retry)?;
-    let started = Started { payload, index, pid, start_time: stat.start_time, group, addresses, end: None };
-    Ok(Waiting { started, socket, execute, captures, held })
+    let limited = group.as_ref().filter(|(_, memory)| memory.is_some()).map(|(path, _)| path.clone());
+    let is_in_group = match join(pid) {
+        Ok(()) => group.is_some(),
+        Err(error) if limited.is_some() => return Err(retry(error)),
+        Err(error) => {
+            log(format_args!("cannot put a process into its control group: {error}"));
+            false
+        }
+    };
+    let started =
+        Started { payload, index, pid, start_time: stat.start_time, group: limited, addresses, end: None };
+    Ok(Waiting { started, socket, execute, captures, is_in_group, held })
 }

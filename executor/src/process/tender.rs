@@ -12,9 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::drift::{Loss, Place, Seen, Watch};
 use super::folder::{Folder, Origin, Phase, Record, Tombstone, Wanted, present};
-use super::foster::{self, Foster};
+use super::foster::Foster;
 use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
+use super::proof::Rest;
 use super::removal::{Debt, RETRY};
 use super::{Processes, Shared, reboot};
 use crate::durable::{Lock, Reader};
@@ -24,6 +25,7 @@ use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 mod folder_lost;
 mod forgetting;
 mod starting;
+mod unproved;
 
 /// From its last word until it has let go of the lock.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
@@ -64,6 +66,10 @@ pub(super) struct Tender {
     unknown: Option<String>,
     /// Why the folder of something that is to be forgotten cannot be removed yet.
     debt: Option<Debt>,
+    /// Why its end cannot be proved, as it was logged.
+    doubt: Option<String>,
+    /// Revision and attempt of the last order that was answered so.
+    doubted: Option<(u32, u32)>,
 }
 
 impl Tender {
@@ -90,6 +96,8 @@ impl Tender {
             lost,
             unknown: None,
             debt: None,
+            doubt: None,
+            doubted: None,
         }
     }
 
@@ -232,6 +240,7 @@ impl Tender {
                 self.record = Some(record);
             }
             Event::Look => self.look(),
+            Event::Silent => self.end_silent_supervisor(),
             Event::Turn(permit) => self.start_again(permit),
             Event::Orphan(dead) => {
                 let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return };
@@ -250,6 +259,9 @@ impl Tender {
             // What is recorded was there before the reboot.
             present.state = State::Starting { processes: Vec::new() };
         }
+        if matches!(&self.hold, Hold::Foster(foster) if foster.is_elsewhere()) {
+            present.state.lose_sight();
+        }
         // With a keeper at work, a record may come at any moment.
         if present.state == State::Accepted && matches!(self.hold, Hold::Kept(_)) {
             present.state = State::Starting { processes: Vec::new() };
@@ -260,7 +272,11 @@ impl Tender {
     /// Brings everything that follows from what is there up to date.
     fn settle(&mut self) {
         self.conclude();
-        let is_here = !matches!(self.hold, Hold::Again(..));
+        let is_here = match &self.hold {
+            Hold::Again(..) => false,
+            Hold::Foster(foster) => !foster.is_elsewhere(),
+            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Kept(_) => true,
+        };
         let up = self.record.as_ref().filter(|record| record.phase == Phase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
@@ -308,17 +324,16 @@ impl Tender {
     }
 
     fn try_conclude(&mut self) -> io::Result<()> {
-        if let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record)
-            && foster.is_over()
-        {
-            foster.finish_output();
-            if self.lost.is_none() {
-                let exit = record.exit();
-                foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
-                self.look();
-            }
+        let rest = match &mut self.hold {
+            Hold::Foster(foster) => Some(foster.rest()),
+            Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) | Hold::Kept(_) => None,
+        };
+        match &rest {
+            Some(Rest::Nothing) => self.end_orphans()?,
+            Some(Rest::Unknown(why)) => self.doubt_end(why),
+            Some(Rest::Something) | None => self.doubt = None,
         }
-        self.conclude_lost()?;
+        self.conclude_lost(rest.as_ref())?;
         self.conclude_again()?;
         let (Hold::Ours(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
         let kept = match self.record.as_ref().map(|record| &record.phase) {

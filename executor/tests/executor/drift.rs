@@ -7,6 +7,7 @@ use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use chancery_executor::Orchestrator;
 use chancery_executor::process::Processes;
+use rustix::fs::{CWD, RenameFlags};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
@@ -101,10 +102,12 @@ fn rename_node(root: &Root, folder: &Path) {
 }
 
 fn replace(root: &Root, folder: &Path) {
-    rename(root, folder);
-    let copied =
-        std::process::Command::new("cp").arg("-a").arg(root.path().join("aside")).arg(folder).status();
+    let copy = root.path().join("copy");
+    let copied = std::process::Command::new("cp").arg("-a").arg(folder).arg(&copy).status();
     assert!(copied.unwrap().success());
+    // At the same moment: a look in between would find it removed.
+    rustix::fs::renameat_with(CWD, &copy, CWD, folder, RenameFlags::EXCHANGE).unwrap();
+    std::fs::rename(copy, root.path().join("aside")).unwrap();
 }
 
 const LOSSES: [(&str, Do, &str); 4] = [

@@ -1,5 +1,6 @@
 //! Real processes: lives and deaths of executors, keepers and payloads.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -103,7 +104,8 @@ fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
 /// A folder as a dead keeper leaves it, naming a process.
 fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
     write_wanted(root, position, "up", &sleeper(1));
-    let record = serde_json::json!({"boot": boot, "phase": "started", "processes": [{
+    let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
+    let record = serde_json::json!({"boot": boot, "pid_namespace": namespace, "phase": "started", "processes": [{
         "payload": "web", "index": 0, "pid": pid, "start_time": start_time, "addresses": [], "end": null
     }]});
     std::fs::write(root.folder(id(position)).join("processes.json"), record.to_string()).unwrap();

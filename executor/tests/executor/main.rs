@@ -19,6 +19,7 @@ mod memory;
 mod mounts;
 mod outputs;
 mod payloads;
+mod proofs;
 mod reboots;
 mod records;
 mod replaced;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         [_, "as-maker", root, what, count] => {
             volumes::victim(Path::new(root), what, count.parse().expect("a number"))
         }
+        [_, "as-neighbour", root, cgroup, out] => proofs::neighbour(Path::new(root), cgroup, Path::new(out)),
         _ => run_tests(),
     }
 }
@@ -103,6 +105,17 @@ fn run_tests() -> ExitCode {
         drift::what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended,
         drift::records_that_are_removed_or_altered_are_written_again_and_end_nothing,
         drift::a_lock_and_a_socket_that_are_taken_away_are_made_anew,
+        proofs::a_daemon_that_leaves_everything_behind_is_ended_with_its_group,
+        proofs::without_groups_an_end_that_cannot_be_proved_is_unknown_and_the_volume_stays_in_use,
+        proofs::what_has_a_mark_is_ended_without_groups_too,
+        proofs::what_is_accounted_for_holds_up_no_end_without_groups,
+        proofs::a_directory_reached_by_a_link_and_by_its_real_path_is_one,
+        proofs::another_pid_namespace_ends_nothing_that_lives,
+        proofs::an_executor_that_sees_the_processes_of_another_namespace_does_not_begin,
+        proofs::daemons_of_others_end_with_their_incarnation,
+        proofs::a_group_of_an_incarnation_without_directory_is_ended,
+        proofs::a_stopped_supervisor_holds_up_neither_stop_nor_kill,
+        proofs::a_supervisor_that_never_answers_the_next_executor_is_replaced,
         volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
         volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
         volumes::what_is_begun_to_be_destroyed_goes_on_without_being_told_to,

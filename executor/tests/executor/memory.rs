@@ -4,6 +4,7 @@
 //! it that passes the memory controller on.
 
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::fact::Effect;
@@ -11,7 +12,7 @@ use chancery_events::id::IncarnationId;
 use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::RunSpec;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{Config, Processes};
+use chancery_executor::process::{CgroupSetting, Config, Processes};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until};
@@ -49,11 +50,14 @@ fn groups(root: &Root) -> PathBuf {
 }
 
 async fn open(root: &Root, parent: &Path) -> Processes {
-    Processes::open(Config { cgroup: Some(parent.to_owned()), ..config(root.path()) }).await.unwrap()
+    Processes::open(Config { cgroup: CgroupSetting::At(parent.to_owned()), ..config(root.path()) })
+        .await
+        .unwrap()
 }
 
-fn group(parent: &Path, id: IncarnationId) -> PathBuf {
-    parent.join(format!("{id}.web-0"))
+fn group(root: &Root, parent: &Path, id: IncarnationId) -> PathBuf {
+    let root = std::fs::metadata(root.path()).unwrap();
+    parent.join(format!("{:x}-{:x}", root.dev(), root.ino())).join(id.to_string()).join("web-0")
 }
 
 pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
@@ -62,7 +66,7 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     let processes = open(&root, &parent).await;
     processes.carry_out(command(id(1), 1, Effect::Ensure, &limited(64 * MIB, &["sleep", "3600"]))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    let read = |name: &str| std::fs::read_to_string(group(&parent, id(1)).join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(group(&root, &parent, id(1)).join(name)).unwrap();
     let [pid] = root.payloads_of(id(1))[..] else { panic!("one process") };
     assert_eq!(
         (read("memory.max"), read("memory.oom.group"), read("cgroup.procs")),
@@ -75,7 +79,7 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     // Without a limit there is no group, and no harm in that.
     processes.carry_out(command(id(2), 1, Effect::Ensure, &limited(0, &["sleep", "3600"]))).await;
     until(&processes, id(2), "it is ready", is_ready).await;
-    assert!(!group(&parent, id(2)).exists());
+    assert!(!group(&root, &parent, id(2)).exists());
     // What cannot be held to its limit is not started.
     std::fs::remove_dir_all(&parent).unwrap();
     processes.carry_out(command(id(3), 1, Effect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
@@ -101,7 +105,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         processes.carry_out(command(id, 1, Effect::Ensure, &spec)).await;
         let ready = until(&processes, id, "it is ready", is_ready).await;
         let Saw::Ready { processes: online } = ready.saw else { unreachable!() };
-        std::fs::write(group(&parent, id).join("memory.events"), counted).unwrap();
+        std::fs::write(group(&root, &parent, id).join("memory.events"), counted).unwrap();
         match how {
             "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
             "exits" => std::fs::write(root.folder(id).join("web-0/work/exit"), "").unwrap(),
@@ -128,14 +132,14 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     let processes = open(&root, &parent).await;
     // The keeper made it, and died before it recorded anything; then nobody wanted it any more.
     for position in [1, 2] {
-        std::fs::create_dir(group(&parent, id(position))).unwrap();
+        std::fs::create_dir_all(group(&root, &parent, id(position))).unwrap();
     }
     let spec = limited(64 * MIB, &["sleep", "3600"]);
     processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
     until(&processes, id(1), "it is gone", |report| report.saw == Saw::Gone).await;
     processes.forget(id(1).into()).await;
-    assert!(!group(&parent, id(1)).exists());
-    assert!(group(&parent, id(2)).exists(), "another's stays");
+    assert!(!group(&root, &parent, id(1)).exists());
+    assert!(group(&root, &parent, id(2)).exists(), "another's stays");
 }
 
 /// The folder of cgroup v2 that this machine lends to the test.
@@ -156,7 +160,7 @@ pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
     let ended = until(&processes, id(2), "the greedy one is ended", is_ended).await;
     assert_eq!(told(&ended).1, &ProcessStatus::OomKilled);
     assert_eq!(root.payloads_of(id(1)).len(), 1, "the modest one runs on");
-    assert!(group(&parent, id(1)).exists() && !group(&parent, id(2)).exists());
+    assert!(group(&root, &parent, id(1)).exists() && !group(&root, &parent, id(2)).exists());
     kill(root.payloads_of(id(1))[0], Signal::KILL);
     let ended = until(&processes, id(1), "the modest one is killed", is_ended).await;
     assert_eq!(told(&ended).1, &ProcessStatus::Signaled { signal: 9 });

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +14,9 @@ use chancery_events::protocol::{Command, ObjectSpec, RunPayload, RunSpec, Standi
 use chancery_events::spec::{Restart, Run};
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
-use chancery_executor::process::{Config, KeeperProgram, OutputLimits, Processes};
+use chancery_executor::process::{
+    CgroupSetting, CgroupSupport, Config, EndProof, KeeperProgram, OutputLimits, Processes,
+};
 use chancery_executor::simulated::{Faults, Simulated, World};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,7 +43,7 @@ pub(crate) fn config(root: &Path) -> Config {
             trampoline_args: vec!["as-trampoline".into()],
         },
         output: OutputLimits::default(),
-        cgroup: None,
+        cgroup: CgroupSetting::Detect,
         files: None,
         boot: None,
     }
@@ -187,8 +190,37 @@ impl Root {
     }
 }
 
+impl Root {
+    /// Control group of the executor over this root, if this host has groups.
+    pub(crate) fn groups(&self) -> Option<PathBuf> {
+        let EndProof::Cgroup(parent) = CgroupSupport::detect(&CgroupSetting::Detect).unwrap().proof else {
+            return None;
+        };
+        let root = std::fs::metadata(self.path()).unwrap();
+        Some(parent.join(format!("{:x}-{:x}", root.dev(), root.ino())))
+    }
+}
+
 impl Drop for Root {
     fn drop(&mut self) {
+        self.end_processes();
+        // Of what was not ended by its executor, and of what no search finds.
+        let Some(groups) = self.groups().filter(|groups| groups.exists()) else { return };
+        let _ = std::fs::write(groups.join("cgroup.kill"), "1");
+        for _ in 0..1000 {
+            for group in std::fs::read_dir(&groups).into_iter().flatten().flatten() {
+                let _ = std::fs::remove_dir(group.path());
+            }
+            if std::fs::remove_dir(&groups).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Root {
+    fn end_processes(&self) {
         // Until nothing is left: a keeper may be about to start something, and a trampoline may have been told to.
         for _ in 0..1000 {
             let left: Vec<i32> = self.keepers().into_iter().chain(self.payloads()).collect();

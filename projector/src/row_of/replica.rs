@@ -215,7 +215,7 @@ fn trouble(process: &Process) -> Option<String> {
         ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
         ProcessStatus::Exited { code } => format!("exited with status {code}"),
         ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
-        ProcessStatus::Unknown => "ended, and nobody saw how".to_owned(),
+        ProcessStatus::Unknown => "is unknown: no supervisor saw its end".to_owned(),
     };
     Some(format!("process {} of {} {what}", process.index, process.payload))
 }

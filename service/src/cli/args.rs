@@ -274,7 +274,7 @@ pub enum Local {
         #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
-    /// Check the wall clock against the journals, and whether topics on Kafka may lose what was acknowledged
+    /// Check the proof of ends on this host, the wall clock, and whether topics on Kafka may lose acknowledged records
     Doctor {
         /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use chancery_events::letter::Binding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
-use chancery_executor::process::OutputLimits;
+use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 pub use settings::{SETTINGS, Setting, Type};
 
@@ -183,8 +183,8 @@ pub struct Config {
     pub limits: Limits,
     /// What is kept of what processes write.
     pub output: OutputLimits,
-    /// The folder of cgroup v2 for groups of processes.
-    pub cgroup: Option<PathBuf>,
+    /// Where processes get control groups.
+    pub cgroup: CgroupSetting,
     /// The size at which the journal begins another segment.
     pub segment_bytes: u64,
     /// Memory for the store of the read models.
@@ -325,7 +325,7 @@ impl Config {
             executors,
             limits,
             output: settings::output(text("output.file_bytes"), text("output.files"))?,
-            cgroup: Some(text("cgroup")).filter(|path| !path.is_empty()).map(PathBuf::from),
+            cgroup: settings::cgroup(text("cgroup"))?,
             segment_bytes: bytes("segment_bytes")?,
             sled_cache: bytes("sled_cache")?,
             snapshot_events: count("snapshot_events")?,

@@ -42,7 +42,7 @@ fn flag(name: &str) -> Option<String> {
 fn what(kind: Type) -> &'static str {
     match kind {
         Type::Folder => "folder",
-        Type::MaybeFolder => "absolute path of a folder, or nothing",
+        Type::Cgroup => "`auto`, `none`, or the absolute path of a directory",
         Type::Listen => "address with its port, on loopback",
         Type::Url => "`http://…`, also several between commas",
         Type::Fleet | Type::Actor => "name",

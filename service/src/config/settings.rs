@@ -9,7 +9,7 @@ use chancery_events::amount::parse_bytes;
 use chancery_events::letter::Scope;
 use chancery_events::name::{Actor, BadName, FleetName};
 
-use chancery_executor::process::OutputLimits;
+use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 use super::{Clusters, Place};
 use crate::manifest::parse_span;
@@ -19,8 +19,8 @@ use crate::manifest::parse_span;
 pub enum Type {
     /// A folder.
     Folder,
-    /// A folder, absolute, or nothing.
-    MaybeFolder,
+    /// `auto`, `none`, or the absolute path of a directory.
+    Cgroup,
     /// An address on this machine, with its port.
     Listen,
     /// Where servers are, `http://…` between commas.
@@ -114,7 +114,7 @@ settings! {
     "inbox.scope" Scope "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
     "inbox.actor" Actor "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
     "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a; TLS wants a build of rdkafka with its feature ssl";
-    "cgroup" MaybeFolder "" "CHANCERY_CGROUP" "a folder of cgroup v2 in which processes get groups with their limits of memory";
+    "cgroup" Cgroup "auto" "CHANCERY_CGROUP" "where processes get control groups: auto, none, or a directory of cgroup v2 that passes the memory controller on";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
     "snapshot_events" Count "100000" "CHANCERY_SNAPSHOT_EVENTS" "events between snapshots of the state, at least; in a fleet with more entities, as many";
@@ -130,10 +130,7 @@ impl Setting {
     pub(super) fn fault(&self, text: &str) -> Option<String> {
         match self.kind {
             Type::Folder | Type::Filter => text.is_empty().then(|| "write something here".into()),
-            Type::MaybeFolder => {
-                let is_fine = text.is_empty() || text.starts_with('/');
-                (!is_fine).then(|| format!("write an absolute path, not {text:?}"))
-            }
+            Type::Cgroup => cgroup(text).err(),
             Type::Listen => listen(text).err(),
             Type::Url => text.split(',').find_map(|one| url(one.trim()).err()),
             Type::Fleet => text.parse::<FleetName>().err().map(|error| error.to_string()),
@@ -286,6 +283,15 @@ pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
             _ => Err(format!("write key=value between commas, not {pair:?}")),
         })
         .collect()
+}
+
+pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {
+    match text {
+        "auto" => Ok(CgroupSetting::Detect),
+        "none" => Ok(CgroupSetting::Off),
+        path if path.starts_with('/') => Ok(CgroupSetting::At(path.into())),
+        _ => Err(format!("write auto, none, or an absolute path, not {text:?}")),
+    }
 }
 
 pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {

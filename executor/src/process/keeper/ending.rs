@@ -83,6 +83,11 @@ impl Keeper {
     /// Signals everything that lives: the groups of processes not yet reaped, whose numbers are therefore still
     /// theirs, and every other descendant that can be found.
     pub(super) fn sweep(&self, signal: Signal) {
+        if let Some(group) = self.record.group.as_ref().filter(|_| signal == Signal::KILL)
+            && let Err(error) = group.kill()
+        {
+            log(format_args!("cannot kill control group {}: {error}", group.path.display()));
+        }
         let mut groups = Vec::new();
         for process in self.record.processes.iter().filter(|process| process.end.is_none()) {
             if let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) {

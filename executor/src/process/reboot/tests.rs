@@ -42,7 +42,9 @@ fn record(boot: &str, machine: Option<&str>, phase: Phase, ends: &[Option<Cause>
         end: cause.map(|cause| End { status: ProcessStatus::Unknown, cause }),
     };
     let processes = ends.iter().enumerate().map(started).collect();
-    Record { boot: boot.into(), machine: machine.map(str::to_owned), directory: None, phase, processes }
+    let (boot, machine) = (boot.into(), machine.map(str::to_owned));
+    let (pid_namespace, ancestors, group, directory) = (1, vec![], None, None);
+    Record { boot, machine, directory, pid_namespace, ancestors, group, phase, processes }
 }
 
 fn boot(machine: Option<&str>) -> Boot {

@@ -10,6 +10,7 @@ use super::super::drift::{Loss, Seen, Watch};
 use super::super::folder::{Phase, Record, remove_groups};
 use super::super::foster::Foster;
 use super::super::hold::Hold;
+use super::super::proof::Rest;
 use super::Tender;
 use crate::durable::{Lock, Reader};
 use crate::plan::{Aim, Before, Order};
@@ -104,17 +105,16 @@ impl Tender {
 
     /// The folder is lost, and no keeper can be heard: ends what is known to run, and what names the folder.
     pub(super) fn look_without_folder(&mut self) -> io::Result<Hold> {
-        if let Hold::Kept(link) = &mut self.hold {
-            link.kill();
-        }
+        self.kill_supervisor();
         let boot = &self.shared.boot;
-        let record = self.record.get_or_insert_with(|| Record {
-            boot: boot.id.clone(),
-            machine: boot.machine.clone(),
-            directory: None,
-            phase: Phase::Recorded,
-            processes: Vec::new(),
-        });
+        let record = match &mut self.record {
+            Some(record) => record,
+            none => {
+                let group = self.shared.cgroup.as_ref().map(|parent| parent.found(self.incarnation));
+                let group = group.transpose()?.flatten();
+                none.insert(Record { group, ..Record::begin(boot)? })
+            }
+        };
         if record.is_over() {
             return Ok(Hold::Nothing);
         }
@@ -125,10 +125,10 @@ impl Tender {
     }
 
     /// Once nothing of it is left, makes the folder anew, with the end in it.
-    pub(super) fn conclude_lost(&mut self) -> io::Result<()> {
+    pub(super) fn conclude_lost(&mut self, rest: Option<&Rest>) -> io::Result<()> {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
         match &self.hold {
-            Hold::Foster(foster) if foster.is_over() => {}
+            Hold::Foster(_) if rest == Some(&Rest::Nothing) => {}
             Hold::Foster(_) => return Ok(()),
             Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..) | Hold::Kept(_) => {
                 if !record.is_over() {

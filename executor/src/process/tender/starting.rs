@@ -120,9 +120,9 @@ impl Tender {
         for process in &mut processes {
             process.end = None;
         }
-        let (boot, machine) = (self.shared.boot.id.clone(), self.shared.boot.machine.clone());
         let directory = Place::of(self.folder.path())?;
-        let record = Record { boot, machine, directory, phase: Phase::Again, processes };
+        let record =
+            Record { directory, phase: Phase::Again, processes, ..Record::begin(&self.shared.boot)? };
         self.folder.write_record(&record)?;
         tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
         (self.wanted, self.record) = (Some(wanted), Some(record));

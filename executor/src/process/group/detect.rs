@@ -1,0 +1,258 @@
+//! Directory for control groups on this host: found by really making one.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Access, access};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+
+use super::super::drift::Place;
+use super::{CgroupParent, count_of, make_directory, remove};
+
+/// Directory under which groups are made, unless the setting names another one.
+const NAME: &str = "chancery";
+/// First part of the names of groups that are made to try it.
+const TRIAL: &str = "trial-";
+/// Age from which such a group is a leftover.
+const STALE: Duration = Duration::from_mins(1);
+
+/// Where control groups are made.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum CgroupSetting {
+    /// In the executor's own group, or for root at the root of the mount, if that works.
+    #[default]
+    Detect,
+    /// Nowhere.
+    Off,
+    /// In this directory, with limits of memory.
+    At(PathBuf),
+}
+
+/// How ends of processes are proved on a host when their supervisor has died.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EndProof {
+    /// By control groups made in this directory.
+    Cgroup(PathBuf),
+    /// By a search through `/proc`, for this reason.
+    Search(String),
+}
+
+/// What a host offers.
+#[derive(Debug)]
+pub struct CgroupSupport {
+    /// How ends are proved.
+    pub proof: EndProof,
+    path: Option<PathBuf>,
+    mount: Option<PathBuf>,
+    memory: bool,
+}
+
+/// Mount of cgroup v2: which of its groups is the root of the mount, and where it is mounted.
+type Mount = (PathBuf, PathBuf);
+
+impl CgroupSupport {
+    /// Tries what the setting asks for. An error says that a directory named by the setting cannot be used.
+    pub fn detect(setting: &CgroupSetting) -> io::Result<CgroupSupport> {
+        let none = |reason| CgroupSupport {
+            proof: EndProof::Search(reason),
+            path: None,
+            mount: None,
+            memory: false,
+        };
+        let mounts = mounts(&std::fs::read_to_string("/proc/self/mountinfo")?);
+        match setting {
+            CgroupSetting::Off => Ok(none("the setting cgroup is none".to_owned())),
+            CgroupSetting::At(path) => {
+                check_memory(path)?;
+                let real = path.canonicalize()?;
+                let mount = mounts.into_iter().map(|(_, at)| at).filter(|at| real.starts_with(at));
+                let mount = mount.max_by_key(|at| at.components().count());
+                let (proof, mount) = match (mount, trial(path)) {
+                    (Some(mount), Ok(())) => (EndProof::Cgroup(path.clone()), Some(mount)),
+                    (None, _) => {
+                        let reason = format!("{} is not in a mount of cgroup v2", path.display());
+                        (EndProof::Search(reason), None)
+                    }
+                    (Some(_), Err(error)) => (EndProof::Search(error.to_string()), None),
+                };
+                Ok(CgroupSupport { proof, path: Some(path.clone()), mount, memory: true })
+            }
+            CgroupSetting::Detect => {
+                let own = std::fs::read_to_string("/proc/self/cgroup")?;
+                let mut reasons = Vec::new();
+                for (mount, path) in candidates(&mounts, &own, rustix::process::geteuid().is_root()) {
+                    match trial_below(&path) {
+                        Ok(path) => {
+                            let proof = EndProof::Cgroup(path.clone());
+                            return Ok(CgroupSupport {
+                                proof,
+                                path: Some(path),
+                                mount: Some(mount),
+                                memory: false,
+                            });
+                        }
+                        Err(error) => reasons.push(error.to_string()),
+                    }
+                }
+                let missing =
+                    || "cgroup v2 is not mounted, or the own group is outside of its mount".to_owned();
+                let reason = reasons.into_iter().reduce(|all, one| format!("{all}; {one}"));
+                Ok(none(reason.unwrap_or_else(missing)))
+            }
+        }
+    }
+
+    /// Directory for the groups of the executor whose directory is `root`.
+    pub(in super::super) fn parent(self, root: &Path) -> io::Result<Option<CgroupParent>> {
+        let CgroupSupport { path, mount, memory, .. } = self;
+        let Some(path) = path else { return Ok(None) };
+        let place = Place::of(root)?.ok_or(ErrorKind::NotFound)?;
+        Ok(Some(CgroupParent { path: path.join(place.to_string()), mount, memory }))
+    }
+}
+
+/// Refuses a directory that does not pass the memory controller on; an error names what is missing.
+fn check_memory(parent: &Path) -> io::Result<()> {
+    let passed_on = parent.join("cgroup.subtree_control");
+    let shown = passed_on.display();
+    let controllers = std::fs::read_to_string(&passed_on).map_err(|error| {
+        let advice = "name a directory of cgroup v2 as cgroup";
+        io::Error::new(error.kind(), format!("cannot read {shown}: {error}; {advice}"))
+    })?;
+    if controllers.split_ascii_whitespace().any(|controller| controller == "memory") {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("cannot limit memory: write +memory to {shown}")))
+}
+
+/// Mounts of cgroup v2 in the text of `/proc/self/mountinfo`.
+fn mounts(mountinfo: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, at) = (fields.next()?, fields.next()?);
+        file_system.starts_with("cgroup2 ").then(|| (unescaped(root), unescaped(at)))
+    };
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+/// Spaces and the like stand as octal numbers in `mountinfo`.
+fn unescaped(field: &str) -> PathBuf {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(field.to_owned(), |text, (escape, plain)| text.replace(escape, plain)).into()
+}
+
+/// Groups to try, each with its mount point: the own one first.
+fn candidates(mounts: &[Mount], own: &str, is_root: bool) -> Vec<Mount> {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+    let own_in = |(root, at): &Mount| {
+        let below = Path::new(own?).strip_prefix(root).ok()?;
+        // Joined by components: an empty rest adds none.
+        Some((at.clone(), at.components().chain(below.components()).collect()))
+    };
+    let all_of = mounts.iter().filter(|_| is_root).map(|(_, at)| (at.clone(), at.clone()));
+    let mut all: Vec<Mount> = mounts.iter().filter_map(own_in).chain(all_of).collect();
+    all.dedup();
+    all
+}
+
+/// Makes the directory for groups in a group, and a group in that.
+fn trial_below(group: &Path) -> io::Result<PathBuf> {
+    let parent = group.join(NAME);
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot make {}: {error}", parent.display()));
+    make_directory(&parent).map_err(named)?;
+    // A process is moved only by a caller that may write to the common ancestor of both groups.
+    access(group.join("cgroup.procs"), Access::WRITE_OK).map_err(|error| named(error.into()))?;
+    trial(&parent)?;
+    Ok(parent)
+}
+
+/// Makes and removes a group, and checks that it has what a proof takes.
+fn trial(parent: &Path) -> io::Result<()> {
+    clear_trials(parent);
+    let mut number = [0; 8];
+    getrandom(&mut number, GetRandomFlags::empty())?;
+    let path = parent.join(format!("{TRIAL}{:016x}", u64::from_le_bytes(number)));
+    std::fs::create_dir(&path)
+        .and_then(|()| {
+            let tried = try_group(&path);
+            remove(&path).and(tried)
+        })
+        .map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot use control groups in {}: {error}", parent.display()),
+            )
+        })
+}
+
+/// Removes what executors left that were killed in the middle of a trial.
+fn clear_trials(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        let is_trial = entry.file_name().to_string_lossy().starts_with(TRIAL);
+        if is_trial && age().is_some_and(|age| age > STALE) {
+            // Another executor may be quicker.
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn try_group(path: &Path) -> io::Result<()> {
+    let events = std::fs::read_to_string(path.join("cgroup.events"))?;
+    if count_of(&events, "populated") != Some(0) {
+        return Err(io::Error::other("cgroup.events does not say whether a new group is populated"));
+    }
+    if std::fs::read_to_string(path.join("cgroup.type"))?.trim() != "domain" {
+        return Err(io::Error::other("a new group is no domain"));
+    }
+    if !path.join("cgroup.kill").exists() {
+        return Err(io::Error::other("there is no cgroup.kill: the kernel is older than 5.14"));
+    }
+    Ok(access(path.join("cgroup.procs"), Access::WRITE_OK)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_the_controller_is_refused_with_advice() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = check_memory(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("name a directory of cgroup v2"), "{error}");
+        for (controllers, is_fine) in [("cpu memory\n", true), ("cpu io\n", false), ("memoryx", false)] {
+            std::fs::write(directory.path().join("cgroup.subtree_control"), controllers).unwrap();
+            assert_eq!(check_memory(directory.path()).is_ok(), is_fine, "{controllers}");
+        }
+    }
+
+    #[test]
+    fn the_own_group_is_tried_first_and_the_root_of_the_mount_by_root_alone() {
+        let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+            31 22 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n\
+            32 22 0:28 /part /mnt/a\\040b rw - cgroup2 cgroup2 rw\n";
+        let mounts = mounts(text);
+        let tried = |own: &str, is_root| {
+            let all = candidates(&mounts, own, is_root).into_iter().map(|(_, path)| path);
+            all.map(|path| path.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(tried("1:cpu:/x\n0::/part/web\n", false), ["/sys/fs/cgroup/part/web", "/mnt/a b/web"]);
+        assert_eq!(tried("0::/user\n", false), ["/sys/fs/cgroup/user"], "outside of the second mount");
+        assert_eq!(tried("0::/\n", true), ["/sys/fs/cgroup", "/mnt/a b"]);
+        assert_eq!(tried("1:cpu:/x\n", false), Vec::<String>::new(), "version 1 alone");
+        assert_eq!(tried("1:cpu:/x\n", true), ["/sys/fs/cgroup", "/mnt/a b"]);
+    }
+
+    #[test]
+    fn a_plain_directory_is_no_control_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = trial_below(directory.path()).unwrap_err().to_string();
+        assert!(error.starts_with("cannot make "), "{error}");
+        assert!(trial(directory.path()).is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no trial is left");
+    }
+}

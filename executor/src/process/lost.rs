@@ -1,0 +1,74 @@
+//! Incarnations that run though their directory was removed while neither supervisor nor executor was alive.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use chancery_events::id::IncarnationId;
+
+use super::Tended;
+use super::drift::{Loss, Place};
+use super::folder::Folder;
+use super::group::{self, CgroupParent, Populated};
+use super::identity::Stat;
+use super::proof::folder_named_by;
+
+/// Finds them by the directory that processes have in their environment, and by control groups in which anything lives.
+/// Empty groups are removed. Incarnations that have a directory, though perhaps no readable record, are left out.
+pub(super) fn find(
+    root: &Path,
+    cgroup: Option<&CgroupParent>,
+    kept: &BTreeSet<IncarnationId>,
+) -> io::Result<Vec<Tended>> {
+    let nodes = root.join("nodes");
+    let place = Place::of(&nodes)?;
+    let mut known = kept.clone();
+    let mut lost = Vec::new();
+    let mut add = |id, folder: Folder| {
+        if known.insert(id) {
+            tracing::error!(incarnation = %id, "processes run, and their directory was removed");
+            lost.push(Tended::Incarnation(id, folder, Some(Loss::Removed)));
+        }
+    };
+    for named in Stat::all()?.iter().filter_map(folder_named_by) {
+        let id = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+        let node = named.parent().and_then(Path::file_name);
+        let above = named.ancestors().nth(2).map(Place::of).transpose()?.flatten();
+        if let (Some(id), Some(node), true) = (id, node, place.is_some() && above == place) {
+            add(id, Folder::at(nodes.join(node).join(id.to_string())));
+        }
+    }
+    for (id, group) in groups(cgroup, kept)? {
+        match group.populated() {
+            // The node is not known any more.
+            Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
+            Populated::No => group::remove(&group.path)?,
+            Populated::Unknown(why) => {
+                tracing::warn!(why, incarnation = %id, "cannot find out whether anything is left of it");
+            }
+        }
+    }
+    Ok(lost)
+}
+
+/// Groups of incarnations that have no directory.
+fn groups(
+    cgroup: Option<&CgroupParent>,
+    kept: &BTreeSet<IncarnationId>,
+) -> io::Result<Vec<(IncarnationId, group::IncarnationCgroup)>> {
+    let Some(parent) = cgroup else { return Ok(Vec::new()) };
+    let mut all = Vec::new();
+    for id in parent.incarnations()?.into_iter().filter(|id| !kept.contains(id)) {
+        all.extend(parent.found(id)?.map(|group| (id, group)));
+    }
+    Ok(all)
+}
+
+/// Incarnation without a directory of which anything lives.
+pub(super) fn user(
+    cgroup: Option<&CgroupParent>,
+    kept: &BTreeSet<IncarnationId>,
+) -> io::Result<Option<IncarnationId>> {
+    let all = groups(cgroup, kept)?;
+    Ok(all.into_iter().find(|(_, group)| group.populated() != Populated::No).map(|(id, _)| id))
+}

@@ -1,0 +1,245 @@
+//! Search for what is left of an incarnation whose supervisor died: `wait` cannot prove an end any more.
+//!
+//! | the incarnation | what proves that nothing is left |
+//! |---|---|
+//! | was started in another boot | the boot |
+//! | has a control group that is visible here | nothing lives in the group (`group`), and nothing here has one of its marks |
+//! | was started in this PID namespace, without a group | every living process is accounted for |
+//! | else | nothing: it is unknown |
+//!
+//! A process is accounted for, and nothing of the incarnation, if it
+//!
+//! - was started before the first process of the incarnation, or
+//! - lacks `no_new_privs`, which every trampoline sets, which is inherited, and which cannot be unset, or
+//! - descends from such a process that cannot have adopted orphans of the supervisor: the kernel gives these to an ancestor
+//!   of the supervisor or to the init of the namespace, and to no other.
+//!
+//! All processes are read while no process was started (the kernel counts), so that none is missed between two reads.
+//! What is left may be anything. It is killed only if it has a *mark* of the incarnation: its session or process group,
+//! a working directory in its directory, an open pipe there, or the directory in its environment; directories are compared by
+//! device and inode. What is left without a mark is neither killed nor taken for absent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use super::drift::Place;
+use super::folder::{Folder, Record};
+use super::group::Populated;
+use super::identity::{self, Boot, Handle, Stat};
+use super::start::FOLDER_VARIABLE;
+
+/// Attempts to read all processes while none is started.
+const TRIES: usize = 20;
+
+/// What is left of an incarnation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Rest {
+    Nothing,
+    Something,
+    /// It cannot be said, for this reason.
+    Unknown(String),
+}
+
+/// Whether pids of a record mean anything here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StartedIn {
+    /// Yes.
+    Here,
+    /// No: everything recorded is dead.
+    OtherBoot,
+    /// No: they are those of another PID namespace.
+    OtherNamespace,
+}
+
+impl StartedIn {
+    /// Where the record's processes were started.
+    pub(super) fn of(record: &Record, boot: &Boot) -> std::io::Result<StartedIn> {
+        Ok(if record.boot != boot.id {
+            StartedIn::OtherBoot
+        } else if record.pid_namespace != identity::pid_namespace()? {
+            StartedIn::OtherNamespace
+        } else {
+            StartedIn::Here
+        })
+    }
+}
+
+/// Processes found of an incarnation.
+pub(super) struct Search {
+    /// Those that are known to be of it.
+    pub(super) ours: Vec<Handle>,
+    pub(super) rest: Rest,
+}
+
+/// Searches for what is left of the recorded incarnation, whose directory is `folder`.
+pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Search {
+    let populated = record.group.as_ref().map(super::group::IncarnationCgroup::populated);
+    let (mut ours, accounted) = match origin {
+        StartedIn::OtherBoot => return Search { ours: Vec::new(), rest: Rest::Nothing },
+        StartedIn::OtherNamespace => {
+            (Vec::new(), Rest::Unknown("it was started in another PID namespace".to_owned()))
+        }
+        StartedIn::Here => search_here(folder, record),
+    };
+    ours.extend(record.group.iter().flat_map(super::group::IncarnationCgroup::members));
+    let rest = match populated {
+        _ if !ours.is_empty() => Rest::Something,
+        Some(Populated::Yes) => Rest::Something,
+        Some(Populated::No) => Rest::Nothing,
+        Some(Populated::Unknown(why)) => match accounted {
+            Rest::Unknown(also) => Rest::Unknown(format!("{also}, and {why}")),
+            rest => rest,
+        },
+        None => accounted,
+    };
+    Search { ours, rest }
+}
+
+/// What can be said without a control group.
+fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
+    let (all, candidates, is_complete) = snapshot(record);
+    let marks = Marks::of(folder, record);
+    let (marked, others): (Vec<&Stat>, Vec<&Stat>) =
+        candidates.iter().partition(|stat| marks.are_on(stat, &all));
+    let open = |stat: &&Stat| Handle::open(stat.pid, stat.start_time).ok().flatten();
+    let ours: Vec<Handle> = marked.iter().filter_map(open).collect();
+    let rest = match others.first() {
+        _ if identity::hides_processes() => Rest::Unknown("/proc hides processes".to_owned()),
+        _ if !is_complete => Rest::Unknown("processes are started faster than all can be read".to_owned()),
+        Some(stat) => {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
+            Rest::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
+        }
+        // Those that are marked may have ended since.
+        None if marked.is_empty() => Rest::Nothing,
+        None => Rest::Something,
+    };
+    (ours, rest)
+}
+
+/// All processes, those that are not accounted for, and whether none was missed.
+fn snapshot(record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, bool) {
+    let mut found = (BTreeMap::new(), Vec::new(), false);
+    for _ in 0..TRIES {
+        let before = identity::forks().ok();
+        let all: BTreeMap<u32, Stat> =
+            Stat::all().unwrap_or_default().into_iter().map(|stat| (stat.pid, stat)).collect();
+        let candidates = candidates(record, &all);
+        let is_complete = !all.is_empty() && before.is_some() && before == identity::forks().ok();
+        found = (all, candidates, is_complete);
+        if is_complete {
+            break;
+        }
+    }
+    found
+}
+
+/// Living processes that are not accounted for.
+fn candidates(record: &Record, all: &BTreeMap<u32, Stat>) -> Vec<Stat> {
+    let first = record.processes.iter().map(|process| process.start_time).min().unwrap_or(0);
+    let me = std::process::id();
+    let may_be = |stat: &&Stat| {
+        stat.start_time >= first
+            && stat.pid != me
+            && !stat.is_dead()
+            && identity::has_no_new_privs(stat.pid) == Some(true)
+    };
+    let suspects: BTreeSet<u32> = all.values().filter(may_be).map(|stat| stat.pid).collect();
+    let is_adopter = |stat: &Stat| {
+        stat.pid == 1 || record.ancestors.is_empty() || record.ancestors.contains(&stat.identity())
+    };
+    let is_left = |pid: u32| {
+        let mut at = pid;
+        // No chain is longer than all processes.
+        for _ in 0..=all.len() {
+            match all.get(&at).map(|stat| stat.parent) {
+                // Its parent is in a namespace above.
+                Some(0) => return false,
+                Some(parent) if suspects.contains(&parent) => at = parent,
+                // A parent that has ended meanwhile left it to another process: the next search finds which.
+                Some(parent) => return all.get(&parent).is_none_or(is_adopter),
+                None => return true,
+            }
+        }
+        true
+    };
+    suspects.iter().filter(|pid| is_left(**pid)).filter_map(|pid| all.get(pid)).copied().collect()
+}
+
+/// What processes of an incarnation have, unless they take care not to.
+struct Marks<'a> {
+    folder: &'a Path,
+    place: Option<Place>,
+    /// Files in the directory: pipes among them.
+    files: BTreeSet<Place>,
+    /// Numbers of sessions and groups, with the start times of their leaders.
+    leaders: BTreeMap<u32, u64>,
+}
+
+impl Marks<'_> {
+    fn of<'a>(folder: &'a Folder, record: &Record) -> Marks<'a> {
+        let place = |path: &Path| Place::of(path).ok().flatten();
+        let files = super::entries(folder.path()).unwrap_or_default();
+        let supervisor = record.ancestors.first().map(|one| (one.pid, one.start_time));
+        let processes = record.processes.iter().map(|process| (process.pid, process.start_time));
+        Marks {
+            folder: folder.path(),
+            place: place(folder.path()),
+            files: files.iter().filter(|path| !path.is_dir()).filter_map(|path| place(path)).collect(),
+            leaders: processes.chain(supervisor).collect(),
+        }
+    }
+
+    fn are_on(&self, stat: &Stat, all: &BTreeMap<u32, Stat>) -> bool {
+        // A number is given to another process only when its session and its group have ended.
+        let leads = |number: u32| {
+            let start_time = self.leaders.get(&number);
+            start_time.is_some_and(|time| all.get(&number).is_none_or(|now| now.start_time == *time))
+        };
+        leads(stat.session)
+            || leads(stat.group)
+            || folder_named_by(stat).is_some_and(|named| self.is_folder(&named))
+            || self.works_in(stat.pid)
+            || !identity::open_as(stat.pid, &self.files).is_empty()
+    }
+
+    fn is_folder(&self, path: &Path) -> bool {
+        let is_same = || self.place.is_some() && Place::of(path).ok().flatten() == self.place;
+        path == self.folder || is_same()
+    }
+
+    fn works_in(&self, pid: u32) -> bool {
+        let Ok(cwd) = std::fs::read_link(format!("/proc/{pid}/cwd")) else { return false };
+        cwd.ancestors().any(|path| self.is_folder(path))
+    }
+}
+
+/// Directory of an incarnation that a process has in its environment.
+pub(super) fn folder_named_by(stat: &Stat) -> Option<PathBuf> {
+    let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).ok()?;
+    let value = |entry: &[u8]| {
+        let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        Some(PathBuf::from(OsStr::from_bytes(value)))
+    };
+    environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead())
+}
+
+/// Supervisor of a directory, as far as it is visible here: the recorded one, and the process that holds the lock.
+pub(super) fn supervisors(
+    folder: &Folder,
+    record: Option<&Record>,
+    origin: Option<StartedIn>,
+) -> Vec<Handle> {
+    let recorded =
+        record.and_then(|record| record.ancestors.first()).filter(|_| origin == Some(StartedIn::Here));
+    let recorded = recorded.map(|one| (one.pid, one.start_time));
+    let files: BTreeSet<Place> = Place::of(&folder.file("keeper.lock")).ok().flatten().into_iter().collect();
+    let me = std::process::id();
+    let all = if files.is_empty() { Vec::new() } else { Stat::all().unwrap_or_default() };
+    let others = all.into_iter().filter(|stat| stat.pid != me);
+    let holders = others.filter(|stat| identity::has_locked(stat.pid, &files));
+    let all: BTreeMap<u32, u64> = holders.map(|stat| (stat.pid, stat.start_time)).chain(recorded).collect();
+    all.into_iter().filter_map(|(pid, start_time)| Handle::open(pid, start_time).ok().flatten()).collect()
+}

@@ -1,0 +1,71 @@
+//! Ends that no supervisor reports: by proof, or not at all (`proof`); and supervisors that do not answer.
+
+use std::io;
+
+use chancery_events::observation::Hope;
+
+use super::super::foster;
+use super::super::hold::Hold;
+use super::super::proof::{StartedIn, supervisors};
+use super::Tender;
+use crate::plan::Aim;
+
+impl Tender {
+    /// Records the end of orphans, of which nothing is left.
+    pub(super) fn end_orphans(&mut self) -> io::Result<()> {
+        let (Hold::Foster(foster), Some(record)) = (&mut self.hold, &mut self.record) else { return Ok(()) };
+        foster.finish_output();
+        if self.lost.is_none() {
+            // Those of another namespace have ended unseen too.
+            record.end_unseen();
+            let exit = record.exit();
+            foster::finish(&self.folder, self.wanted.as_ref(), record, exit)?;
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// Logs that an end cannot be proved, and answers an order that waits for it. Nothing is recorded: volumes stay in use,
+    /// and the search goes on.
+    pub(super) fn doubt_end(&mut self, why: &str) {
+        if self.doubt.as_deref() != Some(why) {
+            tracing::error!(
+                why,
+                incarnation = %self.incarnation,
+                "cannot prove its end; a reboot of the machine does, or expunge the node"
+            );
+            self.doubt = Some(why.to_owned());
+        }
+        let Some(order) = self.wanted.as_ref().map(|wanted| wanted.order) else { return };
+        let this = Some((order.revision, order.attempt));
+        if order.aim != Aim::Up && self.doubted != this {
+            self.doubted = this;
+            self.refuse(order.revision, format!("cannot prove its end: {why}"), Hope::Retry);
+        }
+    }
+
+    /// Kills a supervisor that does not answer, though it was asked to end everything: its processes are adopted then, and
+    /// ended with their grace.
+    pub(super) fn end_silent_supervisor(&mut self) {
+        let killed = self.kill_supervisor();
+        if killed == 0 {
+            self.doubt_end("its supervisor does not answer, and is not visible here");
+        } else {
+            tracing::warn!(incarnation = %self.incarnation, "its supervisor does not answer, and is killed");
+        }
+    }
+
+    /// Kills the supervisor, if it is visible here. Returns how many processes that were.
+    pub(super) fn kill_supervisor(&mut self) -> usize {
+        if let Hold::Kept(link) = &mut self.hold {
+            link.kill();
+        }
+        let record = self.record.as_ref();
+        let origin = record.and_then(|record| StartedIn::of(record, &self.shared.boot).ok());
+        let found = supervisors(&self.folder, record, origin);
+        for supervisor in &found {
+            supervisor.signal(rustix::process::Signal::KILL);
+        }
+        found.len()
+    }
+}

@@ -1,0 +1,472 @@
+//! Ends of real processes whose supervisor was killed or stopped: with control groups and without.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use chancery_events::fact::Effect;
+use chancery_events::observation::{Exit, Process, ProcessStatus, Report, Saw};
+use chancery_events::protocol::{Command as Order, Mount, RunSpec};
+use chancery_executor::Orchestrator;
+use chancery_executor::process::{CgroupSetting, Config, Processes};
+use rustix::process::Signal;
+
+use crate::volumes::{failed, make, order, volume};
+use crate::world::{
+    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+};
+
+const WAYS: [CgroupSetting; 2] = [CgroupSetting::Detect, CgroupSetting::Off];
+
+async fn open(root: &Path, cgroup: &CgroupSetting) -> Processes {
+    Processes::open(Config { cgroup: cgroup.clone(), ..config(root) }).await.unwrap()
+}
+
+/// Whether the host has control groups; says so if it has none.
+fn has_groups(root: &Root, cgroup: &CgroupSetting) -> bool {
+    let has = *cgroup == CgroupSetting::Off || root.groups().is_some();
+    if !has {
+        eprintln!("skipped: this host has no control group that can be used");
+    }
+    has
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z") && !rest.starts_with(" X"))
+}
+
+fn told(report: &Report) -> &[Process] {
+    match &report.saw {
+        Saw::Ensured { processes }
+        | Saw::Ready { processes }
+        | Saw::NotReady { processes }
+        | Saw::Ended { processes, .. } => processes,
+        Saw::Failed { .. } | Saw::Gone => &[],
+    }
+}
+
+fn kill_supervisors(root: &Root) {
+    for supervisor in root.keepers() {
+        kill(supervisor, Signal::KILL);
+    }
+    wait_until("the supervisors are dead", || root.keepers().is_empty());
+}
+
+/// Killed when the test ends, however it does.
+struct Victim(i32);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        if is_alive(self.0) {
+            kill(self.0, Signal::KILL);
+        }
+    }
+}
+
+/// Waits until a process has written its pid.
+fn victim(file: &Path) -> Victim {
+    let mut pid = None;
+    wait_until("it wrote its pid", || {
+        pid = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+        pid.is_some()
+    });
+    Victim(pid.expect("a pid"))
+}
+
+/// A shell whose child has an empty environment and a session of its own. The child keeps its working directory.
+const CLEANED: &str = "env -i setsid sh -c 'echo $$$$ > ../../child; exec sleep 3600' & exec sleep 3600";
+
+/// A daemon that forks twice, leaves session and directory, closes its descriptors and drops its environment.
+const DAEMON: &str = "
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open('../../child.new', 'w') as file:
+            file.write(str(os.getpid()))
+        os.rename('../../child.new', '../../child')
+        os.chdir('/')
+        os.closerange(0, 1024)
+        os.execve('/bin/sleep', ['sleep', '3600'], {})
+    os._exit(0)
+os.wait()
+os.execvp('sleep', ['sleep', '3600'])
+";
+
+fn daemon() -> RunSpec {
+    let mut one = payload("web", 1, &["python3", "-c", DAEMON]);
+    one.mounts = vec![Mount { path: "/data".to_owned(), volume: volume(1) }];
+    spec(vec![one])
+}
+
+fn cleaned() -> RunSpec {
+    spec(vec![payload("web", 1, &["sh", "-c", CLEANED])])
+}
+
+/// Starts it, and kills its supervisor and then each process that was recorded.
+async fn start_and_kill(root: &Root, cgroup: &CgroupSetting, spec: &RunSpec) -> (Processes, Victim) {
+    let processes = open(root.path(), cgroup).await;
+    make(&processes, 1).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, spec)).await;
+    let ready = until(&processes, id(1), "it is ready", is_ready).await;
+    let child = victim(&root.folder(id(1)).join("child"));
+    kill_supervisors(root);
+    for process in told(&ready) {
+        kill(process.pid.unwrap() as i32, Signal::KILL);
+    }
+    (processes, child)
+}
+
+pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_group() {
+    for spec in [daemon(), cleaned()] {
+        let root = Root::new();
+        if !has_groups(&root, &CgroupSetting::Detect) {
+            return;
+        }
+        let (processes, child) = start_and_kill(&root, &CgroupSetting::Detect, &spec).await;
+        let ended = until(&processes, id(1), "it has ended", is_ended).await;
+        assert!(!is_alive(child.0), "an end means everything: {ended:?}");
+        assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+        wait_until("its group is removed", || !root.groups().unwrap().exists());
+        // And with that the volume is free.
+        processes.carry_out(order(1, 2, Effect::Kill)).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+    }
+}
+
+pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_the_volume_stays_in_use() {
+    let root = Root::new();
+    let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
+    let is_unknown = |report: &Report| matches!(&report.saw, Saw::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
+    until(&processes, id(1), "its process is unknown", is_unknown).await;
+    processes.carry_out(command(id(1), 2, Effect::Stop, &daemon())).await;
+    let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
+    let why = format!("cannot prove its end: process {} (sleep) may be left of it", child.0);
+    assert_eq!((refused.revision, failed(&refused).unwrap()), (2, why.as_str()));
+    processes.carry_out(Order { attempt: 2, ..command(id(1), 2, Effect::Kill, &daemon()) }).await;
+    until(&processes, id(1), "each attempt is", |report| failed(report).is_some()).await;
+    assert!(is_alive(child.0), "it might be of somebody else");
+    processes.carry_out(order(1, 2, Effect::Kill)).await;
+    let kept = until(&processes, volume(1), "the volume is kept", |report| failed(report).is_some()).await;
+    assert!(failed(&kept).unwrap().ends_with(&format!("is in use by {}", id(1))), "{kept:?}");
+    // The next executor knows no more.
+    drop(processes);
+    let processes = open(root.path(), &CgroupSetting::Off).await;
+    assert!(!processes.list().await.iter().any(is_ended));
+    assert!(!root.folder(id(1)).join("tombstone.json").exists());
+    drop(child);
+    let ended = until(&processes, id(1), "nothing is left: it has ended", is_ended).await;
+    assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+    processes.carry_out(order(1, 3, Effect::Kill)).await;
+    until(&processes, volume(1), "it is destroyed", |report| report.saw == Saw::Gone).await;
+}
+
+pub(crate) async fn what_has_a_mark_is_ended_without_groups_too() {
+    let root = Root::new();
+    let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &cleaned()).await;
+    until(&processes, id(1), "it has ended", is_ended).await;
+    assert!(!is_alive(child.0), "it is found by its working directory");
+}
+
+pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
+    let root = Root::new();
+    let processes = open(root.path(), &CgroupSetting::Off).await;
+    for position in [1, 2, 3] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
+    // A daemon of somebody else, younger than all.
+    let file = root.path().join("bystander");
+    let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 3600' &", file.display());
+    assert!(Command::new("sh").args(["-c", &script]).current_dir("/").status().unwrap().success());
+    let bystander = victim(&file);
+    let keeper = format!("as-keeper\0{}", root.folder(id(2)).display());
+    let is_keeper = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&keeper)
+    };
+    let keeper = root.keepers().into_iter().find(is_keeper).expect("a supervisor");
+    kill(keeper, Signal::KILL);
+    processes.carry_out(command(id(2), 2, Effect::Stop, &sleeper(2))).await;
+    until(&processes, id(2), "it has ended, and that is proved", is_ended).await;
+    assert!(is_alive(bystander.0), "the bystander lives");
+    assert_eq!(root.payloads().len(), 4, "and so do the others");
+}
+
+pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() {
+    for cgroup in WAYS {
+        let root = Root::new();
+        if !has_groups(&root, &cgroup) {
+            continue;
+        }
+        let links = tempfile::tempdir().unwrap();
+        let link = links.path().join("link");
+        symlink(root.path(), &link).unwrap();
+        // The child has another session, group and directory, and no pipe: its environment names the link.
+        let script = "(cd / && exec setsid sh -c \
+            'echo $$$$ > \"$$CHANCERY_FOLDER/child\"; exec sleep 3600 > /dev/null 2>&1') & exec sleep 3600";
+        let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
+        let processes = open(&link, &cgroup).await;
+        processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+        let ready = until(&processes, id(1), "it is ready", is_ready).await;
+        let child = victim(&root.folder(id(1)).join("child"));
+        drop(processes);
+        let link_text = link.display().to_string();
+        let supervisor = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&link_text)
+        };
+        let all = || std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = || all().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        for pid in pids().filter(supervisor) {
+            kill(pid, Signal::KILL);
+        }
+        wait_until("the supervisor is dead", || !pids().any(|pid| supervisor(&pid)));
+        kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+        let processes = open(root.path(), &cgroup).await;
+        until(&processes, id(1), "it has ended", is_ended).await;
+        assert!(!is_alive(child.0), "{cgroup:?}: what names the link is of the directory");
+    }
+}
+
+/// An executor in another PID namespace: says what it sees, and what comes of a kill.
+pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
+    let cgroup = if cgroup == "none" { CgroupSetting::Off } else { CgroupSetting::Detect };
+    block_on(async {
+        let processes = match Processes::open(Config { cgroup, ..config(root) }).await {
+            Ok(processes) => processes,
+            Err(error) => return std::fs::write(out, error.to_string()).unwrap(),
+        };
+        let seen = processes.list().await;
+        processes.carry_out(command(id(1), 2, Effect::Kill, &sleeper(1))).await;
+        let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+        let then = until(&processes, id(1), "the kill is answered", is_answered).await;
+        std::fs::write(out, serde_json::to_string(&(seen, then)).unwrap()).unwrap();
+    });
+    ExitCode::SUCCESS
+}
+
+/// Runs an executor in a PID namespace of its own; none if this machine does not allow that.
+fn in_another_namespace(root: &Root, cgroup: &CgroupSetting, flags: &[&str]) -> Option<String> {
+    let tried = Command::new("unshare").args(flags).arg("true").stderr(Stdio::null()).status();
+    if !tried.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine does not allow a second PID namespace");
+        return None;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("told");
+    let name = if *cgroup == CgroupSetting::Off { "none" } else { "" };
+    let status = Command::new("unshare")
+        .args(flags)
+        .arg(std::env::current_exe().unwrap())
+        .args(["as-neighbour", root.path().to_str().unwrap(), name, file.to_str().unwrap()])
+        .stdin(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+    Some(std::fs::read_to_string(file).unwrap())
+}
+
+pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
+    for cgroup in WAYS {
+        let root = Root::new();
+        if !has_groups(&root, &cgroup) {
+            continue;
+        }
+        let processes = open(root.path(), &cgroup).await;
+        make(&processes, 1).await;
+        processes.carry_out(command(id(1), 1, Effect::Ensure, &daemon())).await;
+        let ready = until(&processes, id(1), "it is ready", is_ready).await;
+        drop(processes);
+        let child = victim(&root.folder(id(1)).join("child"));
+        kill_supervisors(&root);
+        let Some(told_there) = in_another_namespace(&root, &cgroup, &["-p", "-f", "--mount-proc"]) else {
+            return;
+        };
+        let (seen, then): (Vec<Report>, Report) = serde_json::from_str(&told_there).unwrap();
+        let seen = seen.iter().find(|report| report.object == id(1).into()).expect("it is listed");
+        assert!(!is_ended(seen), "{cgroup:?}: pids of another namespace are not dead: {seen:?}");
+        assert!(told(seen).iter().all(|process| process.status == ProcessStatus::Unknown), "{seen:?}");
+        if cgroup == CgroupSetting::Off {
+            let message = failed(&then).expect("no end");
+            assert_eq!(message, "cannot prove its end: it was started in another PID namespace");
+            assert!(is_alive(child.0) && root.payloads().len() == 1, "nothing was ended by its pid");
+            // Back in the first one, what lives is adopted.
+            let processes = open(root.path(), &cgroup).await;
+            assert_eq!(processes.list().await.iter().filter(|report| is_ended(report)).count(), 0);
+        } else {
+            assert!(is_ended(&then), "by its control group: {then:?}");
+            assert!(!is_alive(child.0) && !is_alive(told(&ready)[0].pid.unwrap() as i32));
+        }
+    }
+}
+
+pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_does_not_begin() {
+    let root = Root::new();
+    let Some(error) = in_another_namespace(&root, &CgroupSetting::Off, &["-p", "-f"]) else { return };
+    assert!(error.starts_with("cannot use /proc: it is that of another PID namespace"), "{error}");
+}
+
+/// A daemon of somebody else, as it is installed here: what to run, and the directory that its processes are known by.
+fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
+    let runs = |program: &str, flag| {
+        Command::new(program).arg(flag).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    };
+    let directory = tempfile::Builder::new().prefix("chancery-daemon-").tempdir().unwrap();
+    let path = directory.path().display().to_string();
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    match program {
+        "nginx" if runs("nginx", "-v") => {
+            let text = format!(
+                "daemon on; pid {path}/pid; error_log {path}/error.log; worker_processes 2;\n\
+                 events {{}}\nhttp {{ access_log off; server {{ listen unix:{path}/socket; }} }}\n"
+            );
+            std::fs::write(directory.path().join("nginx.conf"), text).unwrap();
+            let script = format!("nginx -c {path}/nginx.conf -p {path} && exec sleep 3600");
+            Some((vec!["sh".into(), "-c".into(), script], directory))
+        }
+        "postgres" if runs("postgres", "--version") && runs("initdb", "--version") => {
+            // It refuses to run as root.
+            let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+            std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
+            let init = words(&format!("{nobody} initdb --no-sync -A trust -U nobody -D {path}/data"));
+            let made = Command::new(&init[0]).args(&init[1..]).current_dir("/").output().unwrap();
+            if !made.status.success() {
+                eprintln!("skipped: initdb fails here: {}", String::from_utf8_lossy(&made.stderr));
+                return None;
+            }
+            let run = format!("{nobody} postgres -D {path}/data -k {path} -c listen_addresses=");
+            Some((words(&run), directory))
+        }
+        _ => None,
+    }
+}
+
+/// Processes that work in a directory, or name it.
+fn at_work(directory: &Path) -> Vec<i32> {
+    let text = directory.to_str().unwrap();
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+        cwd.starts_with(directory) || String::from_utf8_lossy(&read("cmdline")).contains(text)
+    })
+    .collect()
+}
+
+pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
+    for program in ["nginx", "postgres"] {
+        for cgroup in WAYS {
+            let root = Root::new();
+            if !has_groups(&root, &cgroup) {
+                continue;
+            }
+            let Some((argv, directory)) = installed(program) else {
+                eprintln!("skipped: {program} is not installed, or does not run here");
+                break;
+            };
+            let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+            let spec = spec(vec![payload("web", 1, &argv)]);
+            let processes = open(root.path(), &cgroup).await;
+            processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+            let ready = until(&processes, id(1), "it is ready", is_ready).await;
+            wait_until("it has started its workers", || at_work(directory.path()).len() >= 3);
+            kill_supervisors(&root);
+            // Workers that hang outlive what was recorded of it.
+            let recorded: Vec<i32> = told(&ready).iter().map(|process| process.pid.unwrap() as i32).collect();
+            for pid in at_work(directory.path()) {
+                kill(pid, if recorded.contains(&pid) { Signal::KILL } else { Signal::STOP });
+            }
+            for pid in recorded {
+                kill(pid, Signal::KILL);
+            }
+            processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
+            let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+            let then = until(&processes, id(1), "the stop is answered", is_answered).await;
+            let left = at_work(directory.path());
+            for pid in &left {
+                kill(*pid, Signal::KILL);
+            }
+            assert!(
+                !is_ended(&then) || left.is_empty(),
+                "{program}, {cgroup:?}: {left:?} are left: {then:?}"
+            );
+            if cgroup == CgroupSetting::Detect {
+                assert!(is_ended(&then), "{program}: {then:?}");
+            }
+            until(&processes, id(1), "once nothing is left, it has ended", is_ended).await;
+        }
+    }
+}
+
+pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
+    let root = Root::new();
+    if !has_groups(&root, &CgroupSetting::Detect) {
+        return;
+    }
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &daemon())).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let child = victim(&root.folder(id(1)).join("child"));
+    drop(processes);
+    kill_supervisors(&root);
+    // Only the daemon is left, which names nothing, and nothing names it.
+    for pid in root.payloads() {
+        kill(pid, Signal::KILL);
+    }
+    std::fs::remove_dir_all(root.folder(id(1))).unwrap();
+    assert!(is_alive(child.0));
+    let processes = root.open().await;
+    let ended = until(&processes, id(1), "it has ended", is_ended).await;
+    let Saw::Ended { exit: Exit::Failed { reason }, .. } = &ended.saw else { panic!("{ended:?}") };
+    assert_eq!(reason, "its folder was removed");
+    assert!(!is_alive(child.0));
+}
+
+pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
+    for cgroup in WAYS {
+        let root = Root::new();
+        if !has_groups(&root, &cgroup) {
+            continue;
+        }
+        let processes = open(root.path(), &cgroup).await;
+        let orders = [(1, Effect::Stop), (2, Effect::Kill)];
+        for (position, _) in orders {
+            processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(2))).await;
+            until(&processes, id(position), "it is ready", is_ready).await;
+        }
+        let supervisors = root.keepers();
+        assert_eq!(supervisors.len(), 2);
+        for supervisor in supervisors {
+            kill(supervisor, Signal::STOP);
+        }
+        for (position, effect) in orders {
+            processes.carry_out(command(id(position), 2, effect, &sleeper(2))).await;
+        }
+        for (position, effect) in orders {
+            let ended = until(&processes, id(position), "it is ended all the same", is_ended).await;
+            let is_clean = matches!(&ended.saw, Saw::Ended { exit: Exit::Clean, .. });
+            assert!(is_clean && ended.revision == 2, "{effect:?}, {cgroup:?}: {ended:?}");
+        }
+        assert_eq!((root.payloads(), root.keepers()), (vec![], vec![]), "{cgroup:?}");
+    }
+}
+
+pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replaced() {
+    let root = Root::new();
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    for supervisor in root.keepers() {
+        kill(supervisor, Signal::STOP);
+    }
+    let processes = root.open().await;
+    let order = Order { grace: Duration::from_secs(1), ..command(id(1), 2, Effect::Stop, &sleeper(1)) };
+    processes.carry_out(order).await;
+    until(&processes, id(1), "it is ended", is_ended).await;
+    let nothing: Vec<PathBuf> = root.payloads().iter().map(|pid| format!("/proc/{pid}").into()).collect();
+    assert!(nothing.is_empty() && root.keepers().is_empty(), "{nothing:?}");
+}

@@ -23,10 +23,11 @@ impl Client {
 
     /// Sends a request and reads the answer's body; any answer but success is an error.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<&[u8]> {
-        let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
         let length = body.len();
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nHost: x\r\n{kind}Content-Length: {length}\r\n\r\n{body}");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
         self.send(&request)
     }
 

@@ -24,7 +24,7 @@ impl Stream {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let path = format!("{FLEET}/events?from=end{filter}");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")?;
         let lines = BufReader::with_capacity(4096, stream);
         let mut opened = Stream { lines, line: String::new(), position: 0 };
         opened.next_line()?;

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! connection ─► [serve] ─► [edge] ─► [routes]: the one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
-//!                limits     request id, limits, [rate]s,           every answer that is not what was asked for
-//!                           timeouts, figures                      is a [problem]
+//!                limits     request id, limits, [admission],       every answer that is not what was asked for
+//!                           [rate]s, timeouts, figures             is a [problem]
 //! ```
 //! What must stay true: a verdict is told only when it is durable, for the decider says nothing before; bad input is
 //! a 4xx with its place and never ends the process or holds others up; nothing is kept for a caller without a limit.
 
+mod admission;
 mod edge;
 mod forward;
 mod headers;
@@ -27,6 +28,7 @@ mod read;
 mod routes;
 pub mod schemas;
 mod serve;
+mod slots;
 mod stream;
 mod typed;
 mod wanted;
@@ -40,6 +42,8 @@ use chancery_events::name::FleetName;
 use chancery_journal::Source;
 use chancery_projector::Reader;
 
+pub use admission::AllowedHosts;
+pub(crate) use admission::host_of;
 pub use hub::Hub;
 pub use limits::Limits;
 pub use links::Links;
@@ -48,6 +52,7 @@ pub use metrics::{Figures, Metrics};
 pub use openapi::openapi;
 pub use rate::Rates;
 pub use serve::serve;
+pub use slots::RESERVED;
 
 use crate::duty::Desk;
 
@@ -67,14 +72,16 @@ pub struct Common {
     pub limits: Limits,
     /// How often it may ask.
     pub rates: Rates,
+    /// Hosts under which it may be asked.
+    pub hosts: AllowedHosts,
     /// Counts.
     pub metrics: Metrics,
 }
 
 impl Common {
     /// Nobody has taken anything yet.
-    pub fn new(limits: Limits) -> Common {
-        Common { rates: Rates::of(&limits), limits, metrics: Metrics::new() }
+    pub fn new(limits: Limits, hosts: AllowedHosts) -> Common {
+        Common { rates: Rates::of(&limits), limits, hosts, metrics: Metrics::new() }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::config::{Config, Place};
 use crate::executors::Means;
 use crate::fleet::Fleet;
 use crate::folder::Folder;
-use crate::http::{Api, Common, Limits};
+use crate::http::{AllowedHosts, Api, Common, Limits};
 use crate::open_files::OpenFiles;
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
@@ -37,7 +37,8 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = Limits::of(&config.limits);
     limits.connections = files.connections(limits.connections, config.fleets.len());
-    let common = Arc::new(Common::new(limits));
+    let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref());
+    let common = Arc::new(Common::new(limits, hosts));
     let unfolded = Arc::new(Notify::new());
     let fleets = tokio::select! {
         fleets = open(&config, &own, &common, &unfolded) => fleets?,

@@ -1,6 +1,7 @@
 //! Tests across crates and of the real program, in one binary: linking is what costs.
 
 mod bad_input;
+mod browser;
 mod checks;
 mod compose;
 mod executors;

@@ -159,6 +159,8 @@ pub struct Config {
     pub kafka: Kafka,
     /// Where other servers reach this one, if that is not where it listens.
     pub advertise: Option<String>,
+    /// Hosts under which clients may address the server, in addition to loopback and `advertise`.
+    pub allowed_hosts: BTreeSet<String>,
     /// The server that commands talk to, without a slash at its end.
     pub server: String,
     /// The fleet that commands are about.
@@ -313,6 +315,7 @@ impl Config {
                 client: settings::pairs(text("kafka.client"))?,
             },
             advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
+            allowed_hosts: settings::hosts(text("allowed_hosts"))?,
             server: text("server").trim_end_matches('/').to_owned(),
             fleet,
             fleets,

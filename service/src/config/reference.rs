@@ -58,6 +58,7 @@ fn what(kind: Type) -> &'static str {
         Type::Journal => "`embedded`, or `kafka://HOST:PORT,…/PREFIX`",
         Type::MaybeAddress => "host with its port, or nothing",
         Type::Scope => "types of intents between commas, also with `*`, or nothing",
+        Type::Hosts => "names or addresses between commas, or nothing",
         Type::Pairs => "`key=value` between commas, or nothing",
     }
 }

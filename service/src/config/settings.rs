@@ -12,6 +12,7 @@ use chancery_events::name::{Actor, BadName, FleetName};
 use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 use super::{Clusters, Place};
+use crate::http::host_of;
 use crate::manifest::parse_span;
 
 /// What a setting's text must be.
@@ -51,6 +52,8 @@ pub enum Type {
     Journal,
     /// An address with its port, or nothing.
     MaybeAddress,
+    /// Names or addresses of hosts between commas, or nothing.
+    Hosts,
     /// Types of intents between commas, or nothing.
     Scope,
     /// `key=value` between commas, or nothing.
@@ -87,6 +90,7 @@ settings! {
     "server" Url "http://127.0.0.1:7440" "CHANCERY_SERVER" "the server that commands talk to; several between commas, of which the first that answers is taken";
     "journal" Journal "embedded" "CHANCERY_JOURNAL" "where the journal is: embedded, or on Kafka";
     "advertise" MaybeAddress "" "CHANCERY_ADVERTISE" "where the other servers reach this one; as listen unless set";
+    "allowed_hosts" Hosts "" "CHANCERY_ALLOWED_HOSTS" "hosts under which clients may address the server, in addition to loopback and advertise; without ports";
     "fleet" Fleet "default" "CHANCERY_FLEET" "the fleet that commands are about";
     "fleets" Fleets "" "CHANCERY_FLEETS" "the fleets that the server has, on Kafka each with its partition of the topics; the one that fleet names, unless set";
     "actor" Actor "local" "CHANCERY_ACTOR" "who asks, as the journal will name them";
@@ -97,7 +101,7 @@ settings! {
     "executors" Clusters "all" "CHANCERY_EXECUTORS" "clusters that the server's own process drives: all, none, or names between commas";
     "limits.body" Bytes "1MiB" "CHANCERY_LIMITS_BODY" "the largest body of a request";
     "limits.header_bytes" Bytes "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "the largest head of a request";
-    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time; fewer where the system allows too few open files";
+    "limits.connections" Count "1024" "CHANCERY_LIMITS_CONNECTIONS" "connections at a time, three quarters of them from one address; fewer where the system allows too few open files. Probes are answered in any case";
     "limits.streams" Count "256" "CHANCERY_LIMITS_STREAMS" "event and log streams at a time, of each fleet";
     "limits.executors" Count "256" "CHANCERY_LIMITS_EXECUTORS" "executors connected over HTTP at a time, of each fleet";
     "limits.writes_per_second" Count "20000" "CHANCERY_LIMITS_WRITES_PER_SECOND" "intents that one principal may ask for in a second";
@@ -153,6 +157,7 @@ impl Setting {
                         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
                 (!is_fine).then(|| format!("write a host with its port as in server-1:7440, not {text:?}"))
             }
+            Type::Hosts => hosts(text).err(),
             Type::Pairs => pairs(text).err(),
             Type::Scope => scope(text).err(),
         }
@@ -264,6 +269,16 @@ pub(super) fn journal(text: &str) -> Result<Place, String> {
 fn is_topic(prefix: &str) -> bool {
     let letters = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(letters)
+}
+
+pub(super) fn hosts(text: &str) -> Result<BTreeSet<String>, String> {
+    let hosts = text.split(',').map(str::trim).filter(|host| !host.is_empty());
+    hosts
+        .map(|host| match host_of(host) {
+            Some(whole) if whole == host => Ok(host.to_owned()),
+            _ => Err(format!("invalid host {host:?}: must be a name or an address, without scheme and port")),
+        })
+        .collect()
 }
 
 pub(super) fn scope(text: &str) -> Result<Option<Scope>, String> {

@@ -18,6 +18,7 @@ fn every_default_is_right() {
     let config = Config::read(Layers::default()).expect("defaults");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
+    assert!(config.allowed_hosts.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == Origin::Default));
     for setting in SETTINGS {
         let name = format!("CHANCERY_{}", setting.name.to_ascii_uppercase().replace('.', "_"));
@@ -70,6 +71,10 @@ fn faults_of_a_file_have_their_place() {
         (
             "listen = \"0.0.0.0:7440\"",
             "1:10: listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
+        ),
+        (
+            "allowed_hosts = \"a.example,http://b\"",
+            "1:17: allowed_hosts: invalid host \"http://b\": must be a name",
         ),
         ("a b", "1:"),
     ];

@@ -16,6 +16,7 @@ use chancery_events::name::FleetName;
 use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
+use super::admission::admit;
 use super::problem::{
     CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT,
     TOO_LARGE, URI_TOO_LONG,
@@ -38,12 +39,14 @@ pub(super) struct Call {
 
 /// Answers any request.
 pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) -> Response<Body> {
-    let Common { limits, rates, metrics } = &*api.common;
+    let Common { limits, rates, hosts, metrics } = &*api.common;
     let id = Uuid::new_v4().to_string();
     let began = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let found = checked(limits, &request).and_then(|()| routes::find(&method, request.uri().path()));
+    let found = checked(limits, &request)
+        .and_then(|()| admit(hosts, &method, request.uri(), request.headers()))
+        .and_then(|()| routes::find(&method, request.uri().path()));
     let (parts, body) = request.into_parts();
     let principal = Principal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);

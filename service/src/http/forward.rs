@@ -19,20 +19,23 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::App;
+use super::admission::SEC_FETCH_SITE;
 use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
 
 /// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
 /// How long the other server may take to take a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Those of a connection, and those that this server sets itself.
-const OURS: [HeaderName; 7] = [
+/// Those of a connection, those that this server sets itself, and those by which it has admitted the request.
+const OURS: [HeaderName; 9] = [
     header::CONNECTION,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
     header::TE,
     header::TRAILER,
     header::HOST,
+    header::ORIGIN,
+    SEC_FETCH_SITE,
     HeaderName::from_static("keep-alive"),
 ];
 

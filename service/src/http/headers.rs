@@ -86,9 +86,9 @@ pub(super) enum Media {
     Batch,
 }
 
-/// The form of the body; `None` if the headers say nothing of it.
-pub(super) fn media(headers: &HeaderMap, allowed: &[Media]) -> Result<Option<Media>, Problem> {
-    let Some(text) = one(headers, &header::CONTENT_TYPE)? else { return Ok(None) };
+/// The form of the body.
+pub(super) fn media(headers: &HeaderMap, allowed: &[Media]) -> Result<Media, Problem> {
+    let text = one(headers, &header::CONTENT_TYPE)?.unwrap_or_default();
     let (essence, parameters) = text.split_once(';').map_or((text, ""), |(essence, rest)| (essence, rest));
     let found = match essence.trim().to_ascii_lowercase().as_str() {
         "application/json" => Some(Media::Json),
@@ -98,13 +98,13 @@ pub(super) fn media(headers: &HeaderMap, allowed: &[Media]) -> Result<Option<Med
     };
     let is_utf8 = parameters.is_empty() || cloud::is_json(&format!("application/json;{parameters}"));
     match found.filter(|media| allowed.contains(media) && is_utf8) {
-        Some(media) => Ok(Some(media)),
+        Some(media) => Ok(media),
         None => Err(unsupported(text, allowed)),
     }
 }
 
 /// The body is of another form than those taken.
-pub(super) fn unsupported(found: &str, allowed: &[Media]) -> Problem {
+fn unsupported(found: &str, allowed: &[Media]) -> Problem {
     let allowed: Vec<_> = allowed
         .iter()
         .map(|media| match media {

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::App;
 use super::edge::{Call, json};
-use super::headers::{Media, Meta, media, unsupported};
+use super::headers::{Media, Meta, media};
 use super::json::check;
 use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
 use super::rate::Principal;
@@ -40,7 +40,7 @@ pub(super) async fn take(
     let Call { id, parts, principal, .. } = call;
     let headers = &parts.headers;
     let meta = Meta::read(headers)?;
-    let Some(media) = media(headers, TAKEN)? else { return Err(unsupported("", TAKEN)) };
+    let media = media(headers, TAKEN)?;
     let bytes = body?;
     let text = check(&bytes, app.common.limits.depth)?;
     if media == Media::Batch {

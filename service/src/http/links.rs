@@ -260,7 +260,7 @@ impl Saying {
 /// Whatever asks is an executor: others send other forms.
 fn speaks_lines(call: &Call) -> Result<(), Problem> {
     let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
-    if form.is_none_or(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
+    if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
         return Ok(());
     }
     Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))

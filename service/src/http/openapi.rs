@@ -57,7 +57,7 @@ pub fn openapi() -> Value {
             "title": "Chancery",
             "version": "1",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "An event-sourced control plane. Every answer that is not what was asked for is a problem (RFC 9457) with one of the codes in x-problems.",
+            "description": "An event-sourced control plane. Every answer that is not what was asked for is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json or application/x-ndjson), also without a body. Host is a name of loopback or one that is configured; requests of web pages of other sites are refused.",
         },
         "paths": paths,
         "components": {
@@ -334,6 +334,9 @@ fn request_body(
                 "application/json": {"schema": {"type": "object"}},
             }}))
         }
+        Does::Link => Some(
+            json!({"required": true, "description": "Empty.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
+        ),
         Does::Say => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
         ),

@@ -97,6 +97,12 @@ kinds! {
     // Everything else: nothing was recorded, unless the outcome is unknown.
     /// The body is not JSON of a form that is taken anywhere.
     MALFORMED = 400 "malformed" final "The body cannot be read";
+    /// The header `Host` is missing, doubled, or contradicts the target.
+    INVALID_HOST = 400 "invalid_host" final "Invalid host";
+    /// The request is for a host that is not this server's.
+    HOST_NOT_ALLOWED = 421 "host_not_allowed" final "Host not allowed";
+    /// The request comes from a web page of another site.
+    ORIGIN_NOT_ALLOWED = 403 "origin_not_allowed" final "Origin not allowed";
     /// A parameter in path, query or headers is not right.
     BAD_PARAMETER = 400 "bad_parameter" final "A parameter is not right";
     /// The path leads nowhere.

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::edge::{Call, json};
-use super::headers::{Media, Meta, media, unsupported};
+use super::headers::{Media, Meta, media};
 use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
 use super::query::Params;
@@ -86,11 +86,8 @@ pub(super) async fn typed(
 ) -> Result<Response<Body>, Problem> {
     let Call { found, parts, .. } = call;
     let meta = Meta::read(&parts.headers)?;
-    let media = media(&parts.headers, &[Media::Json])?;
+    media(&parts.headers, &[Media::Json])?;
     let bytes = body?;
-    if media.is_none() && !bytes.is_empty() {
-        return Err(unsupported("", &[Media::Json]));
-    }
     let params: Vec<_> = found.params().collect();
     // Where the path says everything, a body need not say it again.
     let text = if bytes.is_empty() && needs_no_body(type_name, shape) {

@@ -20,6 +20,8 @@ use crate::decider::{Connection, Input, Mailbox, mailbox};
 use crate::executors::Connections;
 use crate::http::{Links, serve};
 
+/// The form in which executors speak.
+const LINES: [(&str, &str); 1] = [("content-type", "application/x-ndjson")];
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -32,7 +34,7 @@ struct Link {
 }
 
 async fn open(world: &mut World) -> Link {
-    let asked = request(Method::POST, "/links", &[], "");
+    let asked = request(Method::POST, "/links", &LINES, "");
     let response = world.router().oneshot(asked).await.expect("an answer");
     assert_eq!(response.status(), 201);
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
@@ -74,7 +76,7 @@ fn heartbeat(beat: u64) -> String {
 impl Link {
     async fn say(&self, world: &World, after: u64, body: impl Into<Body>) -> (u16, String) {
         let path = format!("/links/{}/messages?after={after}", self.id);
-        let answer = world.send(request(Method::POST, &path, &[], body)).await;
+        let answer = world.send(request(Method::POST, &path, &LINES, body)).await;
         if answer.status == 204 { (204, String::new()) } else { (answer.problem().0, answer.problem().1) }
     }
 
@@ -134,12 +136,12 @@ async fn nonsense_ends_its_own_link_alone_and_does_not_reach_the_decider() {
         ("/links/00000000-0008-8801-8000-000000000007/messages", 400),
         ("/links/00000000-0008-8801-8000-000000000007/messages?after=0&before=1", 400),
     ] {
-        let answer = world.send(request(Method::POST, path, &[], "")).await;
+        let answer = world.send(request(Method::POST, path, &LINES, "")).await;
         assert_eq!(answer.problem().0, status, "{path}");
     }
     let json = [("content-type", "application/json")];
     assert_eq!(world.send(request(Method::POST, "/links", &json, "")).await.problem().0, 415);
-    assert_eq!(world.send(request(Method::POST, "/links", &[], "{}")).await.problem().0, 422);
+    assert_eq!(world.send(request(Method::POST, "/links", &LINES, "{}")).await.problem().0, 422);
     assert_eq!(world.app.links.count(), 1);
 }
 
@@ -165,7 +167,7 @@ async fn a_link_on_which_nothing_comes_is_closed_and_there_are_only_so_many() {
     let mut world = World::new();
     world.app.links = Arc::new(Links::new(Connections::default(), Duration::from_millis(200), 1));
     let mut link = open(&mut world).await;
-    assert_eq!(world.send(request(Method::POST, "/links", &[], "")).await.problem().0, 503);
+    assert_eq!(world.send(request(Method::POST, "/links", &LINES, "")).await.problem().0, 503);
     link.ends().await;
     gone(&mut world, link.connection).await;
     open(&mut world).await;
@@ -221,11 +223,11 @@ async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
     let many: String = (1..=100).map(heartbeat).collect();
     let path = format!("/links/{}/messages?after=", link.id);
     let router = world.router();
-    let first = tokio::spawn(router.oneshot(request(Method::POST, &format!("{path}0"), &[], many)));
+    let first = tokio::spawn(router.oneshot(request(Method::POST, &format!("{path}0"), &LINES, many)));
     assert_eq!(beat(&mut world, link.connection).await, 1);
     let (body, taken) = counted(4);
     let router = world.router();
-    let mut second = pin!(router.oneshot(request(Method::POST, &format!("{path}100"), &[], body)));
+    let mut second = pin!(router.oneshot(request(Method::POST, &format!("{path}100"), &LINES, body)));
     for _ in 0..100 {
         tokio::task::yield_now().await;
         let waits = poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await;
@@ -245,7 +247,7 @@ async fn of_what_is_said_on_no_link_not_more_is_taken_than_of_any_other_request(
     let world = World::new();
     let (body, taken) = counted(1000);
     let path = "/links/00000000-0008-8801-8000-000000000007/messages?after=0";
-    assert_eq!(world.send(request(Method::POST, path, &[], body)).await.problem().0, 410);
+    assert_eq!(world.send(request(Method::POST, path, &LINES, body)).await.problem().0, 410);
     let most = world.app.common.limits.body * 8 / (1 << 20);
     assert!(taken.load(Ordering::Relaxed) <= most + 2, "{taken:?} of {most} MiB");
 }

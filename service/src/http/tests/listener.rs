@@ -10,13 +10,13 @@ use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
-use crate::http::{Limits, LogFile, LogStream, Logs, serve};
+use crate::http::{Limits, LogFile, LogStream, Logs, RESERVED, serve};
 
 struct Server {
     address: SocketAddr,
@@ -46,7 +46,8 @@ async fn read(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-const LIVE: &str = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+const LIVE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+const NODES: &str = "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
 async fn what_is_no_http_ends_its_own_connection_alone() {
@@ -58,8 +59,8 @@ async fn what_is_no_http_ends_its_own_connection_alone() {
         "GET /livez HTTP/9.9\r\n\r\n".into(),
         format!("GET /livez HTTP/1.1\r\n{many}\r\n"),
         format!("GET /livez HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(200 << 10)),
-        format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "x".repeat(100 << 10)),
-        "PUT /v1/fleets/default/nodes/a HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n".into(),
+        format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "x".repeat(100 << 10)),
+        "PUT /v1/fleets/default/nodes/a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n".into(),
     ] {
         let answer = ask(server.address, &text).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
@@ -68,23 +69,98 @@ async fn what_is_no_http_ends_its_own_connection_alone() {
 }
 
 #[tokio::test]
+async fn a_request_names_its_host_once_and_no_other_than_the_server() {
+    let world = World::new();
+    let server = start(&world).await;
+    for (target, hosts, status) in [
+        ("/livez", "host: localhost\r\n", 200),
+        ("/livez", "host: 127.0.0.1:7440\r\n", 200),
+        ("/livez", "", 400),
+        ("/livez", "host: localhost\r\nhost: localhost\r\n", 400),
+        ("/livez", "host: evil.example\r\n", 421),
+        ("http://localhost/livez", "host: localhost\r\n", 200),
+        ("http://evil.example/livez", "host: localhost\r\n", 400),
+        ("http://evil.example/livez", "host: evil.example\r\n", 421),
+        ("http://localhost/livez", "host: evil.example\r\n", 400),
+    ] {
+        let text = format!("GET {target} HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
+        let answer = ask(server.address, &text).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{target} {hosts:?}: {answer}");
+    }
+    let old = ask(server.address, "GET /livez HTTP/1.0\r\n\r\n").await;
+    assert!(old.contains("\"code\":\"invalid_host\""), "{old}");
+}
+
+#[tokio::test]
 async fn connections_are_limited_and_the_excess_is_told() {
     let world = World::with(Limits { connections: 1, ..Limits::default() });
     let server = start(&world).await;
     let mut first = TcpStream::connect(server.address).await.expect("a connection");
-    first.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("sent");
+    first.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
     let mut byte = [0];
     first.read_exact(&mut byte).await.expect("an answer");
-    let second = ask(server.address, LIVE).await;
+    let second = ask(server.address, NODES).await;
     assert!(second.starts_with("HTTP/1.1 503") && second.contains("\"code\":\"busy\""), "{second}");
     drop(first);
     for _ in 0..100 {
-        if ask(server.address, LIVE).await.starts_with("HTTP/1.1 200") {
+        if ask(server.address, NODES).await.starts_with("HTTP/1.1 200") {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the place of a connection that is gone was not given to another");
+}
+
+#[tokio::test]
+async fn probes_are_answered_however_many_slow_connections_there_are() {
+    let world = World::with(Limits { connections: 8, ..Limits::default() });
+    let server = start(&world).await;
+    let ready = LIVE.replace("livez", "readyz");
+    let mut slow = Vec::new();
+    // Heads that do not end, bodies that do not come, and nothing at all: more than slots and reserve hold.
+    let halves = [
+        "GET /readyz HT",
+        "PUT /v1/fleets/default/nodes/a HTTP/1.1\r\nhost: localhost\r\ncontent-type: \
+                   application/json\r\ncontent-length: 9\r\n\r\n{",
+        "",
+        "GET /readyz HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
+    ];
+    for half in halves.iter().cycle().take(4 * (8 + RESERVED)) {
+        let mut stream = TcpStream::connect(server.address).await.expect("a connection");
+        let _ = stream.write_all(half.as_bytes()).await;
+        slow.push(stream);
+        for probe in [LIVE, &ready] {
+            let answer = ask(server.address, probe).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "with {} slow ones: {answer}", slow.len());
+        }
+    }
+    let other = ask(server.address, NODES).await;
+    assert!(other.starts_with("HTTP/1.1 503") && other.contains("\"code\":\"busy\""), "{other}");
+    drop(slow);
+    while !ask(server.address, NODES).await.starts_with("HTTP/1.1 200") {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn one_address_leaves_connections_to_others() {
+    let world = World::with(Limits { connections: 8, ..Limits::default() });
+    let server = start(&world).await;
+    let connect = async |from: &str| {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(format!("{from}:0").parse().expect("an address")).expect("an address of this machine");
+        socket.connect(server.address).await.expect("a connection")
+    };
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        slow.push(connect("127.0.0.2").await);
+    }
+    for (from, status) in [("127.0.0.2", "503"), ("127.0.0.1", "200")] {
+        let mut stream = connect(from).await;
+        stream.write_all(NODES.as_bytes()).await.expect("sent");
+        let answer = read(&mut stream).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{from}: {answer}");
+    }
 }
 
 #[tokio::test]
@@ -102,9 +178,11 @@ async fn whoever_takes_nothing_is_cut_off() {
     let world = World::with(Limits { stall: Duration::from_millis(100), ..Limits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");
-    lazy.write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n")
-        .await
-        .expect("sent");
+    lazy.write_all(
+        b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n",
+    )
+    .await
+    .expect("sent");
     let mut byte = [0];
     lazy.read_exact(&mut byte).await.expect("it began");
     assert_eq!(world.app.hub.followers(), 1);
@@ -126,7 +204,9 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
     let server = start(&world).await;
     let mut stream = TcpStream::connect(server.address).await.expect("a connection");
     stream
-        .write_all(b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n")
+        .write_all(
+            b"GET /v1/fleets/default/events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n",
+        )
         .await
         .expect("sent");
     while world.app.hub.followers() == 0 {
@@ -134,7 +214,7 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
     }
     let mut asking = TcpStream::connect(server.address).await.expect("a connection");
     asking
-        .write_all(b"GET /v1/fleets/default/nodes?min_position=6 HTTP/1.1\r\nhost: x\r\n\r\n")
+        .write_all(b"GET /v1/fleets/default/nodes?min_position=6 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         .await
         .expect("sent");
     tokio::time::sleep(Duration::from_millis(50)).await;

@@ -83,7 +83,7 @@ async fn addresses_are_told_apart() {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(format!("{from}:0").parse().expect("an address")).expect("an address of this machine");
         let mut stream = socket.connect(address).await.expect("a connection");
-        let text = "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let text = "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         stream.write_all(text.as_bytes()).await.expect("sent");
         let mut all = String::new();
         stream.read_to_string(&mut all).await.expect("an answer");

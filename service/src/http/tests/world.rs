@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 use crate::decider::{Decider, Input, Verdict};
 use crate::duty::{Desk, Duty};
 use crate::executors::Connections;
-use crate::http::{Api, App, Common, Hub, Limits, Links, NoLogs, router};
+use crate::http::{AllowedHosts, Api, App, Common, Hub, Limits, Links, NoLogs, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -137,7 +137,7 @@ impl World {
         let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
         let (hear, heard) = mpsc::unbounded_channel();
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
-        let common = Arc::new(Common::new(limits));
+        let common = Arc::new(Common::new(limits, AllowedHosts::default()));
         let app = App {
             desk: Desk::with(Decider::over(queue)),
             reader,
@@ -233,6 +233,9 @@ pub(super) fn request(
         .filter(|rest| rest.starts_with('/'))
         .map_or_else(|| format!("{FLEET}{path}"), str::to_owned);
     let mut request = Request::builder().method(method).uri(uri);
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        request = request.header("host", "localhost");
+    }
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

@@ -210,11 +210,7 @@ async fn every_typed_route_asks_for_its_intent() {
     let world = World::new();
     world.decide(accepted(Outcome::Changed, 1));
     for (method, path, body, type_name, status) in table() {
-        let answer = if body.is_empty() {
-            world.send(request(method, &path, &[], "")).await
-        } else {
-            world.put(method, &path, body).await
-        };
+        let answer = world.put(method, &path, body).await;
         assert_eq!(answer.status.as_u16(), status, "{path}: {:?}", answer.body);
         let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
         assert_eq!(asked.intent.type_name(), type_name, "{path}");
@@ -241,7 +237,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
         ("?cascade=no", Cascade::No),
         ("?cascade=false", Cascade::No),
     ] {
-        world.send(request(Method::DELETE, &format!("/nodes/node-1{query}"), &[], "")).await;
+        world.put(Method::DELETE, &format!("/nodes/node-1{query}"), "").await;
         let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
         let Intent::NodeDelete(node) = asked.intent else { panic!("{query}") };
         assert_eq!((node.name.as_str(), node.cascade), ("node-1", wanted), "{query}");
@@ -249,7 +245,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
     let twice = world.put(Method::DELETE, "/nodes/node-1?cascade=yes", r#"{"cascade":"yes"}"#).await;
     assert_eq!(twice.problem(), (422, "invalid".into(), "/cascade".into()));
     assert_eq!(twice.json()["errors"][0]["detail"], "the query says it: leave it out");
-    let refused = |path: &str| world.send(request(Method::DELETE, path, &[], ""));
+    let refused = |path: &'static str| world.put(Method::DELETE, path, "");
     assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
     assert_eq!(refused("/clusters/c?cascade=yes").await.problem().1, "bad_parameter", "nothing goes with it");
     assert!(world.asked.lock().expect("no panic").is_empty(), "none of them was asked for");

@@ -5,8 +5,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What is kept for journal, rows, snapshots, and links to keepers. Of few, the half.
-const RESERVE: u64 = 200;
+/// What is kept for journal, rows, snapshots, links to keepers, and probes. Of few, the half.
+const RESERVE: u64 = 200 + crate::http::RESERVED as u64;
 /// And for each further fleet: on Kafka it has some 30, most of them connections to brokers.
 const FLEET: u64 = 40;
 
@@ -62,8 +62,8 @@ mod tests {
         let cases = [
             (None, 1024, 1024, "no limit"),
             (Some(1_048_576), 1024, 1024, "more than enough"),
-            (Some(1224), 1024, 1024, "just enough"),
-            (Some(1024), 1024, 824, "as the limits are without being raised"),
+            (Some(1256), 1024, 1024, "just enough"),
+            (Some(1024), 1024, 792, "as the limits are without being raised"),
             (Some(300), 1024, 150, "few: the half"),
             (Some(1), 1024, 1, "one, whatever comes of it"),
         ];
@@ -72,7 +72,7 @@ mod tests {
         }
         assert_eq!(
             OpenFiles { began: None, most: Some(1024) }.connections(1024, 3),
-            744,
+            712,
             "each fleet has some"
         );
     }

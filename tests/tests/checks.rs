@@ -492,7 +492,7 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
         (0..count).map(|_| std::net::TcpStream::connect(&address).expect("it listens")).collect()
     };
     set_up(&client, &sleeper());
-    let below = held(120);
+    let below = held(90);
     // Many segments of the journal begin meanwhile, and rows are written.
     for n in 0..30 {
         let mut spec = client.read("plans/web")["spec"].clone();
@@ -501,9 +501,10 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
     }
     drop(below);
     let beyond = held(400);
-    until("the excess is turned away", || (server.client().get("/readyz").status == 503).then_some(()));
+    until("the excess is turned away", || (server.client().get("/metrics").status == 503).then_some(()));
+    assert_eq!(server.client().get("/readyz").status, 200, "a probe is answered all the same");
     drop(beyond);
-    until("there is room again", || (server.client().get("/readyz").status == 200).then_some(()));
+    until("there is room again", || (server.client().get("/metrics").status == 200).then_some(()));
     assert!(server.log().contains("limits.connections"), "it says why: {}", server.log());
     deploy(&client, "d1", 0);
 }

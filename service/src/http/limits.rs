@@ -23,7 +23,7 @@ pub struct Limits {
     pub depth: usize,
     /// A batch has at most so many intents.
     pub batch: usize,
-    /// Connections at one time; one more gets 503 and is closed.
+    /// Connections at one time, three quarters of them from one address; on one more only probes are answered.
     pub connections: usize,
     /// Streams at one time, of events and logs.
     pub followers: usize,

@@ -2,44 +2,68 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::http::Response;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep_until};
+use tower::ServiceExt as _;
 use tower::util::MapRequest;
 
 use super::problem::{BUSY, Problem};
 use super::rate::Peer;
+use super::slots::{ConnectionSlot, ConnectionSlots, ProbeReserve};
 use super::{Api, Common, Limits, router};
+
+/// How long a connection without a slot may take to send its request, and to take the answer.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// The connections of a listener.
+struct Listening {
+    common: Arc<Common>,
+    service: Router,
+    slots: Arc<ConnectionSlots>,
+    reserve: ProbeReserve,
+    open: JoinSet<()>,
+    stopped: watch::Receiver<bool>,
+}
 
 /// Serves until `shutdown` comes: then it takes no more connections, ends streams, and lets requests in flight
 /// finish for as long as the limits say.
 pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let common = Arc::clone(&api.common);
-    let Common { limits, metrics, .. } = &*common;
     let hubs: Vec<_> = api.fleets.values().map(|app| Arc::clone(&app.hub)).collect();
-    let service = router(api);
-    let builder = builder(limits);
-    let room = Arc::new(Semaphore::new(limits.connections));
     let (stop, stopped) = watch::channel(false);
-    let mut connections = JoinSet::new();
+    let mut connections = Listening {
+        common: Arc::clone(&common),
+        service: router(api),
+        slots: Arc::new(ConnectionSlots::new(common.limits.connections)),
+        reserve: ProbeReserve::default(),
+        open: JoinSet::new(),
+        stopped,
+    };
     let mut shutdown = pin!(shutdown);
     loop {
         let (stream, from) = tokio::select! {
             biased;
             () = &mut shutdown => break,
-            _ = connections.join_next(), if !connections.is_empty() => continue,
+            _ = connections.open.join_next(), if !connections.open.is_empty() => continue,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 // A connection that was lost before it was taken; or no descriptor is free, which lasts until somebody
@@ -52,21 +76,36 @@ pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output
             },
         };
         let _ = stream.set_nodelay(true);
-        let Ok(permit) = room.clone().try_acquire_owned() else {
-            metrics.turned_away();
-            connections.spawn(turn_away(stream, limits.connections));
-            continue;
-        };
-        let named = MapRequest::new(service.clone(), move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Peer(from.ip()));
+        match connections.slots.take(from.ip()) {
+            Some(slot) => connections.serve(stream, from.ip(), slot),
+            None => connections.serve_probe(stream, from.ip()),
+        }
+    }
+    drop(listener);
+    for hub in hubs {
+        hub.close();
+    }
+    stop.send_replace(true);
+    let all = async { while connections.open.join_next().await.is_some() {} };
+    if tokio::time::timeout(common.limits.drain, all).await.is_err() {
+        tracing::warn!("requests were still in flight when the time for them was over");
+    }
+    Ok(())
+}
+
+impl Listening {
+    /// Serves a connection that has a slot.
+    fn serve(&mut self, stream: TcpStream, peer: IpAddr, slot: ConnectionSlot) {
+        let Common { limits, metrics, .. } = &*self.common;
+        let named = MapRequest::new(self.service.clone(), move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
             request
         });
-        let (io, service) =
-            (TokioIo::new(Guarded::new(stream, limits.stall)), TowerToHyperService::new(named));
-        let connection = builder.serve_connection(io, service);
-        let (mut stopped, open) = (stopped.clone(), metrics.connections.clone());
-        connections.spawn(async move {
-            let _permit = permit;
+        let io = TokioIo::new(Guarded::new(stream, limits.stall));
+        let connection = builder(limits).serve_connection(io, TowerToHyperService::new(named));
+        let (mut stopped, open) = (self.stopped.clone(), metrics.connections.clone());
+        self.open.spawn(async move {
+            let _slot = slot;
             open.inc();
             let mut connection = pin!(connection);
             let stop = async { stopped.wait_for(|stopped| *stopped).await.map(drop) };
@@ -86,16 +125,41 @@ pub async fn serve(api: Api, listener: TcpListener, shutdown: impl Future<Output
             }
         });
     }
-    drop(listener);
-    for hub in hubs {
-        hub.close();
+
+    /// Serves one request of a connection that has none: a probe is answered, everything else is refused.
+    fn serve_probe(&mut self, stream: TcpStream, peer: IpAddr) {
+        let limits = &self.common.limits;
+        let asked = Arc::new(AtomicBool::new(false));
+        let (service, common, has_asked) = (self.service.clone(), Arc::clone(&self.common), asked.clone());
+        let answer = service_fn(move |request: Request<Incoming>| {
+            has_asked.store(true, Ordering::Relaxed);
+            let is_probe = matches!(request.uri().path(), "/livez" | "/readyz");
+            // Nothing is waited for: a probe has no body.
+            let mut request = request.map(|_| Body::empty());
+            request.extensions_mut().insert(Peer(peer));
+            let (service, common) = (service.clone(), Arc::clone(&common));
+            async move {
+                if is_probe {
+                    return service.oneshot(request).await;
+                }
+                common.metrics.turned_away();
+                Ok(busy(common.limits.connections))
+            }
+        });
+        let mut builder = builder(limits);
+        builder.keep_alive(false).header_read_timeout(limits.header_read.min(PROBE));
+        let io = TokioIo::new(Guarded::new(stream, limits.stall.min(PROBE)));
+        let connection = builder.serve_connection(io, answer);
+        if self.reserve.make_room() {
+            self.common.metrics.turned_away();
+        }
+        let task = self.open.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection without a slot ended early");
+            }
+        });
+        self.reserve.add(task, asked);
     }
-    stop.send_replace(true);
-    let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.drain, all).await.is_err() {
-        tracing::warn!("requests were still in flight when the time for them was over");
-    }
-    Ok(())
 }
 
 fn builder(limits: &Limits) -> http1::Builder {
@@ -110,20 +174,13 @@ fn builder(limits: &Limits) -> http1::Builder {
     builder
 }
 
-/// Answers and closes: who waits in a queue learns nothing.
-async fn turn_away(mut stream: TcpStream, most: usize) {
-    let problem = Problem::new(BUSY, format!("{most} connections are open"));
-    let body = serde_json::to_string(&problem.shown(&uuid::Uuid::new_v4().to_string())).unwrap_or_default();
-    let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\
-         retry-after: 1\r\nconnection: close\r\n\r\n{body}",
-        body.len()
+/// The answer to what is no probe when no slot is free: who waits in a queue learns nothing.
+fn busy(max: usize) -> Response<Body> {
+    let detail = format!(
+        "cannot serve the connection: all {max} are open, or three quarters of them from one address\n\
+         hint: close connections that are not used, or raise limits.connections"
     );
-    let write = async {
-        stream.write_all(answer.as_bytes()).await?;
-        stream.shutdown().await
-    };
-    let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
+    Problem::new(BUSY, detail).response(&uuid::Uuid::new_v4().to_string())
 }
 
 /// A connection that fails when the other side takes nothing for too long: nobody else would notice.

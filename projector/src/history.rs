@@ -24,6 +24,8 @@ use serde_json::value::RawValue;
 pub const LIMIT_MAX: usize = 1000;
 /// So many events are looked at for one page at most.
 const LOOKS: u64 = 2_000_000;
+/// Bytes of an entry that are not its data, about.
+const HEAD: usize = 300;
 /// Causes are followed so far back at most; the state machine's chains are shorter.
 const DEPTH: usize = 16;
 
@@ -113,12 +115,20 @@ pub enum HistoryError {
 #[derive(Clone)]
 pub struct History {
     source: Arc<dyn Source>,
+    max_bytes: usize,
 }
 
 impl History {
     /// Of this journal.
     pub fn new(source: Arc<dyn Source>) -> History {
-        History { source }
+        History { source, max_bytes: usize::MAX }
+    }
+
+    /// The same, with pages that end before their events have more than `max_bytes`, except for the first.
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> History {
+        self.max_bytes = max_bytes;
+        self
     }
 
     /// Events about the subject, at `from` and after it, `limit` of them at most (1 to [`LIMIT_MAX`]).
@@ -130,7 +140,7 @@ impl History {
         let from = from.max(issued.unwrap_or(Position::FIRST));
         let mut entries = Vec::new();
         let mut known = BTreeMap::new();
-        let mut looks = 0;
+        let (mut looks, mut bytes) = (0, 0);
         for record in self.source.records_about(subject, from)? {
             let record = record?;
             if looks > LOOKS {
@@ -148,7 +158,12 @@ impl History {
                 if entries.len() == limit {
                     return Ok(HistoryPage { entries, next: Some(position) });
                 }
-                entries.extend(self.entry(subject, &record, position, line, &mut known)?);
+                let Some(entry) = self.entry(subject, &record, position, line, &mut known)? else { continue };
+                bytes += HEAD + entry.data.get().len();
+                if bytes > self.max_bytes && !entries.is_empty() {
+                    return Ok(HistoryPage { entries, next: Some(position) });
+                }
+                entries.push(entry);
             }
         }
         Ok(HistoryPage { entries, next: None })

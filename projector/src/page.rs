@@ -27,6 +27,8 @@ pub struct Query {
     pub limit: Option<usize>,
     /// Where to go on: the token of the page before.
     pub token: Option<PageToken>,
+    /// Bytes of JSON on a page, at most, except for its first row; no limit if not said.
+    pub max_bytes: Option<usize>,
 }
 
 impl Query {

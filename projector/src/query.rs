@@ -109,16 +109,31 @@ impl Reader {
 
     /// A page of a list of any kind, as JSON.
     pub fn list_json(&self, kind: crate::kind::RowKind, query: &Query) -> Result<JsonPage, QueryError> {
-        fn json<R: Row>(page: Page<R>) -> JsonPage {
-            let items =
-                serde_json::to_string(&page.items).expect("rows have string keys and no failing parts");
-            JsonPage { items, count: page.items.len(), next: page.next, position: page.position }
-        }
-        with_row!(kind, R => Ok(json(self.list::<R>(query)?)))
+        with_row!(kind, R => self.json_page::<R>(query))
+    }
+
+    fn json_page<R: Row>(&self, query: &Query) -> Result<JsonPage, QueryError> {
+        let max = query.max_bytes.unwrap_or(usize::MAX);
+        let (rows, next, position) = self.page(query, |rows: &mut JsonRows, row: R| rows.add(&row, max))?;
+        Ok(JsonPage { items: format!("[{}]", rows.text), count: rows.count, next, position })
     }
 
     /// A page of a list.
     pub fn list<R: Row>(&self, query: &Query) -> Result<Page<R>, QueryError> {
+        let add = |items: &mut Vec<R>, row: R| {
+            items.push(row);
+            Added::Taken
+        };
+        let (items, next, position) = self.page(query, add)?;
+        Ok(Page { items, next, position })
+    }
+
+    /// A page of a list, made of its rows one by one.
+    fn page<R: Row, T: Default>(
+        &self,
+        query: &Query,
+        add: impl Fn(&mut T, R) -> Added,
+    ) -> Result<(T, Option<PageToken>, Position), QueryError> {
         let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
         if limit == 0 || limit > LIMIT_MAX {
             return Err(QueryError::Limit { kind: R::KIND, limit });
@@ -134,17 +149,18 @@ impl Reader {
                 Some(token) => (token.way, Some(token.last.as_slice())),
                 None => (self.best_way(&filters)?, None),
             };
+            let mut rows = T::default();
             let Some(prefix) = self.prefix(&filters, way)? else {
-                return Ok(Page { items: Vec::new(), next: None, position });
+                return Ok((rows, None, position));
             };
-            let (mut items, last) = self.scan(&filters, &prefix, after, limit)?;
             let (mut reasons, mut reach) = (Reasons::new(self), Reach::new(self));
-            for row in &mut items {
-                reasons.add(row)?;
-                reach.add(row)?;
-            }
+            let last = self.scan(&filters, &prefix, after, limit, |mut row| {
+                reasons.add(&mut row)?;
+                reach.add(&mut row)?;
+                Ok(add(&mut rows, row))
+            })?;
             let next = last.map(|last| PageToken { digest, way, last });
-            Ok(Page { items, next, position })
+            Ok((rows, next, position))
         })
     }
 
@@ -194,30 +210,31 @@ impl Reader {
         })
     }
 
-    /// Up to `limit` rows behind `after`, and the place behind which to go on if there may be more.
+    /// Gives up to `limit` rows behind `after`, and the place behind which to go on if there may be more.
     fn scan<R: Row>(
         &self,
         filters: &[Filter<R>],
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<(Vec<R>, Option<Vec<u8>>), StoreError> {
+        mut add: impl FnMut(R) -> Result<Added, StoreError>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
         let is_index = prefix[0] >= Index::ReplicaPlan as u8;
         let mut from = prefix.to_vec();
         if let Some(after) = after {
             from.extend_from_slice(after);
             from.push(0); // the smallest key behind it
         }
-        let mut items: Vec<R> = Vec::with_capacity(limit);
+        let mut count = 0;
         let mut last: Option<IVec> = None;
         let rest = |last: Option<IVec>| last.map(|last| last[prefix.len()..].to_vec());
         for (looks, entry) in self.tree.range(from..).enumerate() {
             let (key, value) = entry.map_err(read_failed)?;
             if !key.starts_with(prefix) {
-                return Ok((items, None));
+                return Ok(None);
             }
-            if items.len() == limit || looks == LOOKS {
-                return Ok((items, rest(last)));
+            if count == limit || looks == LOOKS {
+                return Ok(rest(last));
             }
             let row = if is_index {
                 self.bytes::<R>(&row_key::<R>(&key, prefix.len()))?
@@ -225,10 +242,47 @@ impl Reader {
                 Some(decode(&key, &value)?)
             };
             // An entry may have lost its row, or the row the reason for its entry, since the entry was read.
-            items.extend(row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))));
+            if let Some(row) = row.filter(|row| filters.iter().all(|filter| (filter.holds)(row))) {
+                if add(row)? == Added::Full {
+                    return Ok(rest(last));
+                }
+                count += 1;
+            }
             last = Some(key);
         }
-        Ok((items, None))
+        Ok(None)
+    }
+}
+
+/// What became of a row that was to be put on a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Added {
+    /// It is on the page.
+    Taken,
+    /// It is not: the page has all that it may have.
+    Full,
+}
+
+/// Rows as JSON, with commas between them.
+#[derive(Default)]
+struct JsonRows {
+    text: String,
+    count: usize,
+}
+
+impl JsonRows {
+    /// Adds a row, unless the rows would then have more than `max` bytes. The first one is always taken.
+    fn add<R: Row>(&mut self, row: &R, max: usize) -> Added {
+        let row = serde_json::to_string(row).expect("rows have string keys and no failing parts");
+        if self.count > 0 {
+            if self.text.len() + 1 + row.len() > max {
+                return Added::Full;
+            }
+            self.text.push(',');
+        }
+        self.text.push_str(&row);
+        self.count += 1;
+        Added::Taken
     }
 }
 

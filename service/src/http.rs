@@ -9,6 +9,7 @@
 //! a 4xx with its place and never ends the process or holds others up; nothing is kept for a caller without a limit.
 
 mod admission;
+mod budget;
 mod edge;
 mod forward;
 mod headers;
@@ -44,6 +45,7 @@ use chancery_projector::Reader;
 
 pub use admission::AllowedHosts;
 pub(crate) use admission::host_of;
+pub use budget::ByteBudget;
 pub use hub::Hub;
 pub use limits::Limits;
 pub use links::Links;
@@ -74,6 +76,10 @@ pub struct Common {
     pub rates: Rates,
     /// Hosts under which it may be asked.
     pub hosts: AllowedHosts,
+    /// Bytes of messages of executors that are not whole yet, of all links together.
+    pub uploads: ByteBudget,
+    /// Bytes of answers that are being sent, of all connections together.
+    pub answers: ByteBudget,
     /// Counts.
     pub metrics: Metrics,
 }
@@ -81,7 +87,14 @@ pub struct Common {
 impl Common {
     /// Nobody has taken anything yet.
     pub fn new(limits: Limits, hosts: AllowedHosts) -> Common {
-        Common { rates: Rates::of(&limits), limits, hosts, metrics: Metrics::new() }
+        Common {
+            rates: Rates::of(&limits),
+            uploads: ByteBudget::new(limits.uploads),
+            answers: ByteBudget::new(limits.answers),
+            limits,
+            hosts,
+            metrics: Metrics::new(),
+        }
     }
 }
 

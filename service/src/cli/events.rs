@@ -176,19 +176,17 @@ pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Va
         _ => None,
     };
     let path = format!("{}/history", kind.path(name)?);
-    let mut items: Vec<Value> = Vec::new();
+    let (mut items, mut from) = (Vec::new(), 0);
     loop {
-        let from = items.last().map_or(0, |item| Told(item).position() + 1);
         let query = [("from", from.to_string()), ("limit", PAGE.to_string())];
         let mut page = client.get(&doing, &path, &query)?;
         let Value::Array(found) = page["items"].take() else {
             return Err(CliError::failure(format!("{doing}: the answer has no items")));
         };
-        let known = items.len();
-        items.extend(found.into_iter().filter(|item| Told(item).position() >= from));
-        if items.len() == known || items.len() - known < PAGE {
-            items.retain(|item| own.is_none_or(|own| is_about_disruption(item, own)));
-            return Ok(items);
+        items.extend(found.into_iter().filter(|item| own.is_none_or(|own| is_about_disruption(item, own))));
+        match page["next_from"].as_u64() {
+            Some(next) => from = next,
+            None => return Ok(items),
         }
     }
 }

@@ -95,6 +95,7 @@ pub(super) fn list(
     let mut listed = Listed { items: Vec::new(), since: 0, position: 0, more: false };
     let mut token: Option<String> = None;
     loop {
+        let is_first = token.is_none();
         let mut query = filters.to_vec();
         query.push(("limit", (most - listed.items.len() as u64).min(PAGE).to_string()));
         query.extend(token.take().map(|token| ("page_token", token)));
@@ -102,15 +103,15 @@ pub(super) fn list(
         let Value::Array(items) = page["items"].take() else {
             return Err(CliError::failure(format!("{doing}: the answer has no items")));
         };
-        let found = items.len();
         listed.items.extend(items);
         listed.position = page["position"].as_u64().unwrap_or(0);
-        if listed.items.len() == found {
+        if is_first {
             listed.since = listed.position;
         }
         token = page["next_page_token"].as_str().map(str::to_owned);
         listed.more = token.is_some();
-        if token.is_none() || found == 0 || listed.items.len() as u64 >= most {
+        // A page may be empty and not be the last.
+        if token.is_none() || listed.items.len() as u64 >= most {
             return Ok(listed);
         }
     }

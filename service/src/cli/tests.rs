@@ -252,6 +252,13 @@ fn lists_go_from_page_to_page() {
         asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"),
         "{asked:?}"
     );
+    let script = vec![page(&[], json!("t")), page(&["a"], json!("u")), page(&[], Value::Null)];
+    let (result, asked) = told("chancery get nodes --all -o name", script);
+    assert_eq!(
+        (result.expect("names").as_str(), asked.len()),
+        ("node/a\n", 3),
+        "an empty page is not the last"
+    );
     let (result, asked) = told("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
     assert_eq!((result.expect("names").as_str(), asked.len()), ("node/a\nnode/b\n", 1));
 }

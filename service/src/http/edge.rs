@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::State;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Request, Response, header};
@@ -39,7 +39,7 @@ pub(super) struct Call {
 
 /// Answers any request.
 pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) -> Response<Body> {
-    let Common { limits, rates, hosts, metrics } = &*api.common;
+    let Common { limits, rates, hosts, metrics, .. } = &*api.common;
     let id = Uuid::new_v4().to_string();
     let began = Instant::now();
     let method = request.method().clone();
@@ -270,7 +270,9 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
 pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
     let read = async {
-        let (mut body, mut kept, mut taken) = (body, Vec::new(), 0);
+        // Of the size that is announced: growing by doubling would take twice as much.
+        let size = usize::try_from(body.size_hint().lower()).unwrap_or(most).min(most);
+        let (mut body, mut kept, mut taken) = (body, Vec::with_capacity(size), 0);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Problem::new(MALFORMED, format!("read the body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };

@@ -140,8 +140,9 @@ impl Hub {
         Some(Follower(self.clone()))
     }
 
-    /// What there is from `next` on, at most `most` records.
-    pub(super) fn read(&self, next: Position, most: usize) -> Next {
+    /// What there is from `next` on, at most `most` records, and none behind those that have `bytes`: a slow follower keeps
+    /// them in memory.
+    pub(super) fn read(&self, next: Position, most: usize, mut bytes: usize) -> Next {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else {
             return Next::Wait;
@@ -153,7 +154,13 @@ impl Hub {
             return Next::Behind;
         }
         let from = ring.batches.partition_point(|batch| batch.record.last() < next);
-        Next::Batches(ring.batches.iter().skip(from).take(most).cloned().collect())
+        let mut batches = Vec::new();
+        for batch in ring.batches.iter().skip(from).take(most) {
+            batches.push(Arc::clone(batch));
+            let Some(left) = bytes.checked_sub(batch.record.bytes().len()) else { break };
+            bytes = left;
+        }
+        Next::Batches(batches)
     }
 }
 

@@ -13,6 +13,12 @@ pub struct Limits {
     pub body: usize,
     /// So many bytes of an executor's messages come at once; one may be as large.
     pub messages: usize,
+    /// So many bytes of such messages are in memory at one time, of all executors, beyond those that each may have.
+    pub uploads: usize,
+    /// A page ends before it has more than so many bytes, except for its first row or event.
+    pub page: usize,
+    /// So many bytes of answers are in memory at one time, except for small ones. Pages are small when there is no room.
+    pub answers: usize,
     /// All headers together have at most so many bytes,
     pub headers_bytes: usize,
     /// and are at most so many.
@@ -58,6 +64,9 @@ impl Limits {
         Limits {
             body: count(set.body),
             messages: 16 << 20,
+            uploads: 64 << 20,
+            page: 4 << 20,
+            answers: 64 << 20,
             headers_bytes: count(set.header_bytes),
             headers: 100,
             uri: 8 << 10,

@@ -13,16 +13,20 @@
 //!
 //! What must stay true: messages of a link reach the decider in order and each once; whatever ends one half ends the
 //! other; the decider never waits for an executor, and an executor that floods waits for itself alone; nothing is read
-//! of a body before the link is known on which it is said, and of one link one body at a time.
+//! of a body before the link is known on which it is said, and of one link one body at a time; a link has [`OWN`] bytes in
+//! memory, and more only after the decider has welcomed its executor, from a budget that all links share.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_events::protocol::ToDecider;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
@@ -41,6 +45,8 @@ const LINK: &str = "chancery-link";
 const LINES: &str = "application/x-ndjson";
 /// Bytes of messages that are written at one time; the last message may be over.
 const TAKE: usize = 64 << 10;
+/// Bytes of a body that each link may have in memory: more than any hello and any heartbeat.
+pub(super) const OWN: usize = 64 << 10;
 /// Pieces of a body that wait for the connection.
 const PIECES: usize = 4;
 
@@ -61,6 +67,8 @@ struct Open {
     heard: watch::Sender<Instant>,
     /// Set when it is to end.
     over: watch::Sender<bool>,
+    /// Set when the decider has accepted the executor's hello.
+    welcomed: AtomicBool,
 }
 
 impl fmt::Debug for Links {
@@ -97,6 +105,7 @@ impl Links {
             said: tokio::sync::Mutex::default(),
             heard: watch::channel(Instant::now()).0,
             over: watch::channel(false).0,
+            welcomed: AtomicBool::new(false),
         });
         all.insert(id, open.clone());
         Some((id, open))
@@ -179,7 +188,10 @@ impl Pump {
                 () = self.pieces.closed() => return "the executor hung up",
                 taken = self.letters.take_many(TAKE) => match taken.as_slice() {
                     [] => return "the decider closed it",
-                    taken => lines(taken),
+                    taken => {
+                        self.open.note_welcome(taken);
+                        lines(taken)
+                    }
                 },
                 () = sleep_until(until) => {
                     if self.heard.borrow().elapsed() >= self.app.links.silence {
@@ -195,6 +207,21 @@ impl Pump {
                 _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
                 sent = self.pieces.send(piece) => if sent.is_err() { return "the executor hung up" },
             }
+        }
+    }
+}
+
+impl Open {
+    /// Notes whether a welcome is among the messages of the decider.
+    fn note_welcome(&self, messages: &[Vec<u8>]) {
+        #[derive(Deserialize)]
+        struct Kind {
+            welcome: Option<IgnoredAny>,
+        }
+        let is_welcome =
+            |text: &Vec<u8>| serde_json::from_slice::<Kind>(text).is_ok_and(|kind| kind.welcome.is_some());
+        if !self.welcomed.load(Ordering::Relaxed) && messages.iter().any(is_welcome) {
+            self.welcomed.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -239,12 +266,17 @@ impl Saying {
         open.heard.send_replace(Instant::now());
         // Whoever says something while something else is being said waits here, with nothing read of it.
         let mut said = open.said.lock().await;
-        let most = app.common.limits.messages;
-        if body.size_hint().lower() > most as u64 {
-            edge::discard(body, app.common.limits.body, app.common.limits.body_read).await;
+        let limits = &app.common.limits;
+        let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
+        let size = body.size_hint();
+        if size.lower() > most as u64 {
+            edge::discard(body, limits.body, limits.body_read).await;
             return Err(edge::too_large(most));
         }
-        let body = edge::whole(body, most, app.common.limits.body_read).await?;
+        let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
+        // All of it, and before anything is read: parts of many would wait for each other.
+        let _reserved = app.common.uploads.reserve(likely.saturating_sub(OWN)).await;
+        let body = edge::whole(body, most, limits.body_read).await?;
         let told = tell(open, &mut said, self.after, &body).await;
         if told.is_err() {
             // What follows would miss something.

@@ -13,8 +13,8 @@ use super::wanted::Wanted;
 
 /// Records taken from the ring at one time.
 const TAKE: usize = 64;
-/// Bytes of records read from the journal at one time.
-const READ_BYTES: usize = 1 << 20;
+/// Bytes of records taken from the ring or the journal at one time; the last record may be over.
+const READ_BYTES: usize = 128 << 10;
 /// Between ring and journal, so often without finding anything.
 const ROUNDS: u32 = 10;
 
@@ -50,7 +50,7 @@ impl Place {
         let mut heartbeat = tokio::time::interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         heartbeat.reset();
-        let in_ring = matches!(app.hub.read(next, 1), Next::Batches(_));
+        let in_ring = matches!(app.hub.read(next, 1, 0), Next::Batches(_));
         Place {
             hub: app.hub.clone(),
             source: app.source.clone(),
@@ -77,7 +77,7 @@ impl Place {
         let mut rounds = 0;
         loop {
             if self.in_ring {
-                match self.hub.read(next, TAKE) {
+                match self.hub.read(next, TAKE, READ_BYTES) {
                     Next::Batches(batches) => return Found::Batches(batches),
                     Next::Wait => return Found::Nothing,
                     Next::Behind => self.in_ring = false,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use chancery_events::event::{Event, Line};
 use chancery_events::fact::Fact;
@@ -16,14 +16,17 @@ use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, Query
 use serde::Serialize;
 
 use super::App;
+use super::budget::ReservedBytes;
 use super::edge::{Call, json};
-use super::problem::{BAD_PARAMETER, BEHIND, GONE, In, NOT_FOUND, Problem, pointer_to};
+use super::problem::{BAD_PARAMETER, BEHIND, BUSY, GONE, In, NOT_FOUND, Problem, pointer_to};
 use super::query::{Params, unknown};
 
 /// Events of a history on one page, if nothing is said,
 const HISTORY: usize = 100;
 /// and at most.
 const HISTORY_MAX: u64 = 1000;
+/// Bytes of an answer for which nothing is reserved: every connection may have as many.
+const SMALL: usize = 64 << 10;
 
 /// Waits until the position is in the rows.
 pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
@@ -65,13 +68,68 @@ pub(super) async fn list(
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
-    let query = Query { filters, limit, token };
+    let mut answer = Answer::reserve(app);
+    let query = Query { filters, limit, token, max_bytes: Some(answer.max_bytes) };
     let page = app.reader.list_json(kind, &query).map_err(|error| not_read(kind, error))?;
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
     let mut body = String::with_capacity(page.items.len() + 100);
     let _ =
         write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
-    Ok(json(body))
+    answer.with(app, body)
+}
+
+/// The memory of an answer, reserved until it is sent.
+struct Answer {
+    /// Bytes that a page may have.
+    max_bytes: usize,
+    reserved: Option<ReservedBytes>,
+}
+
+/// The text of an answer, and its memory.
+struct Text {
+    text: String,
+    _reserved: ReservedBytes,
+}
+
+impl AsRef<[u8]> for Text {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+impl Answer {
+    /// Reserves memory for a page; where there is none, the page is small.
+    fn reserve(app: &App) -> Answer {
+        let page = app.common.limits.page;
+        let reserved = app.common.answers.try_reserve(page);
+        let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
+        Answer { max_bytes, reserved }
+    }
+
+    /// Of one row, whose size is not known before.
+    const fn of_row() -> Answer {
+        Answer { max_bytes: usize::MAX, reserved: None }
+    }
+
+    /// The answer, with as much reserved as it has. A row that is larger than a page is refused when there is no memory.
+    fn with(&mut self, app: &App, text: String) -> Result<Response<Body>, Problem> {
+        let (size, reserved) = (text.len(), self.reserved.take());
+        if size <= SMALL {
+            return Ok(json(text));
+        }
+        let reserved = match reserved {
+            Some(mut reserved) if reserved.len() >= size => {
+                reserved.shrink(size);
+                Some(reserved)
+            }
+            // What was reserved is freed first.
+            Some(_) | None => app.common.answers.try_reserve(size),
+        };
+        let busy =
+            || Problem::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"));
+        let text = Text { text, _reserved: reserved.ok_or_else(busy)? };
+        Ok(json(Bytes::from_owner(text)))
+    }
 }
 
 fn not_read(kind: RowKind, error: QueryError) -> Problem {
@@ -113,7 +171,7 @@ pub(super) async fn get(
     let Some(row) = app.reader.get_json(&key).map_err(|error| not_read(kind, error))? else {
         return Err(missing(app, &key, call.parts.uri.path()).await);
     };
-    let mut response = json(row.body);
+    let mut response = Answer::of_row().with(app, row.body)?;
     let headers = response.headers_mut();
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
         headers.insert(header::ETAG, tag);
@@ -205,7 +263,9 @@ pub(super) async fn history(
     min_position(app, &mut params).await?;
     params.end(&["from", "limit", "min_position"])?;
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
-    let (histories, subject) = (History::new(app.source.clone()), key.subject());
+    let mut answer = Answer::reserve(app);
+    let histories = History::new(app.source.clone()).max_bytes(answer.max_bytes);
+    let subject = key.subject();
     let page = tokio::task::spawn_blocking(move || histories.of(&subject, from, limit)).await;
     let page = page.map_err(|error| Problem::internal("read a history", &error))?;
     let page = page.map_err(|error| Problem::internal("read a history", &error))?;
@@ -215,7 +275,7 @@ pub(super) async fn history(
     let position = app.source.head().map_or(Position::ZERO, |head| head.position);
     let page = Histories { items: page.entries, next_from: page.next, position };
     let page = serde_json::to_string(&page).map_err(|error| Problem::internal("show a history", &error))?;
-    Ok(json(page))
+    answer.with(app, page)
 }
 
 #[cfg(test)]

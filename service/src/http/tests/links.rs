@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 use super::world::{World, fleet, request};
 use crate::decider::{Connection, Input, Mailbox, mailbox};
 use crate::executors::Connections;
-use crate::http::{Links, serve};
+use crate::http::{Limits, Links, serve};
 
 /// The form in which executors speak.
 const LINES: [(&str, &str); 1] = [("content-type", "application/x-ndjson")];
@@ -78,6 +78,12 @@ impl Link {
         let path = format!("/links/{}/messages?after={after}", self.id);
         let answer = world.send(request(Method::POST, &path, &LINES, body)).await;
         if answer.status == 204 { (204, String::new()) } else { (answer.problem().0, answer.problem().1) }
+    }
+
+    /// Has the decider accept the executor's hello.
+    async fn welcome(&mut self) {
+        self.to_executor.put(b"{\"welcome\":{}}".to_vec()).expect("it is open");
+        self.read("welcome").await;
     }
 
     /// What comes until there is `wanted`, without heartbeats.
@@ -218,7 +224,8 @@ fn counted(pieces: usize) -> (Body, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
     let mut world = World::new();
-    let link = open(&mut world).await;
+    let mut link = open(&mut world).await;
+    link.welcome().await;
     // The queue of this decider holds few, and nobody listens: the first request waits in the middle.
     let many: String = (1..=100).map(heartbeat).collect();
     let path = format!("/links/{}/messages?after=", link.id);
@@ -239,6 +246,57 @@ async fn of_one_link_one_body_is_read_at_a_time_and_nothing_of_the_next() {
     }
     assert_eq!(first.await.expect("no panic").expect("an answer").status(), 204);
     assert_eq!(second.await.expect("an answer").status(), 204);
+    assert_eq!(taken.load(Ordering::Relaxed), 4);
+}
+
+#[tokio::test]
+async fn halves_of_messages_on_all_links_have_one_budget_and_small_ones_pass() {
+    let limits = Limits { messages: 1 << 20, uploads: 2 << 20, ..Limits::default() };
+    let mut world = World::with(limits);
+    let taken = Arc::new(AtomicUsize::new(0));
+    let (mut links, mut sending) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let mut link = open(&mut world).await;
+        link.welcome().await;
+        let counter = Arc::clone(&taken);
+        let half = async_stream::stream! {
+            for _ in 0..8 {
+                counter.fetch_add(64 << 10, Ordering::Relaxed);
+                yield Ok::<_, std::convert::Infallible>(Bytes::from(vec![b'x'; 64 << 10]));
+            }
+            std::future::pending::<()>().await;
+        };
+        let path = format!("/links/{}/messages?after=0", link.id);
+        let asked = request(Method::POST, &path, &LINES, Body::from_stream(half));
+        sending.push(tokio::spawn(world.router().oneshot(asked)));
+        links.push(link);
+    }
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(taken.load(Ordering::Relaxed), 1 << 20, "the halves of two, which is all that two may have");
+    assert!(world.app.common.uploads.free() < 1 << 20);
+    let beating = open(&mut world).await;
+    assert_eq!(beating.say(&world, 0, heartbeat(1)).await.0, 204);
+    for one in sending {
+        one.abort();
+    }
+    while world.app.common.uploads.free() < 2 << 20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn before_its_hello_is_accepted_a_link_takes_little() {
+    let mut world = World::new();
+    let mut link = open(&mut world).await;
+    let (body, taken) = counted(1000);
+    assert_eq!(link.say(&world, 0, body).await.0, 413);
+    assert!(taken.load(Ordering::Relaxed) <= 2, "{taken:?} MiB");
+    assert_eq!(link.say(&world, 0, heartbeat(1)).await.0, 204, "a small one is taken");
+    link.welcome().await;
+    let (body, taken) = counted(4);
+    assert_eq!(link.say(&world, 1, body).await.0, 204);
     assert_eq!(taken.load(Ordering::Relaxed), 4);
 }
 

@@ -95,6 +95,87 @@ async fn a_history_goes_on_where_a_page_ended() {
     assert_eq!(world.get("/nodes/node-9/history").await.problem().0, 404);
 }
 
+/// Makes plans whose rows have some 30 kB each.
+fn large_plans(world: &World, count: usize) {
+    for n in 0..count {
+        world.commit(&[&large_plan(&format!("p{n}"), 30_000)]);
+    }
+}
+
+fn large_plan(name: &str, bytes: usize) -> String {
+    let text = "x".repeat(bytes);
+    let payloads = format!(r#"[{{"name":"server","resources":{{}},"run":{{"argv":["app","{text}"]}}}}]"#);
+    let spec = format!(r#"{{"namespace":"web","service":"nginx","payloads":{payloads}}}"#);
+    format!(r#"plan.applied.v1 {{"name":"{name}","generation":1,"spec":{spec}}}"#)
+}
+
+#[tokio::test]
+async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
+    let world = World::with(Limits { page: 100_000, ..Limits::default() });
+    large_plans(&world, 12);
+    let (mut names, mut pages, mut token) = (Vec::new(), 0, String::new());
+    loop {
+        let answer = world.get(&format!("/plans?limit=1000{token}")).await;
+        assert!(answer.body.len() < 100_200, "{}", answer.body.len());
+        let page = answer.json();
+        let items = page["items"].as_array().expect("items");
+        names.extend(items.iter().filter_map(|item| item["name"].as_str().map(str::to_owned)));
+        pages += 1;
+        let Some(next) = page["next_page_token"].as_str() else { break };
+        token = format!("&page_token={next}");
+    }
+    assert_eq!(pages, 4);
+    let mut sorted = names.clone();
+    sorted.dedup();
+    assert_eq!((names.len(), sorted.len()), (12, 12), "each once: {names:?}");
+
+    for _ in 0..11 {
+        world.commit(&[&large_plan("p0", 30_000)]);
+    }
+    let (mut events, mut pages, mut from) = (0, 0, 1);
+    loop {
+        let answer = world.get(&format!("/plans/p0/history?limit=1000&from={from}")).await;
+        assert!(answer.body.len() < 100_200, "{}", answer.body.len());
+        let page = answer.json();
+        events += page["items"].as_array().expect("items").len();
+        pages += 1;
+        let Some(next) = page["next_from"].as_u64() else { break };
+        from = next;
+    }
+    assert_eq!((events, pages), (12, 4));
+    world.commit(&[&large_plan("p0", 300_000)]);
+    let first = world.get("/plans?limit=1000").await.json();
+    assert_eq!(first["items"].as_array().map(Vec::len), Some(1), "a row that is larger is a page of its own");
+    assert!(first["next_page_token"].is_string());
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
+    let world = World::with(Limits { page: 200_000, answers: 400_000, ..Limits::default() });
+    large_plans(&world, 12);
+    world.commit(&[&large_plan("z-large", 150_000)]);
+    let ask = |path: &str| {
+        let router = world.router();
+        let asked = request(Method::GET, path, &[], "");
+        async move { tower::ServiceExt::oneshot(router, asked).await.expect("an answer") }
+    };
+    let mut unread = Vec::new();
+    while world.app.common.answers.free() >= 200_000 {
+        unread.push(ask("/plans?limit=1000").await);
+    }
+    assert_eq!(unread.len(), 2);
+    assert!(world.app.common.answers.free() < 100_000, "each has what it is long");
+    let small = world.get("/plans?limit=1000").await;
+    let count = small.json()["items"].as_array().map(Vec::len);
+    assert_eq!((small.status.as_u16(), count), (200, Some(2)), "a small page");
+    assert!(small.json()["next_page_token"].is_string());
+    assert_eq!(world.get("/plans/p1").await.status, 200, "a small row");
+    assert_eq!(world.get("/plans/z-large").await.problem(), (503, "busy".into(), String::new()));
+    drop(unread);
+    assert_eq!(world.app.common.answers.free(), 400_000);
+    assert_eq!(world.get("/plans/z-large").await.status, 200);
+}
+
 #[tokio::test]
 async fn a_read_waits_for_the_position_it_needs() {
     let min_position = std::time::Duration::from_secs(1);

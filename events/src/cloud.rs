@@ -5,6 +5,7 @@
 //! | attribute | of an event |
 //! |---|---|
 //! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
+//! | `lineage` | that of the record: after a loss that was accepted, positions are given again under another one |
 //! | `source` | `/fleets/{fleet}` |
 //! | `type` | `chancery.` and the stored type |
 //! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server has |
@@ -32,7 +33,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::event::{BadEvent, Event, EventKind, Line};
-use crate::id::Position;
+use crate::id::{Lineage, Position};
 use crate::intent::{Intent, Request};
 use crate::name::{Actor, IntentId, Source};
 use crate::record::Header;
@@ -74,6 +75,7 @@ struct Shown<'a> {
     dataschema: fmt::Arguments<'a>,
     #[serde(serialize_with = "text")]
     sequence: fmt::Arguments<'a>,
+    lineage: Lineage,
     #[serde(skip_serializing_if = "Option::is_none")]
     partitionkey: Option<&'a Subject>,
     kind: EventKind,
@@ -130,6 +132,7 @@ pub fn render(
         datacontenttype: "application/json",
         dataschema: format_args!("chancery:/v1/schemas/{type_name}"),
         sequence: format_args!("{:020}", position.get()),
+        lineage: header.lineage,
         partitionkey: subjects.first(),
         kind: frame.kind,
         subjects: several.then(joined),
@@ -197,6 +200,7 @@ impl Attributes {
     pub const IGNORED: &[&str] = &[
         "dataschema",
         "sequence",
+        "lineage",
         "partitionkey",
         "causationid",
         "correlationid",

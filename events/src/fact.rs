@@ -29,7 +29,7 @@ bodies! {
     Fact {
         /// A decider has taken over; its commits carry the new term and writer from here.
         TermStarted = "term.started.v1",
-        /// The journal goes on under a new identity, after a restore, an import or a forced cut.
+        /// The journal continues under a new identity: records at its end are missing, and somebody has accepted that.
         LineageStarted = "lineage.started.v1",
         /// The intent before it holds.
         IntentAccepted = "intent.accepted.v1",

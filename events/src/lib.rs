@@ -12,6 +12,7 @@ pub mod fact;
 pub mod id;
 pub mod intent;
 pub mod letter;
+pub mod lineage;
 pub mod name;
 pub mod observation;
 pub mod planted;

@@ -26,4 +26,5 @@ pub mod simulated;
 
 pub use orchestrator::Orchestrator;
 pub use run::{Config, Link, run};
+pub use scope::remembered;
 pub use session::Stop;

@@ -19,6 +19,9 @@ use crate::directory::{self, CopyPolicy, DirectoryId, IsCopy};
 use crate::durable::{self, Lock, Reader, Record};
 use crate::session::Seen;
 
+/// Holds the highest head that was seen.
+const HEAD: &str = "head.json";
+
 /// The folder of one executor, locked for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Scope {
@@ -54,7 +57,7 @@ pub(crate) enum ScopeError {
 impl Scope {
     /// Locks the folder, which is made if it is missing, begins a life in it, and gives the head that it remembers.
     pub(crate) fn open(root: &Path, copies: CopyPolicy) -> Result<(Scope, Option<Seen>), ScopeError> {
-        let head = root.join("head.json");
+        let head = root.join(HEAD);
         durable::make_folder(root).map_err(ScopeError::Storage)?;
         match durable::lock(&root.join("lock")).map_err(ScopeError::Storage)? {
             Lock::Theirs => Err(ScopeError::Taken),
@@ -81,6 +84,12 @@ impl Scope {
     pub(crate) fn remember(&self, seen: &Seen) -> io::Result<()> {
         self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
     }
+}
+
+/// The head that the executor over a directory remembers, as somebody else reads it: nothing is changed. The decider names
+/// a head once it is durable, so the journal has come so far.
+pub fn remembered(root: &Path) -> io::Result<Option<Seen>> {
+    durable::read(&root.join(HEAD), Reader::Another)
 }
 
 /// Counts one more life; it is on disk when this returns.

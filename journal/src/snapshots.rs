@@ -1,7 +1,7 @@
 //! Files of snapshots: states at a position, so that a start need not fold everything.
 //!
-//! `<position>.snap` is one line of JSON that says what it is, then the state, whose form is not our concern. It is
-//! written under another name, synced, renamed, and the folder synced; of the older ones fewer and fewer are kept
+//! `<position>.snap` is one line of JSON that says what it is, with the line's own SHA-256 at its end, then the state, whose
+//! form is not our concern. It is written under another name, synced, renamed, and the folder synced; of the older ones fewer and fewer are kept
 //! ([`superfluous`]). What must stay true: a snapshot can be dropped at any time and is never trusted: one that is
 //! damaged, or that the reader cannot use, gives way to the one before it, and then to a full fold.
 
@@ -18,14 +18,18 @@ use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::aside::{Wanted, set_aside};
 use crate::chain::Cursor;
 use crate::journal::{ReadError, Source};
+use crate::witness::Witness;
 
 pub use thinning::superfluous;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The first line is padded to this length, because it is written once more when the state's hash is known.
 const META: usize = 2048;
+/// Behind so much of it stand the hash of that, in hexadecimal digits, and a line feed.
+const HASHED: usize = META - 65;
 
 /// What a snapshot is of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -110,9 +114,14 @@ impl Snapshots {
     /// Opens a folder, made if need be, and clears away what a crash has left unfinished.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Snapshots, SnapshotError> {
         let dir = dir.into();
+        set_aside(&dir, Wanted::Directory).map_err(failed("set aside", &dir))?;
         fs::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
         for entry in fs::read_dir(&dir).map_err(failed("list", &dir))? {
             let path = entry.map_err(failed("list", &dir))?.path();
+            let is_ours = path.extension().is_some_and(|extension| extension == "tmp" || extension == "snap");
+            if is_ours && set_aside(&path, Wanted::File).map_err(failed("set aside", &path))?.is_some() {
+                continue;
+            }
             if path.extension().is_some_and(|extension| extension == "tmp") {
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
@@ -217,6 +226,18 @@ pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
     Ok(found)
 }
 
+/// What the snapshots in a folder prove of their journal. The first line is enough for that: it is written when the whole
+/// state is, and a damaged one proves nothing.
+pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
+    let mut found = Vec::new();
+    for (position, path) in list(dir)? {
+        if let Some(meta) = first_line(&path).ok().filter(|meta| meta.position == position) {
+            found.push(Witness::at(format!("the snapshot {}", path.display()), &meta.cursor()));
+        }
+    }
+    Ok(found)
+}
+
 /// Hashes and counts what passes through.
 struct Hashing<W> {
     to: W,
@@ -250,11 +271,12 @@ fn write_file(
     meta.state_hash = Hash::from_bytes(body.hash.finalize().into());
     meta.len = body.len;
     let mut line = serde_json::to_vec(&meta)?;
-    if line.len() >= META {
+    if line.len() > HASHED {
         return Err(io::Error::other("its first line is too long"));
     }
-    line.resize(META - 1, b' ');
-    line.push(b'\n');
+    line.resize(HASHED, b' ');
+    let hash = Hash::of(&line);
+    writeln!(line, "{hash}")?;
     let mut file = body.to.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.seek(SeekFrom::Start(0))?;
     file.write_all(&line)?;
@@ -276,7 +298,11 @@ fn read_meta(file: &mut BufReader<File>) -> io::Result<Meta> {
     if line.len() != META || !line.ends_with(b"\n") {
         return Err(damaged("its first line does not end"));
     }
-    let meta: Meta = serde_json::from_slice(&line)?;
+    let (said, hash) = line.split_at(HASHED);
+    if hash.trim_ascii_end() != Hash::of(said).to_string().as_bytes() {
+        return Err(damaged("its first line is not the one that was written"));
+    }
+    let meta: Meta = serde_json::from_slice(said)?;
     if meta.format != FORMAT {
         return Err(damaged("it is in the format of another build"));
     }
@@ -376,30 +402,35 @@ mod tests {
         let (_dir, snapshots) = with_three();
         let (_, path) = &snapshots.list().expect("listed")[1];
         let bytes = fs::read(path).expect("read");
-        let newer = String::from_utf8(bytes).expect("text").replace("\"format\":1", "\"format\":9");
+        let newer = String::from_utf8(bytes).expect("text").replace("\"format\":2", "\"format\":9");
         fs::write(path, newer).expect("written");
         put_of(&snapshots, &cursor(4000), |meta| meta.position.get() > 10);
         assert_eq!(kept(&snapshots), [4000, 3000, 200]);
     }
 
+    /// Those of what is a witness.
+    fn positions(snapshots: &Snapshots) -> Vec<u64> {
+        let found = witnesses(&snapshots.dir).expect("listed");
+        found.iter().map(|witness| witness.position.get()).collect()
+    }
+
     #[test]
     fn a_damaged_one_gives_way_to_the_one_before_whichever_bit_it_is() {
         let (_dir, snapshots) = with_three();
+        assert_eq!(positions(&snapshots), [3000, 200, 10]);
         let (_, path) = &snapshots.list().expect("listed")[0];
         let whole = fs::read(path).expect("read");
         let line = whole.iter().rposition(|byte| *byte == b'}').expect("a first line") + 1;
-        for at in (0..line).chain(META - 1..whole.len()) {
+        for at in (0..line).chain(HASHED - 1..whole.len()) {
             for bit in 0..8 {
                 let mut damaged = whole.clone();
                 damaged[at] ^= 1 << bit;
                 fs::write(path, damaged).expect("written");
                 let found = snapshots.load_newest(|meta| meta.cursor() == cursor(3000)).expect("listed");
-                // Some bits of the first line may change what nobody compares here, never the state.
-                if let Some(mut found) = found {
-                    let mut state = String::new();
-                    found.state.read_to_string(&mut state).expect("read");
-                    assert_eq!((state.as_str(), at < line), ("state at 3000", true));
-                }
+                assert!(found.is_none(), "byte {at}, bit {bit}");
+                // A damaged first line proves nothing; a whole one does, whatever became of the state.
+                let proved = if at < META { &[200, 10][..] } else { &[3000, 200, 10] };
+                assert_eq!(positions(&snapshots), proved, "byte {at}, bit {bit}");
             }
         }
         fs::write(path, &whole[..whole.len() - 1]).expect("written");

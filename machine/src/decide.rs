@@ -207,8 +207,7 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::LineageStarted(fact) => {
             fleet.term = at.term;
             fleet.decider = None;
-            fleet.lineages.ancestors.push((fact.previous, fact.at));
-            fleet.lineages.current = at.lineage;
+            fleet.lineages.start(at.lineage, fact);
         }
         Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
         Fact::IntentRefused(fact) => refused(fleet, fact, at),

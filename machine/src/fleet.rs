@@ -9,6 +9,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
+pub use chancery_events::lineage::Lineages;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
@@ -38,25 +39,6 @@ pub struct Contradiction {
 
 /// The key of a deployment.
 pub type DeploymentKey = (PlanName, DeploymentName);
-
-/// The lineages of a journal: the one in force, and those before it with the last position under each.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Lineages {
-    /// In force.
-    pub current: Lineage,
-    /// Before, oldest first.
-    pub ancestors: Vec<(Lineage, Position)>,
-}
-
-impl Lineages {
-    /// Whether the id made of these was issued by this journal, as far as it has come.
-    pub fn issued(&self, lineage: Lineage, position: Position, head: Position) -> bool {
-        if lineage == self.current {
-            return position <= head;
-        }
-        self.ancestors.iter().any(|(ancestor, last)| *ancestor == lineage && position <= *last)
-    }
-}
 
 /// Everything that the facts so far tell of a fleet.
 #[derive(Clone, Debug)]
@@ -218,7 +200,7 @@ impl Fleet {
         Fleet {
             head: Position::ZERO,
             term: Term::default(),
-            lineages: Lineages { current: lineage, ancestors: Vec::new() },
+            lineages: Lineages::new(lineage),
             decider: None,
             keys: Keys::default(),
             clusters: Table::default(),

@@ -33,5 +33,5 @@ pub use kind::{BadKey, Row, RowKey, RowKind};
 pub use page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError};
 pub use projector::{ProjectError, Projector};
 pub use query::Reader;
-pub use store::{StoreError, Tuning};
+pub use store::{FoundRows, StoreError, Tuning};
 pub use watch::{Applied, NotReached, Watch};

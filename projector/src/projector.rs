@@ -31,7 +31,7 @@ use crate::fill::fill;
 use crate::fold::{Decoded, Fold, FoldError, Folding, Touched};
 use crate::query::{Epoch, Reader};
 use crate::snapshot;
-use crate::store::{Store, StoreError, Tuning};
+use crate::store::{FoundRows, Store, StoreError, Tuning};
 use crate::watch::{Applied, Watch};
 
 /// Records that are decoded ahead of the one that is folded, while the store is filled.
@@ -87,8 +87,19 @@ impl Projector {
         snapshots: Option<&Snapshots>,
         tuning: Tuning,
     ) -> Result<Projector, ProjectError> {
+        Projector::open_found(FoundRows::open(dir, tuning)?, fleet, source, snapshots)
+    }
+
+    /// The same, with rows that were opened before the journal was.
+    pub fn open_found(
+        rows: FoundRows,
+        fleet: &str,
+        source: Arc<dyn Source>,
+        snapshots: Option<&Snapshots>,
+    ) -> Result<Projector, ProjectError> {
+        let tuning = rows.tuning();
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
-        let (store, rows) = usable(dir, &*source, state.as_ref(), tuning)?;
+        let (store, rows) = usable(rows, &*source, state.as_ref())?;
         let snapshot = state.as_ref().map_or(Position::ZERO, |state| state.at.position);
         let mut fold = Fold::from(state);
         let is_filled = rows.is_some();
@@ -347,12 +358,12 @@ fn applied(fold: &Fold) -> Applied {
 
 /// The store, and where its rows stand if they can be used.
 fn usable(
-    dir: &Path,
+    found: FoundRows,
     source: &dyn Source,
     state: Option<&Folding>,
-    tuning: Tuning,
 ) -> Result<(Store, Option<Cursor>), ProjectError> {
-    let store = Store::open(dir, tuning)?;
+    let tuning = found.tuning();
+    let store = Store::settle(found)?;
     let Some(rows) = store.cursor()? else { return Ok((store, None)) };
     if !stands(source, &rows)? {
         return Ok((

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bincode::config::standard;
 use chancery_events::record::Hash;
-use chancery_journal::Cursor;
+use chancery_journal::{Cursor, Wanted, set_aside};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -154,6 +154,54 @@ fn has_room(path: &Path) -> Result<(), StoreError> {
     }
 }
 
+/// The rows in a directory as they were found: open, and nothing of them removed yet.
+#[derive(Debug)]
+pub struct FoundRows {
+    path: PathBuf,
+    tuning: Tuning,
+    opened: Result<Store, StoreError>,
+}
+
+impl FoundRows {
+    /// Opens the rows in a directory. Something else of the name is set aside.
+    pub fn open(path: &Path, tuning: Tuning) -> Result<FoundRows, StoreError> {
+        set_aside(path, Wanted::Directory)
+            .map_err(|source| StoreError::Remove { path: path.to_owned(), source })?;
+        let opened = match Store::open_patiently(path, tuning) {
+            Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
+            // Rows made anew would need more of what there is none of.
+            Err(error) if error.is_no_space() => return Err(error),
+            opened => opened,
+        };
+        Ok(FoundRows { path: path.to_owned(), tuning, opened })
+    }
+
+    /// The record behind which the rows stand: the journal was synced up to it before they came there. `None` if there
+    /// are none that this build can read.
+    pub fn cursor(&self) -> Option<Cursor> {
+        let store = self.opened.as_ref().ok()?;
+        let standing = store.standing().ok()??;
+        (standing.shape == store.shape).then(|| standing.cursor())
+    }
+
+    pub(crate) const fn tuning(&self) -> Tuning {
+        self.tuning
+    }
+}
+
+impl Standing {
+    fn cursor(&self) -> Cursor {
+        Cursor {
+            position: self.position,
+            hash: self.hash,
+            term: self.term,
+            writer: self.writer,
+            lineage: self.lineage,
+            time: self.time,
+        }
+    }
+}
+
 /// The rows, open for writing.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -164,18 +212,16 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the rows in a folder. What cannot be read, or was made by a build with other rows, is removed.
-    pub(crate) fn open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
-        let store = match Store::open_patiently(path, tuning) {
-            Err(StoreError::InUse(path)) => return Err(StoreError::InUse(path)),
-            // Rows made anew would need more of what there is none of.
-            Err(error) if error.is_no_space() => return Err(error),
+    /// The rows as they can be used: what cannot be read, or was made by a build with other rows, is removed.
+    pub(crate) fn settle(found: FoundRows) -> Result<Store, StoreError> {
+        let FoundRows { path, tuning, opened } = found;
+        let store = match opened {
             Ok(store) => store,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(path = %path.display(), error, "the rows cannot be opened; they are made anew");
-                remove(path)?;
-                return Store::try_open(path, tuning);
+                remove(&path)?;
+                return Store::try_open(&path, tuning);
             }
         };
         match store.standing() {
@@ -235,14 +281,7 @@ impl Store {
 
     /// Where the rows stand; `None` before the first batch.
     pub(crate) fn cursor(&self) -> Result<Option<Cursor>, StoreError> {
-        Ok(self.standing()?.map(|at| Cursor {
-            position: at.position,
-            hash: at.hash,
-            term: at.term,
-            writer: at.writer,
-            lineage: at.lineage,
-            time: at.time,
-        }))
+        Ok(self.standing()?.map(|standing| standing.cursor()))
     }
 
     /// Applies a batch whole. Without a cursor the rows are unfinished, and will not be used after a crash.

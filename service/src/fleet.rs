@@ -16,20 +16,20 @@ use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Position, Writer};
 use chancery_events::name::{ClusterName, FleetName};
 use chancery_executor::process;
-use chancery_journal::segments::{Options, SegmentJournal};
+use chancery_journal::segments::{Against, Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Delivery, Journal, Sink, Source, is_mirror};
-use chancery_projector::{Projector, Reader, Tuning};
+use chancery_projector::{FoundRows, Projector, Reader, Tuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{Clusters, Config, Place};
+use crate::config::{Clusters, Config, OnLoss, Place};
 use crate::decider::core::{PART, Settings};
 use crate::decider::{Following, random};
 use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
-use crate::note;
+use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
 use crate::wall_clock::WallClock;
 
@@ -87,29 +87,21 @@ impl Fleet {
             // The decider ends before the journal: what comes then is for nobody.
             let _ = told.send(delivery);
         });
-        let options = journal_options(config, &config.data_dir, name);
-        let dir = options.dir.clone();
+        let mut options = journal_options(config, &config.data_dir, name);
+        let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
+        // Before the journal: where the rows stand is held against it.
+        let rows = FoundRows::open(&home.join("rows"), tuning).context("open the read models")?;
+        options.against = Against::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let Opened { journal, head, beside } = Opened::open(config, partition, options, sink)?;
         let source = journal.source();
         let snapshots = Snapshots::open(home.join("snapshots"))?;
-        if head.is_none()
-            && let Some((position, file)) = snapshots.list()?.last()
-        {
-            bail!(
-                "the journal in {} is empty, and {} is a snapshot at position {position}: the journal has been lost. \
-                 Put it back from a copy; to begin a new fleet, take another folder",
-                dir.display(),
-                file.display()
-            );
-        }
-        let tuning = Tuning { cache: config.sled_cache, ..Tuning::default() };
-        let mut projector =
-            Projector::open(&home.join("rows"), fleet, Arc::clone(&source), Some(&snapshots), tuning)
-                .context("open the read models")?;
+        let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
+            .context("open the read models")?;
         projector.catch_up().context("fold the journal")?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
-        let hub = Arc::new(Hub::new());
+        let lineages = projector.state().map(|state| state.fleet.lineages().clone());
+        let hub = Arc::new(Hub::of(lineages));
         let (changed, clusters) = watch::channel(Position::ZERO);
         let (terms, decider) = watch::channel(last);
         let (records, states, queue) = Queue::open();
@@ -312,7 +304,13 @@ impl Opened {
     )]
     fn open(config: &Config, partition: i32, options: Options, sink: Sink) -> Result<Opened> {
         match &config.journal {
-            Place::Embedded => Opened::embedded(&options, sink),
+            Place::Embedded => Opened::embedded(config, &options, sink),
+            Place::Kafka { .. } if config.loss == OnLoss::Accept => bail!(
+                "cannot accept a loss in a journal on Kafka: every server of the fleet reads the topic. hint: stop all of \
+                 them, remove kafka.json from {}, run chancery serve --accept-loss over this data directory with an embedded \
+                 journal, stop that server, and import its journal into a new topic",
+                options.dir.display()
+            ),
             #[cfg(feature = "kafka")]
             Place::Kafka { brokers, prefix } => {
                 let (journal, head) =
@@ -325,7 +323,7 @@ impl Opened {
         }
     }
 
-    fn embedded(options: &Options, sink: Sink) -> Result<Opened> {
+    fn embedded(config: &Config, options: &Options, sink: Sink) -> Result<Opened> {
         let dir = options.dir.display();
         if is_mirror(&options.dir).with_context(|| format!("look whether {dir} is a mirror"))? {
             bail!(
@@ -335,16 +333,12 @@ impl Opened {
                  servers of the fleet, and remove that file"
             );
         }
+        if config.loss == OnLoss::Accept {
+            loss::accept(options)?;
+        }
         let (journal, opened) = SegmentJournal::open(options, sink)?;
         if let Some(cut) = &opened.cut {
-            note!(
-                "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, \
-                 or the last group before a power cut; it is kept in {}",
-                cut.from,
-                cut.bytes,
-                cut.reason,
-                cut.kept.display()
-            );
+            loss::tell(cut);
         }
         Ok(Opened { journal: Arc::new(journal), head: opened.head, beside: None })
     }

@@ -22,6 +22,7 @@ pub mod logs;
 pub mod metrics;
 mod openapi;
 mod place;
+mod positions;
 pub mod problem;
 mod query;
 pub mod rate;

@@ -11,6 +11,7 @@ pub mod folder;
 pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+mod loss;
 pub mod open_files;
 pub mod remote;
 pub mod rows;

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Executor, Local, Output};
-use chancery::config::{self, Config, LogFormat, Place};
+use chancery::config::{self, Config, LogFormat, OnLoss, Place};
 use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::open_files::OpenFiles;
@@ -67,7 +67,11 @@ fn refuse(why: &str) -> ExitCode {
 
 fn local(command: &Local, config: Config, output: Option<Output>) -> Result<ExitCode> {
     match command {
-        Local::Dev(flags) | Local::Serve(flags) => serve(config, copies(flags.adopt_copy)),
+        Local::Dev(flags) | Local::Serve(flags) => {
+            let mut config = config;
+            config.loss = if flags.accept_loss { OnLoss::Accept } else { OnLoss::Refuse };
+            serve(config, copies(flags.adopt_copy))
+        }
         Local::Executor(flags) => execute(flags, &config),
         Local::Demo(flags) => {
             let end = if flags.keep { demo::End::Keep } else { demo::End::Clean };

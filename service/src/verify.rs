@@ -3,18 +3,23 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
-use chancery_journal::segments::{Finding, Outcome, Report, verify};
-use chancery_journal::snapshots;
+use anyhow::{Context as _, Error, Result, ensure};
+use chancery_events::id::Position;
+use chancery_events::record::Hash;
+use chancery_journal::segments::{Finding, Outcome, Report, postings_in, verify};
+use chancery_journal::witness::against;
+use chancery_journal::{Loss, Witness, is_mirror};
 use serde_json::{Value, json};
+
+use crate::loss;
 
 /// What was found in one journal.
 #[derive(Debug)]
 pub struct Verified {
     folder: PathBuf,
     report: Report,
-    /// A snapshot of what an empty journal must have held.
-    snapshot: Option<PathBuf>,
+    /// What stands beside the journal proves to be missing.
+    loss: Option<Loss>,
 }
 
 /// Checks a journal's own folder, or the journal of every fleet in a server's folder: those that can be read.
@@ -34,27 +39,41 @@ pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
 }
 
 fn one(folder: PathBuf) -> Result<Verified> {
+    // Before the journal, which may be written meanwhile. What the read models know is looked at by a server alone.
+    let witnesses = witnesses(&folder)?;
     let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
-    ensure!(report.segments > 0, "there is no journal in {}", folder.display());
-    let snapshot = if report.head.is_none() { snapshot_beside(&folder)? } else { None };
-    Ok(Verified { folder, report, snapshot })
+    let loss = against(report.head, report.held.clone(), &witnesses, |position| {
+        let head = report.head.filter(|head| head.position == position);
+        // Of a record before the last, only a server compares the hash.
+        Ok::<_, Error>(head.map(|head| head.hash).or_else(|| hash_of(&witnesses, position)))
+    })?;
+    ensure!(report.segments > 0 || loss.is_some(), "there is no journal in {}", folder.display());
+    Ok(Verified { folder, report, loss })
 }
 
-/// A server makes snapshots of what is in its journal alone.
-fn snapshot_beside(journal: &Path) -> Result<Option<PathBuf>> {
-    let folder = journal.with_file_name("snapshots");
-    if !folder.is_dir() {
-        return Ok(None);
+fn hash_of(witnesses: &[Witness], position: Position) -> Option<Hash> {
+    witnesses.iter().find(|witness| witness.position == position).and_then(|witness| witness.hash)
+}
+
+/// What stands beside the journal in a server's directory. The truth of a mirror is elsewhere.
+fn witnesses(journal: &Path) -> Result<Vec<Witness>> {
+    if is_mirror(journal)? || !journal.is_dir() {
+        return Ok(Vec::new());
     }
-    Ok(snapshots::list(&folder)?.into_iter().next().map(|(_, file)| file))
+    let home = journal.parent().unwrap_or(journal);
+    let executors = home.parent().and_then(Path::parent).zip(home.file_name());
+    let executors = executors.map(|(data, fleet)| data.join("executors").join(fleet)).unwrap_or_default();
+    let mut found = loss::beside(home, &executors)?;
+    found.extend(postings_in(journal)?);
+    Ok(found)
 }
 
 impl Verified {
     /// Whether everything is as it was written. A tail that a running server is just writing counts as whole.
     pub fn holds(&self) -> bool {
         match self.report.outcome {
-            Outcome::Sound => self.snapshot.is_none(),
-            Outcome::Torn(_) => self.report.is_open,
+            Outcome::Sound => self.loss.is_none(),
+            Outcome::Torn(_) => self.report.is_open && self.loss.is_none(),
             Outcome::Damaged(_) => false,
         }
     }
@@ -101,11 +120,10 @@ impl Verified {
                 found.reason
             )
         };
-        match (&self.report.outcome, &self.snapshot) {
-            (Outcome::Sound, Some(snapshot)) => format!(
-                "  LOST      the journal is empty, and {} is a snapshot of one\n            put it back from a copy; it will not \
-                 open\n",
-                snapshot.display()
+        match (&self.report.outcome, &self.loss) {
+            (Outcome::Sound | Outcome::Torn(_), Some(loss)) => format!(
+                "  SHORT     {loss}\n            put it back from a copy that reaches further; if there is none, chancery serve \
+                 --accept-loss\n            continues under a new lineage\n"
             ),
             (Outcome::Sound, None) => {
                 "  sound     the chain holds: every record is as it was written\n".into()
@@ -138,7 +156,7 @@ impl Verified {
             }),
         };
         let outcome = match &report.outcome {
-            Outcome::Sound if self.snapshot.is_some() => "lost",
+            Outcome::Sound | Outcome::Torn(_) if self.loss.is_some() => "short",
             Outcome::Sound => "sound",
             Outcome::Torn(_) => "torn",
             Outcome::Damaged(_) => "damaged",

@@ -127,8 +127,19 @@ impl Server {
         }
     }
 
-    /// The same, for a folder with which it may not start.
+    /// The same with more flags, for this start alone.
+    pub fn start_with_flags(&mut self, flags: &[&str]) {
+        if let Err(NotUp { status, said }) = self.try_start(flags) {
+            panic!("the server ended: {status}\n{said}");
+        }
+    }
+
+    /// Starts it, for a folder with which it may not start.
     pub fn try_start_again(&mut self) -> Result<(), NotUp> {
+        self.try_start(&[])
+    }
+
+    fn try_start(&mut self, flags: &[&str]) -> Result<(), NotUp> {
         assert!(self.child.is_none(), "it runs");
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);
@@ -140,6 +151,7 @@ impl Server {
             .args(["serve", "--listen", &self.listen, "--data-dir"])
             .arg(self.data())
             .args(&self.flags)
+            .args(flags)
             .envs(self.settings.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

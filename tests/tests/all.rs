@@ -14,6 +14,7 @@ mod kafka_history;
 mod kafka_import;
 mod kafka_journal;
 mod kills;
+mod loss;
 mod newcomers;
 mod races;
 mod simulation;

@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 
+use chancery_events::id::Position;
+use chancery_events::record::Hash;
 use chancery_journal::conformance::{Author, Bench, FLEET, run};
 use chancery_journal::kafka::topics::{Role, Topics};
 use chancery_journal::kafka::{Client, KafkaJournal, OpenError, Options};
-use chancery_journal::{Delivery, Journal, Sink};
+use chancery_journal::segments::Against;
+use chancery_journal::{Delivery, Journal, Sink, Witness};
 use chancery_tests::kafka::{Cluster, shared};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use tempfile::TempDir;
@@ -134,6 +137,38 @@ fn a_start_reads_what_came_since_and_a_lost_place_costs_time_alone() {
         (opened.read, opened.head.map(|head| head.hash)),
         (20, records.last().map(chancery_events::record::Record::hash))
     );
+}
+
+#[test]
+fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
+    let (_home, options, records) = written(20);
+    let last = records.last().expect("records");
+    let named = |name: &str, position: Position, hash: Hash| Witness {
+        name: name.into(),
+        lineage: last.header().lineage,
+        position,
+        hash: Some(hash),
+    };
+    let right = named("the snapshot of the end", last.last(), last.hash());
+    // The mirror is made anew: what is missing from it comes from the topic before anything is weighed.
+    let open = |witnesses: &[&Witness]| {
+        let mut mirror =
+            chancery_journal::segments::Options::new(options.mirror.dir.join("../another"), FLEET);
+        mirror.against = Against::Witnesses(witnesses.iter().map(|witness| (*witness).clone()).collect());
+        KafkaJournal::open(&Options { mirror, ..options.clone() }, nowhere()).map(|(journal, _)| journal)
+    };
+    open(&[&right]).expect("the topic holds it").close().expect("closed");
+    let ahead = named("the snapshot of more", last.last().plus(1), last.hash());
+    let differs = named("the snapshot of another history", records[9].last(), last.hash());
+    for (wrong, said) in [(&ahead, "names a record at"), (&differs, "names another record at")] {
+        let Err(OpenError::Short { loss, .. }) = open(&[&right, wrong]).map(|_| ()) else {
+            panic!("{}: the topic is taken", wrong.name)
+        };
+        let told = loss.to_string();
+        assert!(told.contains(&format!("{} {said} position {}", wrong.name, wrong.position)), "{told}");
+        assert!(!told.contains(&right.name), "{told}");
+    }
+    open(&[&right]).expect("a refusal leaves the mirror as it was").close().expect("closed");
 }
 
 #[test]

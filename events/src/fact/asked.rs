@@ -26,8 +26,14 @@ body! {
     LineageStarted {
         /// The lineage so far.
         previous: Lineage,
-        /// The last position under it.
+        /// The last position under it that is part of this journal: nothing that is known of the journal contradicts it.
         at: Position,
+        /// The highest position that is known to be missing, if any is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        missing_through: Option<Position>,
+        /// Lineages that started in what is missing: nothing of them is held.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        abandoned: Vec<Lineage>,
     }
     /// Body of [`Fact::IntentAccepted`].
     IntentAccepted {

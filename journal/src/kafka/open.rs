@@ -10,6 +10,7 @@
 //! | without a place | its beginning is gone | refused: nothing to compare with |
 //! | marked as that of another partition | | refused |
 //! | ends behind the topic | | refused: the mirror may be the last good copy |
+//! | as the topic | ends before a record that a witness names | refused: the topic has lost it |
 //! | not marked as one, and not empty | nothing of this fleet | refused: it is a journal of its own, to be imported |
 //! | empty | records of another fleet, and none of this | refused: it is that one's partition |
 //!
@@ -34,7 +35,8 @@ use super::{Options, Shared, give, lock};
 use crate::chain::{Broken, Chain, Cursor, Link, SkipReason};
 use crate::journal::{Delivery, Journal as _, ReadError, Records, Sink, Source};
 use crate::mirror::is_mirror;
-use crate::segments::{self, Cut, SegmentJournal};
+use crate::segments::{self, Against, Cut, SegmentJournal};
+use crate::witness::{Loss, loss};
 
 /// What was found.
 #[derive(Debug)]
@@ -148,6 +150,17 @@ pub enum OpenError {
         /// What differs.
         reason: String,
     },
+    /// Something beside the mirror proves that the topic held more.
+    #[error(
+        "cannot open {place}: {loss}. hint: put back a mirror that reaches further and import it into a new topic; if there \
+         is none, docs/operations.md says how to continue without what is missing"
+    )]
+    Short {
+        /// Where.
+        place: Box<Partition>,
+        /// What is missing.
+        loss: Box<Loss>,
+    },
     /// A record continues the chain and cannot be taken.
     #[error(transparent)]
     Broken(#[from] Broken),
@@ -200,7 +213,9 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     }
     let recent = Arc::new(Recent::default());
     let broken = Arc::new(Mutex::new(None));
-    let (mirror, found) = SegmentJournal::open(&options.mirror, follow(&recent, &broken))?;
+    // The topic is the truth: what the mirror lacks of it comes from there, and then the witnesses are weighed.
+    let bare = segments::Options { against: Against::Nothing, ..options.mirror.clone() };
+    let (mirror, found) = SegmentJournal::open(&bare, follow(&recent, &broken))?;
     let (begins, ends) = watermarks(options)?;
     let start = Start::find(options, &*mirror.source(), begins)?;
     let reader = Reader::open(&options.client, &options.topic, options.partition, start.offset);
@@ -221,6 +236,11 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     let Filling { chain, place, read, skipped, .. } = filling;
     let head = chain.at().copied();
     wait_for(&mirror, head.as_ref(), &broken)?;
+    if let Against::Witnesses(witnesses) | Against::AcceptedLoss(witnesses) = &options.mirror.against
+        && let Some(loss) = loss(&*mirror.source(), witnesses)?
+    {
+        return Err(OpenError::Short { place: Box::new(Partition::of(options)), loss: Box::new(loss) });
+    }
     recent.begin(head);
     let writing = Writing::new(options, Arc::clone(chain.fleet()), head);
     let writing = writing.map_err(cluster(options, "make a producer for"))?;

@@ -41,6 +41,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
+use crate::witness::Witness;
 use catalog::Catalog;
 use open::failed;
 use queue::{Appended, Queue};
@@ -50,7 +51,7 @@ use writer::Writer;
 pub use disk::{Disk, DiskFile, FileSystem};
 pub use open::{Cut, OpenError, Opened};
 pub use queue::Bounds;
-pub use verify::{Finding, Outcome, Report, VerifyError, verify};
+pub use verify::{Finding, Outcome, Report, VerifyError, postings as postings_in, verify};
 
 const LOCK: &str = "lock";
 
@@ -71,6 +72,19 @@ pub struct Options {
     pub pause: Duration,
     /// How much is checked on opening.
     pub check: Check,
+    /// What is held against the journal before anything is changed.
+    pub against: Against,
+}
+
+/// What is held against a journal on opening.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Against {
+    /// Nothing: a mirror, whose truth is elsewhere.
+    Nothing,
+    /// These witnesses, and files of postings: a journal that has lost what they name is refused.
+    Witnesses(Vec<Witness>),
+    /// The same, and what is missing is accepted: it is told.
+    AcceptedLoss(Vec<Witness>),
 }
 
 /// How much is checked on opening. The last two segments always are.
@@ -93,6 +107,7 @@ impl Options {
             queue: Bounds { records: 8192, bytes: 32 << 20 },
             pause: Duration::from_millis(20),
             check: Check::All,
+            against: Against::Nothing,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! | any segment but the last | kept | refused |
 //! | last segment, up to the highest position that a frame or the segment's name says was synced | kept | refused |
 //! | last segment, behind it | rewritten and synced before use | cut, loudly; the bytes are kept aside |
+//! | any record that a witness names | kept | refused, unless the loss is accepted |
 //!
 //! Behind the named position a torn write cannot be told from damage done later, and nothing there can have been
 //! acknowledged but the very last group. What is whole there is rewritten because a sync that failed leaves pages
@@ -22,10 +23,14 @@ use chancery_events::id::Position;
 use super::catalog::{Catalog, Segment, list};
 use super::disk::Disk;
 use super::frame::len_without_zeros;
+use super::reader::SegmentSource;
 use super::scan::{Before, Damage, NotOurs, Scan, scan, sweep};
 use super::writer::{Open, adopt};
-use super::{Check, Options, postings, spare};
+use super::{Against, Check, Options, postings, spare};
+use crate::aside::{Wanted, set_aside};
 use crate::chain::{Broken, Chain, Cursor};
+use crate::journal::ReadError;
+use crate::witness::{Loss, loss};
 
 /// The journal cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +69,26 @@ pub enum OpenError {
         named: Position,
         /// What is wrong.
         reason: String,
+    },
+    /// Put the folder back from a copy, or accept the loss.
+    #[error(
+        "cannot open the journal in {}: {loss}; nothing was changed. hint: put the directory back from a copy that reaches \
+         further; if there is none, chancery serve --accept-loss continues under a new lineage",
+        dir.display()
+    )]
+    Short {
+        /// The folder.
+        dir: PathBuf,
+        /// What is missing.
+        loss: Box<Loss>,
+    },
+    /// A record that a witness names cannot be read.
+    #[error("cannot open the journal in {}", dir.display())]
+    Unreadable {
+        /// The folder.
+        dir: PathBuf,
+        /// What failed.
+        source: ReadError,
     },
     /// Choose the right folder, or the right fleet.
     #[error("open the journal: {} is of fleet {found:?}, not of {wanted:?}", file.display())]
@@ -111,6 +136,8 @@ pub struct Opened {
     pub rewritten: Option<Position>,
     /// What was cut.
     pub cut: Option<Cut>,
+    /// What is missing, if that was accepted.
+    pub loss: Option<Loss>,
 }
 
 pub(super) struct Ready {
@@ -133,12 +160,13 @@ fn damaged(file: &Path, named: Position, damage: Damage) -> OpenError {
 /// Brings the folder, whose lock is held, into a state to write on.
 pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
     let dir = &options.dir;
-    let spare = Some(dir.join(spare::NAME)).filter(|spare| spare.exists());
-    for left_over in postings::left_over(dir).map_err(failed("list", dir))?.into_iter().chain(spare) {
-        disk.remove(&left_over).map_err(failed("remove", &left_over))?;
-    }
     let mut files = list(dir).map_err(failed("list", dir))?;
-    let Some((first, path)) = files.pop() else { return begin(options, disk) };
+    let Some((first, path)) = files.pop() else {
+        let nothing = Arc::new(Catalog::new(options.fleet.clone(), Vec::new(), None));
+        let loss = weigh(options, &nothing, None)?;
+        clear(dir, disk)?;
+        return begin(options, disk, loss);
+    };
     let (mut segments, before) = earlier(options, &files, first)?;
     let bytes = fs::read(&path).map_err(failed("read", &path))?;
     let scan = match scan(&bytes, Chain::new(options.fleet.clone(), before), |_| ()) {
@@ -153,6 +181,13 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     {
         return Err(damaged(&path, scan.named, damage.clone()));
     }
+    let head = scan.chain.at().copied();
+    let segment = Arc::new(Segment::new(first, path.clone(), scan.end as u64, Some(scan.index.clone())));
+    segments.push(segment.clone());
+    let catalog = Arc::new(Catalog::new(options.fleet.clone(), segments, head));
+    let loss = weigh(options, &catalog, Some(first))?;
+    // Whatever is refused has been refused: from here on the folder is changed.
+    clear(dir, disk)?;
     let file = disk.open(&path).map_err(failed("open", &path))?;
     let cut = cut(dir, disk, &path, &bytes, &scan)?;
     let tail = &bytes[scan.end..];
@@ -167,27 +202,57 @@ pub(super) fn open(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenErro
     if cut.is_some() || rewritten.is_some() {
         file.sync().map_err(failed("sync", &path))?;
     }
-    let head = scan.chain.at().copied();
-    let segment = Arc::new(Segment::new(first, path, scan.end as u64, Some(scan.index)));
-    segments.push(segment.clone());
     Ok(Ready {
-        opened: Opened { head, rewritten: rewritten.map(|(_, position)| position), cut },
-        catalog: Arc::new(Catalog::new(options.fleet.clone(), segments, head)),
+        opened: Opened { head, rewritten: rewritten.map(|(_, position)| position), cut, loss },
+        catalog,
         open: Open { segment, file, offset: scan.end as u64, size: bytes.len() as u64 },
         is_named: rewritten.is_none(),
         chain: scan.chain,
     })
 }
 
+/// What is missing, if that is accepted. `last` is where the last segment begins, if there is one. Changes nothing.
+fn weigh(
+    options: &Options,
+    catalog: &Arc<Catalog>,
+    last: Option<Position>,
+) -> Result<Option<Loss>, OpenError> {
+    let dir = &options.dir;
+    let (Against::Witnesses(witnesses) | Against::AcceptedLoss(witnesses)) = &options.against else {
+        return Ok(None);
+    };
+    let mut witnesses = witnesses.clone();
+    witnesses.extend(postings::witnesses(dir, last).map_err(failed("read postings in", dir))?);
+    let loss = loss(&SegmentSource(catalog.clone()), &witnesses);
+    let loss = loss.map_err(|source| OpenError::Unreadable { dir: dir.clone(), source })?;
+    match (loss, &options.against) {
+        (Some(loss), Against::Witnesses(_)) => {
+            Err(OpenError::Short { dir: dir.clone(), loss: Box::new(loss) })
+        }
+        (loss, _) => Ok(loss),
+    }
+}
+
+/// Clears away what a crash has left unfinished.
+fn clear(dir: &Path, disk: &dyn Disk) -> Result<(), OpenError> {
+    let spare = dir.join(spare::NAME);
+    set_aside(&spare, Wanted::File).map_err(failed("set aside", &spare))?;
+    let spare = Some(spare).filter(|spare| spare.exists());
+    for left_over in postings::left_over(dir).map_err(failed("list", dir))?.into_iter().chain(spare) {
+        disk.remove(&left_over).map_err(failed("remove", &left_over))?;
+    }
+    Ok(())
+}
+
 /// Makes the first segment.
-fn begin(options: &Options, disk: &dyn Disk) -> Result<Ready, OpenError> {
+fn begin(options: &Options, disk: &dyn Disk, loss: Option<Loss>) -> Result<Ready, OpenError> {
     let dir = &options.dir;
     let size = options.first_segment.min(options.largest_segment);
     let path = dir.join(spare::NAME);
     let file = spare::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
     let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("make a segment in", dir))?;
     Ok(Ready {
-        opened: Opened::default(),
+        opened: Opened { loss, ..Opened::default() },
         chain: Chain::new(options.fleet.clone(), None),
         catalog: Arc::new(Catalog::new(options.fleet.clone(), vec![open.segment.clone()], None)),
         open,

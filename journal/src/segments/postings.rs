@@ -8,14 +8,17 @@
 //! 24  end      u64, where the segment's frames end
 //! 32  last     u64, the offset of its last record's frame
 //! 40  hash     32 bytes, the hash of that record
-//! 72  keys     u64, how many keys; u64, how many places
-//! 88  keys, ascending: u64 key, u64 the number of its first place
+//! 72  through  u64, the position of that record's last event
+//! 80  lineage  u64, that of the record
+//! 88  keys     u64, how many keys; u64, how many places
+//! 104 keys, ascending: u64 key, u64 the number of its first place
 //!     places: u32 position less the segment's first, u32 offset of the record's frame
 //! ```
 //! A key is the front of the SHA-256 of a subject's text, so two subjects may share one: a place says where an event
 //! *may* be about a subject, and whoever asks looks. An event that this build cannot read may be about anything, and
 //! stands under a key of its own. What must stay true: postings can be dropped at any time and are never trusted:
-//! what does not fit its segment is made anew, and no event about a subject is ever missing from its places.
+//! what does not fit its segment is made anew, and no event about a subject is ever missing from its places. A file is
+//! made of a segment that is closed and synced, so it is also a witness of how far the journal has come.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,13 +27,17 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::event::Event;
-use chancery_events::id::Position;
+use chancery_events::id::{Lineage, Position};
 use chancery_events::record::{Hash, Record};
 use chancery_events::subject::Subject;
 
+use crate::aside::{Wanted, set_aside};
+use crate::witness::Witness;
+
+const EXTENSION: &str = "post";
 const UNFINISHED: &str = "post-new";
-const MAGIC: &[u8; 8] = b"ChPost1\n";
-const HEAD: usize = 88;
+const MAGIC: &[u8; 8] = b"ChPost2\n";
+const HEAD: usize = 104;
 const ENTRY: usize = 16;
 const PLACE: usize = 8;
 
@@ -59,7 +66,16 @@ pub(super) struct Place {
 #[derive(Clone, Default, Debug)]
 pub(super) struct Postings {
     lists: BTreeMap<Key, Vec<Place>>,
-    last: Option<(u64, Hash)>,
+    last: Option<Last>,
+}
+
+/// The last record of a segment, and where its frame is.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    offset: u64,
+    hash: Hash,
+    through: Position,
+    lineage: Lineage,
 }
 
 impl Postings {
@@ -81,7 +97,7 @@ impl Postings {
                 self.put(Key::of(&issued), place);
             }
         }
-        self.last = Some((offset, record.hash()));
+        self.last = Some(Last { offset, hash: record.hash(), through: record.last(), lineage });
     }
 
     fn put(&mut self, key: Key, place: Place) {
@@ -97,18 +113,18 @@ impl Postings {
 
     /// The bytes of the file of a segment whose frames end at `end`; `None` if it is empty, or too large for one.
     pub(super) fn encode(&self, first: Position, end: u64) -> Option<Vec<u8>> {
-        let (last, hash) = self.last?;
+        let Last { offset, hash, through, lineage } = self.last?;
         u32::try_from(end).ok()?;
         let count: usize = self.lists.values().map(Vec::len).sum();
         let mut bytes = Vec::with_capacity(HEAD + self.lists.len() * ENTRY + count * PLACE);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&[0; 8]);
-        for number in [first.get(), end, last] {
+        for number in [first.get(), end, offset] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         bytes.extend_from_slice(hash.bytes());
-        for number in [self.lists.len(), count] {
-            bytes.extend_from_slice(&(number as u64).to_le_bytes());
+        for number in [through.get(), lineage.bits(), self.lists.len() as u64, count as u64] {
+            bytes.extend_from_slice(&number.to_le_bytes());
         }
         let mut start = 0_u64;
         for (key, list) in &self.lists {
@@ -130,7 +146,7 @@ impl Postings {
 
 /// The file that belongs to a segment.
 pub(super) fn path(segment: &Path) -> PathBuf {
-    segment.with_extension("post")
+    segment.with_extension(EXTENSION)
 }
 
 /// Writes it. Nothing is synced: what a crash leaves of it is found out by its checksum.
@@ -150,9 +166,40 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+        // A directory of such a name, or of that of a file of postings, would be in the way of the next.
+        let of = |extension| path.extension().is_some_and(|found| found == extension);
+        if (of(UNFINISHED) || of(EXTENSION)) && set_aside(&path, Wanted::File)?.is_some() {
+            continue;
+        }
+        if of(UNFINISHED) {
             found.push(path);
         }
+    }
+    Ok(found)
+}
+
+/// What files of postings tell that stand beside the last segment, or belong to one that is not there; `last` is the first
+/// position of that segment, if there is any. They are made once another segment follows: so that of the last one tells of
+/// the position behind it.
+pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Witness>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let first = path.file_stem().and_then(|stem| stem.to_str()?.parse::<Position>().ok());
+        let is_filed = path.extension().is_some_and(|extension| extension == EXTENSION) && path.is_file();
+        if !is_filed || first.is_none_or(|first| last.is_some_and(|last| first < last)) {
+            continue;
+        }
+        // One that is not as it was written proves nothing.
+        let Some(filed) = Filed::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first) else {
+            continue;
+        };
+        let (position, hash) = match last {
+            Some(last) if last == filed.first => (filed.through.plus(1), None),
+            Some(_) | None => (filed.through, Some(filed.hash)),
+        };
+        let name = format!("the file of postings {}", path.display());
+        found.push(Witness { name, lineage: filed.lineage, position, hash });
     }
     Ok(found)
 }
@@ -164,6 +211,8 @@ pub(super) struct Filed {
     pub(super) end: u64,
     pub(super) last: u64,
     pub(super) hash: Hash,
+    through: Position,
+    lineage: Lineage,
     keys: u64,
     places: u64,
 }
@@ -180,9 +229,11 @@ impl Filed {
             return None;
         }
         let hash = Hash::from_bytes(*bytes.get(40..)?.first_chunk()?);
-        let [first, end, last, keys, places] = [16, 24, 32, 72, 80].map(|at| u64_at(bytes, at));
+        let [first, end, last] = [16, 24, 32].map(|at| u64_at(bytes, at));
+        let [through, lineage, keys, places] = [72, 80, 88, 96].map(|at| u64_at(bytes, at));
+        let (through, lineage) = (Position::new(through), Lineage::from_random(lineage));
         let len = HEAD as u64 + keys.checked_mul(ENTRY as u64)? + places.checked_mul(PLACE as u64)?;
-        let filed = Filed { first: Position::new(first), end, last, hash, keys, places };
+        let filed = Filed { first: Position::new(first), end, last, hash, through, lineage, keys, places };
         (len == bytes.len() as u64).then_some(filed)
     }
 

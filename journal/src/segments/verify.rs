@@ -10,14 +10,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chancery_events::id::{Lineage, Position};
+use chancery_events::lineage::Lineages;
 use chancery_events::record::Record;
 use rustix::fs::{FlockOperation, flock};
 use serde::de::IgnoredAny;
 
 use super::LOCK;
 use super::catalog::{file_name, list};
+use super::postings;
 use super::scan::{NotOurs, Scan, fleet, scan};
 use crate::chain::{Chain, Cursor};
+use crate::witness::{Witness, follow};
 
 /// The check could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +62,8 @@ pub struct Report {
     pub fleet: Option<Arc<str>>,
     /// The lineages, each with its first position.
     pub lineages: Vec<(Lineage, Position)>,
+    /// The same, with what is held of each.
+    pub held: Option<Lineages>,
     /// How many terms there were.
     pub terms: u64,
     /// How many segments.
@@ -85,6 +90,9 @@ impl Report {
         if self.lineages.last().is_none_or(|(lineage, _)| *lineage != header.lineage) {
             self.lineages.push((header.lineage, header.first));
         }
+        if header.begins.is_some() {
+            follow(&mut self.held, record);
+        }
         self.terms += u64::from(header.begins.is_some());
         self.records += 1;
         self.events += u64::from(header.count);
@@ -102,6 +110,7 @@ pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
     let mut report = Report {
         fleet: None,
         lineages: Vec::new(),
+        held: None,
         terms: 0,
         segments: files.len(),
         records: 0,
@@ -133,6 +142,13 @@ pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
         }
     }
     Ok(report)
+}
+
+/// What files of postings in the folder prove of the journal. Changes nothing.
+pub fn postings(dir: &Path) -> Result<Vec<Witness>, VerifyError> {
+    let failed = |source| VerifyError { path: dir.to_owned(), source };
+    let last = list(dir).map_err(failed)?.last().map(|(first, _)| *first);
+    postings::witnesses(dir, last).map_err(failed)
 }
 
 /// Checks one segment and counts what is in it. Gives where it ends.

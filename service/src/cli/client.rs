@@ -15,7 +15,9 @@ use std::cell::Cell;
 use std::io::Read;
 use std::time::Duration;
 
+use chancery_events::id::{Lineage, Position};
 use chancery_events::intent::Intent;
+use chancery_events::lineage::NamedPosition;
 use chancery_events::time::Time;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -77,6 +79,8 @@ pub(super) struct Client<'a> {
     at: Cell<usize>,
     /// The last verdict's position: reads after it see what it recorded.
     seen: Cell<u64>,
+    /// Under which lineage the server gave positions last, if it said so.
+    lineage: Cell<Option<Lineage>>,
 }
 
 impl<'a> Client<'a> {
@@ -94,12 +98,32 @@ impl<'a> Client<'a> {
             streams: config().build().new_agent(),
             at: Cell::new(0),
             seen: Cell::new(0),
+            lineage: Cell::new(None),
         }
     }
 
     /// From now on reads see what was recorded up to there.
     pub(super) fn after(&self, position: u64) {
         self.seen.set(self.seen.get().max(position));
+    }
+
+    /// A position that the server gave, as it is to be given back.
+    pub(super) fn named(&self, position: u64) -> NamedPosition {
+        NamedPosition { position: Position::new(position), lineage: self.lineage.get() }
+    }
+
+    /// Takes in an answer, and under which lineage its positions are given.
+    fn answer(
+        &self,
+        result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<(u16, String), Lost> {
+        if let Ok(response) = &result {
+            let lineage = response.headers().get("chancery-lineage");
+            let lineage = lineage.and_then(|value| value.to_str().ok()?.parse().ok());
+            // What was recorded under another one is not asked for any more: the server says why.
+            self.lineage.set(self.lineage.get().or(lineage));
+        }
+        answer(result)
     }
 
     fn url(&self, path: &str) -> String {
@@ -128,9 +152,9 @@ impl<'a> Client<'a> {
                 request = request.query(name, value);
             }
             if self.seen.get() > 0 {
-                request = request.query("min_position", self.seen.get().to_string());
+                request = request.query("min_position", self.named(self.seen.get()).to_string());
             }
-            answer(request.call())
+            self.answer(request.call())
         });
         let (status, body) = read.map_err(|lost| self.unread(doing, &lost))?;
         if status != 200 {
@@ -202,7 +226,7 @@ impl<'a> Client<'a> {
         let sent = self.tried(|| {
             let request =
                 self.agent.post(self.url("/intents")).header("content-type", "application/cloudevents+json");
-            answer(request.send(body.as_str()))
+            self.answer(request.send(body.as_str()))
         });
         let (status, body) = sent.map_err(|lost| self.unasked(doing, &lost, &key))?;
         if !(200..300).contains(&status) {

@@ -4,6 +4,8 @@
 use std::io::{BufRead as _, BufReader, Write};
 use std::time::Duration;
 
+use chancery_events::id::Position;
+use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
 use super::client::Client;
@@ -95,7 +97,7 @@ type Each<'a> = dyn FnMut(&Told<'_>, &str) -> Result<(), CliError> + 'a;
 pub(super) fn follow(
     client: &Client<'_>,
     query: &[(&str, String)],
-    from: u64,
+    from: NamedPosition,
     each: &mut Each<'_>,
     lost: &mut dyn FnMut(&CliError) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
@@ -119,7 +121,8 @@ pub(super) fn follow(
         if !std::mem::replace(&mut told, true) {
             lost(&error)?;
         }
-        pause = if next > before { client.context.backoff } else { (pause * 2).min(LONGEST) };
+        pause =
+            if next.position > before.position { client.context.backoff } else { (pause * 2).min(LONGEST) };
         std::thread::sleep(pause);
     }
 }
@@ -128,7 +131,7 @@ pub(super) fn follow(
 fn pass_on(
     client: &Client<'_>,
     query: &[(&str, String)],
-    next: &mut u64,
+    next: &mut NamedPosition,
     each: &mut Each<'_>,
 ) -> Result<(), CliError> {
     let query = [query, &[("from", next.to_string())]].concat();
@@ -137,7 +140,7 @@ fn pass_on(
         let line = line.map_err(|error| {
             CliError::new(
                 Exit::Unknown,
-                format!("read events: the stream broke off before position {next}: {error}"),
+                format!("read events: the stream broke off before position {}: {error}", next.position),
             )
         })?;
         if line.is_empty() {
@@ -147,7 +150,8 @@ fn pass_on(
             .map_err(|error| CliError::failure(format!("read events: a line is no event: {error}")))?;
         let told = Told(&event);
         each(&told, &line)?;
-        *next = told.position() + 1;
+        // The lineage says which history was seen: another one is not taken for its continuation.
+        *next = NamedPosition { position: Position::new(told.position() + 1), lineage: told.lineage() };
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chancery_events::lineage::NamedPosition;
 use chancery_events::time::Time;
 use clap::Args;
 
@@ -122,9 +123,9 @@ pub struct Choose {
 /// Which events.
 #[derive(Args, Debug)]
 pub struct Events {
-    /// Those from this position on
-    #[arg(long, value_name = "POSITION", default_value_t = 0)]
-    pub from: u64,
+    /// Those from this position on: a number, or POSITION.LINEAGE as the server gave it
+    #[arg(long, value_name = "POSITION", default_value = "0")]
+    pub from: NamedPosition,
     /// Go on as they come
     #[arg(short, long)]
     pub follow: bool,
@@ -204,6 +205,9 @@ pub struct Server {
     /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
+    /// Continue under a new lineage if records at the journal's end are missing, and tell which
+    #[arg(long)]
+    pub accept_loss: bool,
 }
 
 /// Flags of the tour.

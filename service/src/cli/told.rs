@@ -1,5 +1,6 @@
 //! An event in a few words: what happened, and why.
 
+use chancery_events::id::Lineage;
 use serde_json::Value;
 
 use super::table::add;
@@ -35,6 +36,11 @@ impl Told<'_> {
     pub(super) fn position(&self) -> u64 {
         let id = || self.0["id"].as_str().and_then(|id| id.parse().ok());
         self.0["position"].as_u64().or_else(id).unwrap_or(0)
+    }
+
+    /// Of the journal, of an event of a stream.
+    pub(super) fn lineage(&self) -> Option<Lineage> {
+        self.0["lineage"].as_str()?.parse().ok()
     }
 
     /// To the second.

@@ -10,6 +10,7 @@ use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
 use super::client::Client;
@@ -97,7 +98,7 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
     let (items, since) = look(get, client)?;
     let changes = known.take(kind, items);
     view.show(&known, &changes, out)?;
-    let woken = follower(client.context.clone(), since + 1);
+    let woken = follower(client.context.clone(), client.named(since + 1));
     loop {
         match next(&woken)? {
             Woken::At(position) => {
@@ -159,7 +160,7 @@ fn next(woken: &Receiver<Woken>) -> Result<Woken, CliError> {
 }
 
 /// Follows all events: rows of one kind change with events about others.
-fn follower(context: Context, from: u64) -> Receiver<Woken> {
+fn follower(context: Context, from: NamedPosition) -> Receiver<Woken> {
     fn told(sender: &Sender<Woken>, news: Woken) -> Result<(), CliError> {
         // Nobody watches any more.
         sender.send(news).map_err(|_| CliError::new(Exit::Done, ""))

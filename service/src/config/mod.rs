@@ -97,6 +97,15 @@ pub enum Place {
     },
 }
 
+/// What a start does if the journal has lost something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnLoss {
+    /// The server does not start.
+    Refuse,
+    /// It continues under a new lineage: somebody said so, for this start.
+    Accept,
+}
+
 /// How Kafka is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kafka {
@@ -193,6 +202,8 @@ pub struct Config {
     pub sled_cache: u64,
     /// Events between snapshots of the state.
     pub snapshot_events: u64,
+    /// What a start does if the journal has lost something: said by a flag alone, never by a setting that stays.
+    pub loss: OnLoss,
     values: Vec<(String, Origin)>,
 }
 
@@ -332,6 +343,7 @@ impl Config {
             segment_bytes: bytes("segment_bytes")?,
             sled_cache: bytes("sled_cache")?,
             snapshot_events: count("snapshot_events")?,
+            loss: OnLoss::Refuse,
             values,
         })
     }

@@ -8,14 +8,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use chancery_events::id::{Attach, Position};
+use chancery_events::id::Attach;
 use chancery_events::intent::Request;
 use chancery_events::letter::Letter;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
-use chancery_events::record::{Hash, Record};
+use chancery_events::record::Record;
 use chancery_events::time::Time;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, ReadError, Source};
+use chancery_journal::witness::recorded;
+use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
 use chancery_machine::fleet::Fleet;
 
 use super::clock::{Clock, Reading};
@@ -215,12 +216,6 @@ impl Driver {
     }
 }
 
-/// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.
-fn recorded(source: &dyn Source, position: Position) -> Result<Option<Hash>, ReadError> {
-    let record = source.records(position)?.next().transpose()?;
-    Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
-}
-
 /// What came of an append: the record, if the journal has no room for it now.
 fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
     match appended {
@@ -234,7 +229,8 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
 
 #[cfg(test)]
 mod tests {
-    use chancery_journal::Records;
+    use chancery_events::id::Position;
+    use chancery_journal::{ReadError, Records};
 
     use super::*;
 

@@ -252,8 +252,8 @@ impl Core {
     fn unfit(&self, seen: Option<(Lineage, Head)>, recorded: &Recorded<'_>) -> Option<(String, Again)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
-        let ancestor = lineages.ancestors.iter().find(|(ancestor, _)| *ancestor == lineage);
-        if lineage != lineages.current && ancestor.is_none() {
+        let end = lineages.end(lineage);
+        if lineage != lineages.current && end.is_none() {
             return Some((format!("it has worked for another journal, {lineage}"), Again::Never));
         }
         if lineage == lineages.current && head.position > self.durable().position {
@@ -263,6 +263,10 @@ impl Core {
                 self.durable().position
             );
             return Some((reason, Again::NewerElsewhere));
+        }
+        // What it has seen behind the end of an ancestor is part of a loss that was accepted.
+        if end.is_some_and(|end| head.position > end) {
+            return None;
         }
         match recorded(head.position) {
             Ok(Some(hash)) if hash == head.hash => None,

@@ -17,6 +17,7 @@ use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
 use super::admission::admit;
+use super::positions;
 use super::problem::{
     CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT,
     TOO_LARGE, URI_TOO_LONG,
@@ -155,12 +156,16 @@ async fn dispatch(api: &Api, call: Call, sent: Sent) -> Result<Response<Body>, P
             params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
         }
         Does::List(_) | Does::Get(_) | Does::History(_) | Does::Events | Does::Logs => {
-            read_of(fleet(api, &call)?, &call, params?).await
+            let app = fleet(api, &call)?;
+            read_of(app, &call, params?).await.map(|response| positions::named(app, response))
         }
         Does::Intents | Does::Intent(..) | Does::Link | Does::Say => {
             let app = fleet(api, &call);
             match sent {
-                Sent::Read(body) => write_to(app?, call, params?, body).await,
+                Sent::Read(body) => {
+                    let app = app?;
+                    write_to(app, call, params?, body).await.map(|response| positions::named(app, response))
+                }
                 Sent::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
             }
         }

@@ -13,8 +13,10 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use axum::body::Bytes;
 use chancery_events::cloud::{About, render};
 use chancery_events::event::Line;
-use chancery_events::id::Position;
+use chancery_events::id::{Lineage, Position};
+use chancery_events::lineage::{Lineages, NamedPosition};
 use chancery_events::record::Record;
+use chancery_journal::witness::follow;
 use tokio::sync::{Semaphore, watch};
 
 use super::wanted::Wanted;
@@ -33,6 +35,8 @@ pub struct Hub {
     closing: watch::Sender<bool>,
     followers: AtomicUsize,
     pub(super) readers: Semaphore,
+    /// Of the journal, as far as records have come in.
+    lineages: RwLock<Option<Lineages>>,
 }
 
 #[derive(Default)]
@@ -54,7 +58,7 @@ pub(super) struct Shown {
     pub(super) position: Position,
     /// What filters ask for.
     pub(super) about: About,
-    /// `id: 5\nevent: event\ndata: {…}\n\n`, a part of the record's bytes.
+    /// `id: 5.1f3a5c7e9b2d4f60\nevent: event\ndata: {…}\n\n`, a part of the record's bytes.
     pub(super) sse: Bytes,
     /// `{…}\n`, a part of the same bytes.
     pub(super) line: Bytes,
@@ -83,14 +87,20 @@ impl fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// A hub that nothing has come to yet.
+    /// A hub of a journal in which nothing stands yet.
     pub fn new() -> Hub {
+        Hub::of(None)
+    }
+
+    /// A hub of a journal with these lineages, that nothing has come to yet.
+    pub fn of(lineages: Option<Lineages>) -> Hub {
         Hub {
             ring: RwLock::default(),
             tail: watch::channel(Position::ZERO).0,
             closing: watch::channel(false).0,
             followers: AtomicUsize::new(0),
             readers: Semaphore::new(READERS),
+            lineages: RwLock::new(lineages),
         }
     }
 
@@ -108,9 +118,18 @@ impl Hub {
                     *ring = Ring::default();
                 }
             }
+            // Before the record can be seen: whoever is given its position may ask for what is behind it.
+            if record.header().begins.is_some() {
+                follow(&mut self.lineages.write().unwrap_or_else(PoisonError::into_inner), &record);
+            }
             ring.push(record);
         }
         self.tail.send_replace(last);
+    }
+
+    /// The lineages of the journal; `None` before its first record.
+    pub(super) fn lineages(&self) -> Option<Lineages> {
+        self.lineages.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many follow.
@@ -187,6 +206,11 @@ impl Batch {
         Batch { record, shown: OnceLock::from(shown) }
     }
 
+    /// The lineage of the record.
+    pub(super) fn lineage(&self) -> Lineage {
+        self.record.header().lineage
+    }
+
     /// The position of the last event.
     pub(super) fn last(&self) -> Position {
         self.record.last()
@@ -211,7 +235,8 @@ pub(super) fn show(record: &Record, wanted: &Wanted) -> Result<Vec<Shown>, Strin
             }
         }
         let start = all.len();
-        all.extend_from_slice(format!("id: {position}\nevent: event\ndata: ").as_bytes());
+        let id = NamedPosition { position, lineage: Some(record.header().lineage) };
+        all.extend_from_slice(format!("id: {id}\nevent: event\ndata: ").as_bytes());
         let json = all.len();
         let about = render(record.header(), position, line, &mut all)
             .map_err(|error| format!("show the event at {position}: {error}"))?;

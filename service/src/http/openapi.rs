@@ -205,6 +205,11 @@ fn operation_id(route: &Route) -> String {
     }
 }
 
+/// What is said of `min_position`.
+const UNTIL: &str = "Wait until this position is in the rows: a number, or `POSITION.LINEAGE`.";
+/// What is said of a history's `from`.
+const FROM: &str = "The first position wanted: a number, or `POSITION.LINEAGE`.";
+
 fn parameters(route: &Route) -> Vec<Value> {
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let string = json!({"type": "string"});
@@ -222,20 +227,20 @@ fn parameters(route: &Route) -> Vec<Value> {
             }
             add("query", "limit", &integer, "At most so many.");
             add("query", "page_token", &string, "Go on behind the page that gave it.");
-            add("query", "min_position", &integer, "Wait until it is in the rows.");
+            add("query", "min_position", &string, UNTIL);
         }
-        Does::Get(_) => add("query", "min_position", &integer, "Wait until it is in the rows."),
+        Does::Get(_) => add("query", "min_position", &string, UNTIL),
         Does::History(_) => {
-            add("query", "from", &integer, "The first position wanted.");
+            add("query", "from", &string, FROM);
             add("query", "limit", &integer, "At most so many.");
-            add("query", "min_position", &integer, "Wait until it is in the rows.");
+            add("query", "min_position", &string, UNTIL);
         }
         Does::Events => {
             add(
                 "query",
                 "from",
                 &string,
-                "The first position wanted, or `end` for what is new; from the first event if not said.",
+                "The first position wanted, a number or `POSITION.LINEAGE`, or `end` for what is new; from the first event if not said.",
             );
             add(
                 "query",
@@ -257,7 +262,12 @@ fn parameters(route: &Route) -> Vec<Value> {
                 "Go on when the journal's end is reached; if not said, over server-sent events alone.",
             );
             add("query", "limit", &integer, "At most so many.");
-            add("header", "Last-Event-ID", &integer, "Resume behind this event; wins over `from`.");
+            add(
+                "header",
+                "Last-Event-ID",
+                &string,
+                "Resume behind the event with this id; wins over `from`.",
+            );
         }
         Does::Logs => {
             add("query", "payload", &string, "Only of this payload.");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use chancery_events::id::{Lineage, Position};
 use chancery_events::refusal::{Code, Refusal};
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +118,8 @@ kinds! {
     OUT_OF_ORDER = 409 "out_of_order" final "Not the next one";
     /// It was, and is no more.
     GONE = 410 "gone" final "It is no more";
+    /// The position that the client has is not, or not any more, one of this journal.
+    OTHER_LINEAGE = 410 "other_lineage" final "Other lineage";
     /// The path is too long.
     URI_TOO_LONG = 414 "uri_too_long" final "The path is too long";
     /// The body's media type is not taken here.
@@ -197,6 +200,12 @@ pub struct Shown {
     /// Where to read on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub see: Option<String>,
+    /// The lineage of the journal now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<String>,
+    /// The first position that counts under that lineage alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// A problem in the making.
@@ -217,6 +226,7 @@ struct More {
     position: Option<u64>,
     id: Option<String>,
     see: Option<String>,
+    lineage: Option<(Lineage, Position)>,
     allow: Option<String>,
     retry_after: Option<Duration>,
 }
@@ -307,6 +317,13 @@ impl Problem {
         self
     }
 
+    /// Names the lineage of the journal, and the first position that counts under it alone.
+    #[must_use]
+    pub fn lineage(mut self, current: Lineage, since: Position) -> Problem {
+        self.more.lineage = Some((current, since));
+        self
+    }
+
     /// Says after how long to try again.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> Problem {
@@ -346,6 +363,8 @@ impl Problem {
             position: self.more.position,
             id: self.more.id.clone(),
             see: self.more.see.clone(),
+            lineage: self.more.lineage.map(|(lineage, _)| lineage.to_string()),
+            since: self.more.lineage.map(|(_, since)| since.get()),
         }
     }
 

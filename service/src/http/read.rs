@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::App;
 use super::budget::ReservedBytes;
 use super::edge::{Call, json};
+use super::positions;
 use super::problem::{BAD_PARAMETER, BEHIND, BUSY, GONE, In, NOT_FOUND, Problem, pointer_to};
 use super::query::{Params, unknown};
 
@@ -43,9 +44,12 @@ pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> R
 }
 
 async fn min_position(app: &App, params: &mut Params) -> Result<(), Problem> {
-    match params.number("min_position")? {
+    match positions::take(params, "min_position")? {
         None => Ok(()),
-        Some(wanted) => reached(app, Position::new(wanted), app.common.limits.min_position).await,
+        Some(wanted) => {
+            let wanted = positions::seen(app.hub.lineages().as_ref(), wanted)?;
+            reached(app, wanted, app.common.limits.min_position).await
+        }
     }
 }
 
@@ -255,13 +259,21 @@ pub(super) async fn history(
     mut params: Params,
 ) -> Result<Response<Body>, Problem> {
     let key = key(call, kind)?;
-    let from = params.number("from")?.map_or(Position::FIRST, |from| Position::new(from.max(1)));
+    let from = match positions::take(&mut params, "from")? {
+        Some(from) => positions::wanted(app.hub.lineages().as_ref(), from)?,
+        None => Position::FIRST,
+    };
     let limit = params.number("limit")?;
     if limit.is_some_and(|limit| limit == 0 || limit > HISTORY_MAX) {
         return Err(Problem::parameter(In::Query, "limit", format!("ask for 1 to {HISTORY_MAX}")));
     }
     min_position(app, &mut params).await?;
     params.end(&["from", "limit", "min_position"])?;
+    let head = app.source.head().map_or(Position::ZERO, |head| head.position);
+    if from > head.plus(1) {
+        let detail = format!("read a history from {from} on: the journal ends at {head}");
+        return Err(Problem::new(BEHIND, detail).position(head.get()));
+    }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
     let mut answer = Answer::reserve(app);
     let histories = History::new(app.source.clone()).max_bytes(answer.max_bytes);

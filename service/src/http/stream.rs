@@ -2,10 +2,10 @@
 //!
 //! | | server-sent events | lines of JSON |
 //! |---|---|---|
-//! | an event | `id: 5`, `event: event`, `data: {…}` | `{…}` |
-//! | progress of a filtered stream | `id: 9`, `event: bookmark` | – |
+//! | an event | `id: 5.LINEAGE`, `event: event`, `data: {…}` | `{…}` |
+//! | progress of a filtered stream | `id: 9.LINEAGE`, `event: bookmark` | – |
 //! | still here | `: heartbeat` | an empty line |
-//! | the end | `id: 9`, `event: closed`, `data: {"reason":…}` | the body ends; cut off, if something went wrong |
+//! | the end | `id: 9.LINEAGE`, `event: closed`, `data: {"reason":…}` | the body ends; cut off, if something went wrong |
 //!
 //! Nothing is buffered for a follower: it takes from the hub what all take, when its connection has room. Behind the
 //! hub's ring it reads the journal. One that takes nothing for too long is cut off, and resumes where it was.
@@ -16,11 +16,13 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response, header};
-use chancery_events::id::Position;
+use chancery_events::id::{Lineage, Position};
+use chancery_events::lineage::NamedPosition;
 
 use super::App;
 use super::hub::{Follower, Shown};
 use super::place::{Found, Place, Woken};
+use super::positions;
 use super::problem::{BEHIND, BUSY, In, NOT_ACCEPTABLE, Problem};
 use super::query::Params;
 use super::wanted::Wanted;
@@ -84,6 +86,8 @@ impl Closed {
 /// What is asked for.
 struct Asked {
     next: Position,
+    /// Of the journal, if anything stands in it.
+    lineage: Option<Lineage>,
     wanted: Wanted,
     form: Form,
     /// Where it ends, if it does not follow.
@@ -111,9 +115,14 @@ pub(super) fn events(
     if limit == Some(0) {
         return Err(Problem::parameter(In::Query, "limit", "ask for at least one event"));
     }
+    let lineages = app.hub.lineages();
     let next = match headers.get("last-event-id") {
-        Some(id) => last_event_id(id)?.plus(1),
-        None => first_wanted(from.as_deref(), tail)?,
+        Some(id) => positions::seen(lineages.as_ref(), last_event_id(id)?)?.plus(1),
+        None => match from.as_deref() {
+            None => Position::FIRST,
+            Some("end") => tail.plus(1),
+            Some(text) => positions::wanted(lineages.as_ref(), first_wanted(text)?)?,
+        },
     };
     if next > tail.plus(1) {
         return Err(Problem::new(BEHIND, format!("read events from {next} on: the journal ends at {tail}"))
@@ -122,7 +131,8 @@ pub(super) fn events(
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
         Problem::new(BUSY, format!("follow the journal: {} streams are open", app.common.limits.followers))
     })?;
-    let asked = Asked { next, wanted, form, until: (!follow).then_some(tail), limit };
+    let lineage = lineages.map(|lineages| lineages.current);
+    let asked = Asked { next, lineage, wanted, form, until: (!follow).then_some(tail), limit };
     let mut response = Response::new(stream(app.clone(), asked, follower));
     let headers = response.headers_mut();
     let media_type = match form {
@@ -164,27 +174,14 @@ fn form(headers: &HeaderMap) -> Result<Form, Problem> {
     Ok(Form::Lines)
 }
 
-fn last_event_id(id: &HeaderValue) -> Result<Position, Problem> {
-    let read = || position(id.to_str().ok()?);
-    read().ok_or_else(|| {
-        Problem::parameter(In::Header, "last-event-id", "write the id of an event: a position")
-    })
+fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, Problem> {
+    let text = id.to_str().unwrap_or_default().trim();
+    text.parse().map_err(|error| positions::invalid(In::Header, "last-event-id", error))
 }
 
-fn position(text: &str) -> Option<Position> {
-    text.trim().parse().ok().filter(|position| *position < Position::MAX)
-}
-
-fn first_wanted(from: Option<&str>, tail: Position) -> Result<Position, Problem> {
-    match from {
-        None => Ok(Position::FIRST),
-        Some("end") => Ok(tail.plus(1)),
-        Some(text) => {
-            let wrong =
-                || Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
-            Ok(position(text).ok_or_else(wrong)?.max(Position::FIRST))
-        }
-    }
+fn first_wanted(text: &str) -> Result<NamedPosition, Problem> {
+    let wrong = |_| Problem::parameter(In::Query, "from", "write a position, or \"end\" for what is new");
+    text.trim().parse().map_err(wrong)
 }
 
 /// What a stream has come to.
@@ -195,12 +192,15 @@ struct Progress {
     told: Position,
     /// Events that may still be sent.
     left: u64,
+    /// Of the last record that was looked at.
+    lineage: Option<Lineage>,
 }
 
 impl Progress {
     fn new(asked: &Asked) -> Progress {
         let told = Position::new(asked.next.get().saturating_sub(1));
-        Progress { next: asked.next, told, left: asked.limit.unwrap_or(u64::MAX) }
+        let left = asked.limit.unwrap_or(u64::MAX);
+        Progress { next: asked.next, told, left, lineage: asked.lineage }
     }
 
     /// Passes over an event, or says that it is to be sent.
@@ -229,24 +229,27 @@ impl Progress {
         Position::new(self.next.get() - 1)
     }
 
+    /// As an id, behind which the follower may resume.
+    fn id(&self) -> NamedPosition {
+        NamedPosition { position: self.last(), lineage: self.lineage }
+    }
+
     /// A bookmark, if the follower knows less than it could.
     fn bookmark(&mut self, form: Form) -> Option<Bytes> {
         if form == Form::Lines || self.told >= self.last() {
             return None;
         }
         self.told = self.last();
-        let last = self.told;
-        Some(format!("id: {last}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
+        let (id, last) = (self.id(), self.told);
+        Some(format!("id: {id}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
     }
 
     fn closed(&self, why: &Closed, form: Form) -> Result<Option<Bytes>, io::Error> {
-        let (last, reason) = (self.last(), why.word());
+        let (id, last, reason) = (self.id(), self.last(), why.word());
         match (form, why) {
             (Form::Sse, _) => Ok(Some(
-                format!(
-                    "id: {last}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n"
-                )
-                .into(),
+                format!("id: {id}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n")
+                    .into(),
             )),
             // Lines have no place for a reason: a transfer that is cut off is not mistaken for all there was.
             (Form::Lines, Closed::Slow | Closed::Failed) => Err(io::Error::other(reason)),
@@ -290,6 +293,7 @@ fn stream(app: Arc<App>, asked: Asked, follower: Follower) -> Body {
             };
             for batch in batches {
                 let Ok(all) = batch.shown() else { break 'end Closed::Failed };
+                progress.lineage = Some(batch.lineage());
                 for shown in all {
                     if progress.sees(shown, &asked) {
                         let since = Instant::now();

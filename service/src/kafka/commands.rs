@@ -7,11 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
 use chancery_journal::kafka::{Filled, Found, fill};
+use chancery_journal::segments::Against;
 
 use super::{client, options};
 use crate::config::{Config, Place};
 use crate::fleet::journal_options;
 use crate::folder::Folder;
+use crate::loss;
 
 /// So many copies survive a broker and go on without another.
 const SAFE: u16 = 3;
@@ -98,8 +100,9 @@ pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -
     let (brokers, prefix) = named(config)?;
     let mut wanted = Vec::new();
     for (fleet, partition) in &config.fleets {
-        let journal = journal_options(config, data, fleet);
+        let mut journal = journal_options(config, data, fleet);
         ensure!(journal.dir.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
+        journal.against = Against::Witnesses(loss::witnesses(data, fleet, None)?);
         wanted.push((fleet, *partition, journal));
     }
     // Held to the end: no server of this folder begins meanwhile.

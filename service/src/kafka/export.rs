@@ -2,7 +2,7 @@
 //! commits.
 //!
 //! Written by the server that decides, which goes on behind the last one found there. At least once, in order: a
-//! consumer drops what has a `ce_id` that is not above its last. The key is the subject, so that a consumer may keep the
+//! consumer drops what has a `ce_id` that is not above its last of the same `ce_lineage`. The key is the subject, so that a consumer may keep the
 //! last event of each; the partition is the fleet's, so that the order is the journal's.
 
 use std::collections::BTreeMap;
@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::cloud;
 use chancery_events::id::Position;
+use chancery_events::lineage::NamedPosition;
 use chancery_journal::Source;
 use chancery_journal::kafka::{Client, offsets};
+use chancery_journal::witness::lineages;
 use rdkafka::ClientContext;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
@@ -83,7 +85,7 @@ impl Export {
 
     fn write(&self, source: &dyn Source, decider: &Decider) -> Result<()> {
         let mut last = match self.last()? {
-            Some(last) => last,
+            Some(last) => kept(source, last)?,
             // All were deleted for their age: consumers have seen them, or never will.
             None => source.head().map_or(Position::ZERO, |head| head.position),
         };
@@ -150,8 +152,8 @@ impl Export {
         }
     }
 
-    /// The position of the last event in the topic; zero if it never held any, none if it holds none any more.
-    fn last(&self) -> Result<Option<Position>> {
+    /// The last event in the topic; position zero if it never held any, none if it holds none any more.
+    fn last(&self) -> Result<Option<NamedPosition>> {
         let asking = self.client.watcher().context("reach the brokers for the events topic")?;
         let (begins, ends) = offsets(&asking, &self.topic, self.partition)
             .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
@@ -163,21 +165,30 @@ impl Export {
             }
             end = from;
         }
-        Ok((ends == 0).then_some(Position::ZERO))
+        Ok((ends == 0).then_some(NamedPosition { position: Position::ZERO, lineage: None }))
     }
 
-    fn last_between(&self, from: i64, end: i64) -> Result<Option<Position>> {
+    fn last_between(&self, from: i64, end: i64) -> Result<Option<NamedPosition>> {
         let reader =
             self.client.reader(&self.topic, self.partition, from).context("read the events topic")?;
-        let mut last = None;
+        let mut last: Option<NamedPosition> = None;
         loop {
             match reader.poll(ASKING) {
                 Some(Ok(message)) if message.offset() < end => {
-                    let id = message.headers().and_then(|headers| {
-                        let id = headers.iter().find(|header| header.key == "ce_id")?;
-                        std::str::from_utf8(id.value?).ok()?.parse::<u64>().ok()
+                    let named = message.headers().and_then(|headers| {
+                        let value = |key| headers.iter().find(|header| header.key == key)?.value;
+                        let position = std::str::from_utf8(value("ce_id")?).ok()?.parse().ok()?;
+                        let lineage =
+                            value("ce_lineage").and_then(|it| std::str::from_utf8(it).ok()?.parse().ok());
+                        Some(NamedPosition { position, lineage })
                     });
-                    last = last.max(id.map(Position::new));
+                    // Some may stand there twice; those of a later lineage may have lower positions.
+                    let is_new = |found: &NamedPosition| {
+                        last.is_none_or(|last| {
+                            found.lineage != last.lineage || found.position > last.position
+                        })
+                    };
+                    last = named.filter(is_new).or(last);
                     if message.offset() + 1 == end {
                         return Ok(last);
                     }
@@ -188,6 +199,18 @@ impl Export {
             }
         }
     }
+}
+
+/// How far what stands in the topic is part of the journal: behind the end of an ancestor it is not.
+fn kept(source: &dyn Source, last: NamedPosition) -> Result<Position> {
+    let NamedPosition { position, lineage } = last;
+    let head = source.head();
+    let Some(lineage) = lineage.filter(|lineage| head.is_some_and(|head| head.lineage != *lineage)) else {
+        return Ok(position);
+    };
+    let lineages = lineages(source).context("read the journal")?;
+    let end = lineages.and_then(|lineages| lineages.end(lineage)).unwrap_or(Position::ZERO);
+    Ok(position.min(end))
 }
 
 /// One event in binary form.

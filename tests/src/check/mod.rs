@@ -147,7 +147,18 @@ impl Checker {
     fn fact(&mut self, fact: &Fact, at: At) -> Check {
         let world = &mut self.world;
         match fact {
-            Fact::TermStarted(_) | Fact::LineageStarted(_) => Ok(()),
+            Fact::TermStarted(_) => Ok(()),
+            Fact::LineageStarted(x) => {
+                demand!(
+                    1,
+                    x.at < at.position,
+                    "a lineage starts at {}, and its ancestor ends at {}",
+                    at.position,
+                    x.at
+                );
+                demand!(1, x.previous != at.lineage, "lineage {} continues itself", at.lineage);
+                Ok(())
+            }
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
             Fact::InboxRefused(x) => self.inbox.refused(x),
             Fact::InboxAdvanced(x) => self.inbox.advanced(x),

@@ -5,10 +5,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Response};
 use http_body_util::BodyExt as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use super::world::{World, api_of, request};
+use super::world::{LINEAGE, World, api_of, request};
 use crate::http::Limits;
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
@@ -63,8 +63,8 @@ impl Reading {
             let (event, id, data) = self.next().await.expect("more");
             match event.as_str() {
                 "event" => {
-                    assert_eq!(data["id"], id.as_str());
-                    ids.push(id.parse().expect("a position"));
+                    assert_eq!((&data["id"], &data["lineage"]), (&json!(position(&id)), &json!(LINEAGE)));
+                    ids.push(position(&id).parse().expect("a position"));
                 }
                 "bookmark" => {}
                 other => panic!("{other}"),
@@ -72,6 +72,13 @@ impl Reading {
         }
         ids
     }
+}
+
+/// The position of an id; its lineage is that of these tests.
+fn position(id: &str) -> &str {
+    let (position, lineage) = id.split_once('.').expect("a position and a lineage");
+    assert_eq!(lineage, LINEAGE.to_string());
+    position
 }
 
 fn range(from: u64, to: u64) -> Vec<u64> {
@@ -132,10 +139,10 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
     let mut reading = Reading::open(&world, "/events?types=cluster.*&subject=cluster/local", &[SSE]).await;
     assert_eq!(reading.ids(1).await, [2]);
     let (event, id, data) = reading.next().await.expect("a bookmark");
-    assert_eq!((event.as_str(), id.as_str(), data["position"].as_u64()), ("bookmark", "25", Some(25)));
+    assert_eq!((event.as_str(), position(&id), data["position"].as_u64()), ("bookmark", "25", Some(25)));
     world.touch("node-1", 5);
     let (event, id, _) = reading.next().await.expect("a bookmark, with the heartbeat");
-    assert_eq!((event.as_str(), id.as_str()), ("bookmark", "30"));
+    assert_eq!((event.as_str(), position(&id)), ("bookmark", "30"));
     // Resumed there, nothing that was wanted is missing.
     let mut resumed = Reading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
     world.commit(&[r#"cluster.activity_changed.v1 {"name":"local","activity":"inactive"}"#]);
@@ -149,9 +156,9 @@ async fn progress_is_told_on_the_way_when_much_is_passed_over() {
     let mut reading = Reading::open(&world, "/events?types=cluster.*", &[SSE]).await;
     assert_eq!(reading.ids(1).await, [2]);
     let (event, id, _) = reading.next().await.expect("a bookmark");
-    assert_eq!((event.as_str(), id.as_str()), ("bookmark", "4098"));
+    assert_eq!((event.as_str(), position(&id)), ("bookmark", "4098"));
     let (event, id, _) = reading.next().await.expect("another one at the tail");
-    assert_eq!((event.as_str(), id.as_str()), ("bookmark", "5005"));
+    assert_eq!((event.as_str(), position(&id)), ("bookmark", "5005"));
 }
 
 #[tokio::test]
@@ -224,7 +231,7 @@ async fn a_stream_says_why_it_ends() {
         }
         let (event, at, data) = last.expect("an end");
         assert_eq!(
-            (event.as_str(), data["reason"].as_str(), at.as_str()),
+            (event.as_str(), data["reason"].as_str(), position(&at)),
             ("closed", Some(reason), id),
             "{path}"
         );
@@ -234,7 +241,7 @@ async fn a_stream_says_why_it_ends() {
     assert_eq!(world.app.hub.followers(), 1);
     world.app.hub.close();
     let (event, id, data) = reading.next().await.expect("an end");
-    assert_eq!((event.as_str(), id.as_str(), data["reason"].as_str()), ("closed", "5", Some("shutdown")));
+    assert_eq!((event.as_str(), position(&id), data["reason"].as_str()), ("closed", "5", Some("shutdown")));
     assert!(reading.next().await.is_none());
     drop(reading);
     assert_eq!(world.app.hub.followers(), 0);

@@ -1,0 +1,138 @@
+//! The lineages of a journal: the current one, and those before it with the last position that it shares with each; and
+//! positions as clients have them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fact::LineageStarted;
+use crate::id::{Lineage, Position};
+
+/// The lineages of a journal.
+///
+/// A lineage that was abandoned, because it started in what is missing, stands at position zero: nothing of it is held.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lineages {
+    /// The lineage in force.
+    pub current: Lineage,
+    /// The lineages before, oldest first, each with the last position of it that is part of this journal.
+    pub ancestors: Vec<(Lineage, Position)>,
+}
+
+impl Lineages {
+    /// Those of a journal that has had one lineage only.
+    pub const fn new(current: Lineage) -> Lineages {
+        Lineages { current, ancestors: Vec::new() }
+    }
+
+    /// Continues under `current`, as the fact that starts it says.
+    pub fn start(&mut self, current: Lineage, fact: &LineageStarted) {
+        self.ancestors.extend(fact.abandoned.iter().map(|lineage| (*lineage, Position::ZERO)));
+        self.ancestors.push((fact.previous, fact.at));
+        self.current = current;
+    }
+
+    /// The last position of an ancestor that is part of this journal; `None` for other lineages.
+    pub fn end(&self, lineage: Lineage) -> Option<Position> {
+        // One that was ended twice, by a copy that was put back, ends where it ended first.
+        let ends = self.ancestors.iter().filter(|(ancestor, _)| *ancestor == lineage);
+        ends.map(|(_, end)| *end).min().filter(|_| lineage != self.current)
+    }
+
+    /// Whether `position` of `lineage` is, or will be, a position of this journal.
+    pub fn has(&self, lineage: Lineage, position: Position) -> bool {
+        lineage == self.current || self.end(lineage).is_some_and(|end| position <= end)
+    }
+
+    /// Whether the id made of these was issued by this journal, as far as it has come.
+    pub fn issued(&self, lineage: Lineage, position: Position, head: Position) -> bool {
+        position <= head && self.has(lineage, position)
+    }
+
+    /// The first position that counts under the current lineage alone.
+    pub fn since(&self) -> Position {
+        self.ancestors.last().map_or(Position::FIRST, |(_, end)| end.plus(1))
+    }
+}
+
+/// A position as it is given to clients: with the lineage under which it was given, as in `120.1f3a5c7e9b2d4f60`. A person
+/// may write the number alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamedPosition {
+    /// The position.
+    pub position: Position,
+    /// The lineage, if it is named.
+    pub lineage: Option<Lineage>,
+}
+
+/// Text that is no position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("write a position, as it was given or as a number")]
+pub struct InvalidPosition;
+
+impl fmt::Display for NamedPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lineage {
+            Some(lineage) => write!(f, "{}.{lineage}", self.position),
+            None => write!(f, "{}", self.position),
+        }
+    }
+}
+
+impl FromStr for NamedPosition {
+    type Err = InvalidPosition;
+    fn from_str(text: &str) -> Result<NamedPosition, InvalidPosition> {
+        let (position, lineage) = match text.split_once('.') {
+            Some((position, lineage)) => (position, Some(lineage.parse().map_err(|_| InvalidPosition)?)),
+            None => (text, None),
+        };
+        let position = position.parse().ok().filter(|position| *position < Position::MAX);
+        Ok(NamedPosition { position: position.ok_or(InvalidPosition)?, lineage })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_reads_back_with_and_without_its_lineage() {
+        let lineage = Some(Lineage::from_random(0x1f3a));
+        for position in [0, 7, 1 << 40].map(Position::new) {
+            for lineage in [None, lineage] {
+                let named = NamedPosition { position, lineage };
+                assert_eq!(named.to_string().parse(), Ok(named));
+            }
+        }
+        assert_eq!(NamedPosition { position: Position::new(7), lineage }.to_string(), "7.0000000000001f3a");
+        for wrong in ["", "x", "-1", "7.", ".0000000000001f3a", "7.1f3a", "7.x", &u64::MAX.to_string()] {
+            assert_eq!(wrong.parse::<NamedPosition>(), Err(InvalidPosition), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_stands_under_an_ancestor_counts_up_to_its_end_and_nothing_of_an_abandoned_one() {
+        let [first, second, lost, other] = [1, 2, 3, 4].map(Lineage::from_random);
+        let mut lineages = Lineages::new(first);
+        assert_eq!(lineages.since(), Position::FIRST);
+        let (at, abandoned) = (Position::new(120), vec![lost]);
+        let missing_through = Some(Position::new(300));
+        lineages.start(second, &LineageStarted { previous: first, at, missing_through, abandoned });
+        assert_eq!((lineages.current, lineages.since()), (second, Position::new(121)));
+        let cases = [
+            (first, 120, true, "the last position of an ancestor"),
+            (first, 121, false, "behind its end"),
+            (second, 121, true, "the current lineage"),
+            (second, 900, true, "the current lineage, to come"),
+            (lost, 1, false, "an abandoned lineage"),
+            (other, 1, false, "an unknown lineage"),
+        ];
+        for (lineage, position, expected, why) in cases {
+            assert_eq!(lineages.has(lineage, Position::new(position)), expected, "{why}");
+        }
+        let head = Position::new(500);
+        assert!(!lineages.issued(second, Position::new(900), head), "it has not come so far");
+        assert!(lineages.issued(second, Position::new(500), head));
+    }
+}

@@ -1,0 +1,70 @@
+//! What stands where something rebuildable should, and is of the wrong type: it is set aside, not removed.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What should stand at a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+}
+
+/// Renames what stands at `path`, unless nothing does or it is of the wanted type. The new name. A symbolic link counts as
+/// what it leads to.
+pub fn set_aside(path: &Path, wanted: Wanted) -> io::Result<Option<PathBuf>> {
+    let found = match path.symlink_metadata() {
+        // A link that leads nowhere is neither.
+        Ok(link) => path.metadata().unwrap_or(link),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let fits = match wanted {
+        Wanted::File => found.is_file(),
+        Wanted::Directory => found.is_dir(),
+    };
+    if fits {
+        return Ok(None);
+    }
+    let mut number = 1;
+    let aside = loop {
+        let mut name = OsString::from(path);
+        name.push(format!(".set-aside-{number}"));
+        let name = PathBuf::from(name);
+        match name.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break name,
+            Err(error) => return Err(error),
+            Ok(_) => number += 1,
+        }
+    };
+    std::fs::rename(path, &aside)?;
+    tracing::warn!(path = %path.display(), aside = %aside.display(), wanted = ?wanted, "set aside: it is of the wrong type");
+    Ok(Some(aside))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_of_the_wrong_type_is_renamed_and_nothing_else_is_touched() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("spare");
+        assert_eq!(set_aside(&path, Wanted::File).expect("nothing there"), None);
+        for number in 1..=2 {
+            std::fs::create_dir(&path).expect("made");
+            assert_eq!(set_aside(&path, Wanted::Directory).expect("as wanted"), None);
+            let aside = set_aside(&path, Wanted::File).expect("renamed");
+            assert_eq!(aside, Some(dir.path().join(format!("spare.set-aside-{number}"))));
+        }
+        std::fs::write(&path, "kept").expect("written");
+        assert_eq!(set_aside(&path, Wanted::File).expect("as wanted"), None);
+        let aside = set_aside(&path, Wanted::Directory).expect("renamed").expect("a name");
+        assert_eq!(std::fs::read_to_string(aside).expect("read"), "kept");
+        std::os::unix::fs::symlink("nowhere", &path).expect("a link");
+        assert!(set_aside(&path, Wanted::File).expect("renamed").is_some(), "a link that leads nowhere");
+    }
+}

@@ -1,0 +1,210 @@
+//! Witnesses: what stands beside a journal and names a record that was durable in it.
+//!
+//! A snapshot, the cursor of the read models, a file of postings and the store of an executor are each written after the
+//! journal was synced up to the record that they name. So a journal that does not hold that record has lost it.
+//!
+//! | the lineage that is named | the position | the hash there | |
+//! |---|---|---|---|
+//! | any; the journal is empty | | | ahead |
+//! | the current one | behind the head | | ahead |
+//! | the current one, or an ancestor up to its end | up to the head | the same, or none is named | agrees |
+//! | the current one, or an ancestor up to its end | up to the head | another, or no record ends there | differs |
+//! | an ancestor | behind its end | | past: the loss was accepted |
+//! | unknown | behind the head | | ahead |
+//! | unknown | up to the head | | foreign |
+//!
+//! What must stay true: [`weigh`] decides from values alone; the reading around it changes nothing.
+
+use std::fmt;
+
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
+use chancery_events::id::{Lineage, Position};
+use chancery_events::lineage::Lineages;
+use chancery_events::record::{Hash, Record};
+
+use crate::chain::Cursor;
+use crate::journal::{ReadError, Source};
+
+/// A record that was durable, as something beside the journal names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Witness {
+    /// What names the record, for people: a kind and a path.
+    pub name: String,
+    /// The lineage of the record.
+    pub lineage: Lineage,
+    /// The position at which the record ends.
+    pub position: Position,
+    /// The hash of the record, if the witness names it.
+    pub hash: Option<Hash>,
+}
+
+impl Witness {
+    /// A witness that stands behind a record.
+    pub fn at(name: String, cursor: &Cursor) -> Witness {
+        Witness { name, lineage: cursor.lineage, position: cursor.position, hash: Some(cursor.hash) }
+    }
+}
+
+/// What a witness says of a journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weight {
+    /// The journal holds the record.
+    Agrees,
+    /// The journal ends before the record: it was longer.
+    Ahead,
+    /// The journal holds another record at the position.
+    Differs,
+    /// The record is part of a loss that was accepted.
+    Past,
+    /// The record is of a journal that is not this one, as far as can be told.
+    Foreign,
+}
+
+/// Weighs a witness. `head` and `lineages` are those of the journal, `None` if it is empty; `recorded` is the hash of the
+/// record that ends at the position of the witness, if one does.
+pub fn weigh(
+    witness: &Witness,
+    head: Option<Position>,
+    lineages: Option<&Lineages>,
+    recorded: Option<Hash>,
+) -> Weight {
+    let (Some(head), Some(lineages)) = (head, lineages) else { return Weight::Ahead };
+    let is_behind_the_head = witness.position > head;
+    if witness.lineage != lineages.current {
+        match lineages.end(witness.lineage) {
+            Some(end) if witness.position > end => return Weight::Past,
+            Some(_) => {}
+            None if is_behind_the_head => return Weight::Ahead,
+            None => return Weight::Foreign,
+        }
+    }
+    match witness.hash {
+        _ if is_behind_the_head => Weight::Ahead,
+        Some(hash) if recorded != Some(hash) => Weight::Differs,
+        Some(_) | None => Weight::Agrees,
+    }
+}
+
+/// What is missing from a journal, as far as witnesses tell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Loss {
+    /// The last record of the journal; `None` if it is empty.
+    pub head: Option<Cursor>,
+    /// The lineages of the journal; `None` if it is empty.
+    pub lineages: Option<Lineages>,
+    /// Who says so: witnesses that are ahead or differ, the one with the highest position first.
+    pub witnesses: Vec<(Witness, Weight)>,
+}
+
+impl Loss {
+    /// The last position that no witness contradicts.
+    pub fn at(&self) -> Position {
+        let head = self.head.map_or(Position::ZERO, |head| head.position);
+        let differs = self.witnesses.iter().filter(|(_, weight)| *weight == Weight::Differs);
+        let before = differs.map(|(witness, _)| Position::new(witness.position.get() - 1));
+        before.fold(head, Position::min)
+    }
+
+    /// The highest position that is known to be missing.
+    pub fn missing_through(&self) -> Option<Position> {
+        self.witnesses.first().map(|(witness, _)| witness.position).filter(|position| *position > self.at())
+    }
+
+    /// The lineages that witnesses name and the journal does not: they started in what is missing.
+    pub fn abandoned(&self) -> Vec<Lineage> {
+        let is_known = |lineage| match &self.lineages {
+            Some(lineages) => lineage == lineages.current || lineages.end(lineage).is_some(),
+            None => false,
+        };
+        let mut abandoned: Vec<_> =
+            self.witnesses.iter().map(|(witness, _)| witness.lineage).filter(|one| !is_known(*one)).collect();
+        abandoned.sort_unstable();
+        abandoned.dedup();
+        abandoned
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.head {
+            Some(head) => {
+                write!(f, "the journal ends at position {} of lineage {}", head.position, head.lineage)?;
+            }
+            None => f.write_str("the journal is empty")?,
+        }
+        for (witness, weight) in &self.witnesses {
+            let Witness { name, lineage, position, .. } = witness;
+            let what = if *weight == Weight::Differs { "another record at" } else { "a record at" };
+            write!(f, "; {name} names {what} position {position}")?;
+            if self.head.is_none_or(|head| head.lineage != *lineage) {
+                write!(f, " of lineage {lineage}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the witnesses prove to be missing from the journal; `None` if nothing is. Reads only what it must: other records
+/// than those that are named only if one is named of another lineage than the last.
+pub fn loss(journal: &dyn Source, witnesses: &[Witness]) -> Result<Option<Loss>, ReadError> {
+    let head = journal.head();
+    let lineages = match head {
+        Some(head) if witnesses.iter().any(|witness| witness.lineage != head.lineage) => lineages(journal)?,
+        head => head.map(|head| Lineages::new(head.lineage)),
+    };
+    against(head, lineages, witnesses, |position| recorded(journal, position))
+}
+
+/// The same of a journal that ends at `head`, with the way to the hash of the record that ends at a position.
+pub fn against<E>(
+    head: Option<Cursor>,
+    lineages: Option<Lineages>,
+    witnesses: &[Witness],
+    recorded: impl Fn(Position) -> Result<Option<Hash>, E>,
+) -> Result<Option<Loss>, E> {
+    let mut against = Vec::new();
+    for witness in witnesses.iter().filter(|witness| witness.position > Position::ZERO) {
+        let is_within = head.is_some_and(|head| witness.position <= head.position);
+        let recorded = if is_within { recorded(witness.position)? } else { None };
+        let weight = weigh(witness, head.map(|head| head.position), lineages.as_ref(), recorded);
+        if matches!(weight, Weight::Ahead | Weight::Differs) {
+            against.push((witness.clone(), weight));
+        }
+    }
+    against.sort_by_key(|(witness, _)| std::cmp::Reverse(witness.position));
+    Ok((!against.is_empty()).then_some(Loss { head, lineages, witnesses: against }))
+}
+
+/// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.
+pub fn recorded(journal: &dyn Source, position: Position) -> Result<Option<Hash>, ReadError> {
+    let record = journal.records(position)?.next().transpose()?;
+    Ok(record.filter(|record| record.last() == position).map(|record| record.hash()))
+}
+
+/// The lineages of a journal, from all of its records; `None` if it is empty.
+pub fn lineages(journal: &dyn Source) -> Result<Option<Lineages>, ReadError> {
+    let mut lineages = None;
+    for record in journal.records(Position::FIRST)? {
+        follow(&mut lineages, &*record?);
+    }
+    Ok(lineages)
+}
+
+/// Brings the lineages of a journal behind its next record.
+pub fn follow(lineages: &mut Option<Lineages>, record: &Record) {
+    let lineage = record.header().lineage;
+    let known = lineages.get_or_insert_with(|| Lineages::new(lineage));
+    if known.current == lineage {
+        return;
+    }
+    // The first event of such a record starts the lineage.
+    if let Some((_, line)) = record.events().next()
+        && let Ok(Event::Fact { fact: Fact::LineageStarted(fact), .. }) = Event::read(line)
+    {
+        known.start(lineage, &fact);
+    }
+}
+
+#[cfg(test)]
+mod tests;

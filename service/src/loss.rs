@@ -1,0 +1,149 @@
+//! A journal that has lost its end: what stands beside it and proves that, and how it continues if somebody accepts it.
+//!
+//! Every witness is written after the journal was synced: snapshots and read models are made of records that were
+//! delivered, and an executor is told of a head once it is durable. So an honest crash leaves none that is ahead.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+
+use anyhow::{Context as _, Result, bail};
+use chancery_events::event::Event;
+use chancery_events::fact::{Fact, LineageStarted, TermStarted};
+use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::name::FleetName;
+use chancery_events::record::{Draft, HeaderParts, Record};
+use chancery_events::time::Time;
+use chancery_journal::segments::{Against, Cut, Options, SegmentJournal};
+use chancery_journal::witness::Witness;
+use chancery_journal::{Cursor, Delivery, Journal as _, Loss, Signature, genesis, snapshots};
+
+use crate::decider::random;
+use crate::note;
+
+/// What stands beside the journal of a fleet in a server's directory, and names a record of it. `rows` is the cursor of the
+/// read models, if they are open.
+pub(crate) fn witnesses(data: &Path, fleet: &FleetName, rows: Option<Cursor>) -> Result<Vec<Witness>> {
+    let home = data.join("fleets").join(fleet.as_str());
+    let mut found = beside(&home, &data.join("executors").join(fleet.as_str()))?;
+    if let Some(rows) = rows {
+        let name = format!("the cursor of the read models in {}", home.join("rows").display());
+        found.push(Witness::at(name, &rows));
+    }
+    Ok(found)
+}
+
+/// The same, of the snapshots in a fleet's directory and the stores of its embedded executors. Changes nothing.
+pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<Witness>> {
+    let dir = home.join("snapshots");
+    let mut found = if dir.is_dir() { snapshots::witnesses(&dir)? } else { Vec::new() };
+    if !executors.is_dir() {
+        return Ok(found);
+    }
+    for entry in std::fs::read_dir(executors).with_context(|| format!("list {}", executors.display()))? {
+        let store = entry.with_context(|| format!("list {}", executors.display()))?.path();
+        let name = format!("the executor store {}", store.display());
+        match chancery_executor::remembered(&store) {
+            Ok(None) => {}
+            Ok(Some(seen)) => {
+                let (position, hash) = (seen.head.position, Some(seen.head.hash));
+                found.push(Witness { name, lineage: seen.lineage, position, hash });
+            }
+            // It proves nothing; its executor says what is to be done about it.
+            Err(error) => tracing::warn!(%error, "{name} cannot be read"),
+        }
+    }
+    Ok(found)
+}
+
+/// Continues under a new lineage, if something is missing from the embedded journal: on the disk when this returns.
+pub(crate) fn accept(options: &Options) -> Result<()> {
+    let Against::Witnesses(witnesses) = options.against.clone() else { return Ok(()) };
+    let options = Options { against: Against::AcceptedLoss(witnesses), ..options.clone() };
+    let (told, deliveries) = channel();
+    // Nobody listens any more once it is closed.
+    let sink = Box::new(move |delivery| drop(told.send(delivery)));
+    let (journal, opened) = SegmentJournal::open(&options, sink)?;
+    if let Some(cut) = &opened.cut {
+        tell(cut);
+    }
+    match &opened.loss {
+        Some(loss) => {
+            let lineage = Lineage::from_random(random());
+            for record in records(&options, loss, lineage)? {
+                append(&journal, record, &deliveries)?;
+            }
+            report(loss, lineage);
+        }
+        None => note!(
+            "chancery: --accept-loss is of no use: nothing proves that the journal in {} has lost anything; it starts as usual",
+            options.dir.display()
+        ),
+    }
+    journal.close().context("close the journal")
+}
+
+/// Tells what was cut off a journal.
+pub(crate) fn tell(cut: &Cut) {
+    note!(
+        "chancery: the journal's tail was cut from position {} on ({} bytes, {}): what was never acknowledged, or the last group \
+         before a power cut; it is kept in {}",
+        cut.from,
+        cut.bytes,
+        cut.reason,
+        cut.kept.display()
+    );
+}
+
+/// Tells what is known to be missing.
+fn report(loss: &Loss, lineage: Lineage) {
+    let first = loss.at().plus(1);
+    let last = loss.missing_through().unwrap_or(first);
+    tracing::warn!(%lineage, %first, %last, "loss accepted");
+    note!(
+        "chancery: a loss was accepted, and the journal continues as lineage {lineage}. known to be missing: positions {first} \
+         to {last}, and perhaps more: {loss}. what an executor runs that was decided there is reported as an orphan, and left \
+         in place"
+    );
+}
+
+/// The record that starts the lineage; before it, in an empty journal, the first one.
+fn records(options: &Options, loss: &Loss, lineage: Lineage) -> Result<Vec<Record>> {
+    let writer = Writer::from_random(random());
+    let by = Signature { fleet: options.fleet.clone(), build: env!("CARGO_PKG_VERSION").into(), writer };
+    let mut records = Vec::new();
+    let (head, at) = if let Some(head) = loss.head {
+        (head, loss.at())
+    } else {
+        let now = Time::from_micros(chrono::Utc::now().timestamp_micros());
+        let parts = genesis(&by, now, Lineage::from_random(random()));
+        let record = seal(parts, TermStarted { address: None }.into())?;
+        let head = Cursor::after(&record);
+        records.push(record);
+        (head, head.position)
+    };
+    let fact = LineageStarted {
+        previous: head.lineage,
+        at,
+        missing_through: loss.missing_through(),
+        abandoned: loss.abandoned(),
+    };
+    // Its time is that of the last record: whoever decides next finds out what time it is.
+    records.push(seal(head.renew(&by, head.time, lineage), fact.into())?);
+    Ok(records)
+}
+
+fn seal(parts: HeaderParts, fact: Fact) -> Result<Record> {
+    let mut draft = Draft::new();
+    let event = Event::Fact { cause: Position::new(parts.first.get()), fact };
+    draft.push(&event.line()).context("make a record")?;
+    draft.seal(parts).context("make a record")
+}
+
+fn append(journal: &SegmentJournal, record: Record, deliveries: &Receiver<Delivery>) -> Result<()> {
+    journal.append(record).context("start a lineage")?;
+    match deliveries.recv().context("start a lineage")? {
+        Delivery::Records(_) => Ok(()),
+        Delivery::Skipped(skipped) => bail!("cannot start a lineage: {skipped}"),
+        Delivery::Indefinite(error) | Delivery::Stopped(error) => bail!("cannot start a lineage: {error}"),
+    }
+}

@@ -1,0 +1,296 @@
+//! A journal that is shorter than what stands beside it proves: the start is refused, until somebody accepts the loss.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::{Client, Server, payloads, until};
+use serde_json::{Value, json};
+
+/// What happens to the last segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Damage {
+    Missing,
+    Empty,
+    Zeroed,
+    Flipped,
+}
+
+/// What stands beside the journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Beside {
+    Snapshot,
+    Rows,
+    Store,
+    Postings,
+}
+
+/// The data directory of a server that is stopped.
+struct Home<'a>(&'a Path);
+
+impl Home<'_> {
+    fn journal(&self) -> PathBuf {
+        self.0.join("fleets/default/journal")
+    }
+
+    fn files(&self, extension: &str) -> Vec<PathBuf> {
+        let all =
+            fs::read_dir(self.journal()).expect("a journal").map(|entry| entry.expect("an entry").path());
+        let mut found: Vec<_> =
+            all.filter(|path| path.extension().is_some_and(|it| it == extension)).collect();
+        found.sort();
+        found
+    }
+
+    /// The last segment, and its first position.
+    fn last(&self) -> (PathBuf, u64) {
+        let last = self.files("seg").pop().expect("a segment");
+        let first = last.file_stem().and_then(|stem| stem.to_str()?.parse().ok()).expect("a position");
+        (last, first)
+    }
+
+    /// Where these witnesses are.
+    fn beside(&self, what: Beside) -> Vec<PathBuf> {
+        let fleet = self.0.join("fleets/default");
+        let store = self.0.join("executors/default/local");
+        match what {
+            Beside::Snapshot => vec![fleet.join("snapshots")],
+            Beside::Rows => vec![fleet.join("rows")],
+            Beside::Store => vec![store.join("head.json"), store.join("head.copy")],
+            Beside::Postings => self.files("post"),
+        }
+    }
+
+    /// Leaves one kind of witness in its place while `run` runs.
+    fn with_only(&self, kept: Beside, run: impl FnOnce()) {
+        let aside = self.0.join("aside");
+        fs::create_dir_all(&aside).expect("a directory");
+        let all = [Beside::Snapshot, Beside::Rows, Beside::Store, Beside::Postings];
+        let others = all.into_iter().filter(|one| *one != kept).flat_map(|one| self.beside(one));
+        let moved: Vec<_> = others.enumerate().map(|(n, from)| (aside.join(n.to_string()), from)).collect();
+        for (to, from) in &moved {
+            fs::rename(from, to).expect("set aside");
+        }
+        run();
+        for (to, from) in &moved {
+            // A start may have made another one; what was there comes back.
+            let _ = fs::remove_dir_all(from);
+            fs::rename(to, from).expect("put back");
+        }
+    }
+
+    /// Does it, and undoes it after `run`.
+    fn with_damage(&self, damage: Damage, run: impl FnOnce()) {
+        let (last, _) = self.last();
+        let whole = fs::read(&last).expect("read");
+        let used = whole.iter().rposition(|byte| *byte != 0).expect("a frame") + 1;
+        let mut bytes = whole.clone();
+        match damage {
+            Damage::Missing => fs::remove_file(&last).expect("removed"),
+            Damage::Empty => fs::write(&last, "").expect("written"),
+            Damage::Zeroed => fs::write(&last, vec![0; whole.len()]).expect("written"),
+            Damage::Flipped => {
+                bytes[used - 200..used].iter_mut().for_each(|byte| *byte ^= 0xff);
+                fs::write(&last, bytes).expect("written");
+            }
+        }
+        run();
+        fs::write(&last, whole).expect("put back");
+    }
+
+    /// Every file that a refusal must leave as it is. sled has a log of its own, which is not told from here.
+    fn bytes(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        fn add(dir: &Path, all: &mut BTreeMap<PathBuf, Vec<u8>>) {
+            for entry in fs::read_dir(dir).into_iter().flatten() {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() && !path.ends_with("rows") {
+                    add(&path, all);
+                } else if path.is_file() {
+                    all.insert(path.clone(), fs::read(&path).expect("read"));
+                }
+            }
+        }
+        let mut all = BTreeMap::new();
+        add(&self.0.join("fleets"), &mut all);
+        add(&self.0.join("executors"), &mut all);
+        all
+    }
+}
+
+/// Intents that fill segments.
+fn fill(client: &Client, count: u64) {
+    for score in 0..count {
+        let name = format!("capability-{score:0>40}");
+        client.must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": score}}));
+    }
+}
+
+/// A server whose journal has several segments, and an executor that has begun work in the last of them. It is stopped.
+fn several_segments() -> Server {
+    let mut server = Server::start_with(&[("CHANCERY_SEGMENT_BYTES", "32KiB")]);
+    set_up(&server.client(), &sleeper());
+    fill(&server.client(), 60);
+    let store = server.data().join("executors/default/local");
+    let mut count = 0;
+    until("the executor has begun work in the last segment", || {
+        count += 1;
+        deploy(&server.client(), &format!("d{count}"), count);
+        server.client().wait_for("web", "running", count as usize);
+        let seen = chancery_executor::remembered(&store).expect("read").expect("a head");
+        (seen.head.position.get() >= Home(server.data()).last().1).then_some(())
+    });
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    assert!(Home(server.data()).files("seg").len() > 1, "one segment only");
+    server
+}
+
+#[test]
+fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_changed() {
+    let mut server = several_segments();
+    let data = server.data().to_owned();
+    let home = Home(&data);
+    // The last record is that of the stop, which no executor saw; and a closed segment has a file of postings.
+    let cases = [
+        (Damage::Missing, &[Beside::Snapshot, Beside::Rows, Beside::Store, Beside::Postings][..]),
+        (Damage::Empty, &[Beside::Snapshot, Beside::Rows, Beside::Store]),
+        (Damage::Zeroed, &[Beside::Snapshot, Beside::Rows, Beside::Store]),
+        (Damage::Flipped, &[Beside::Snapshot, Beside::Rows]),
+    ];
+    for (damage, witnesses) in cases {
+        for witness in witnesses {
+            home.with_only(*witness, || {
+                home.with_damage(damage, || {
+                    let before = home.bytes();
+                    let Err(refused) = server.try_start_again() else {
+                        panic!("{damage:?}: the server starts, though {witness:?} proves more");
+                    };
+                    let word = match witness {
+                        Beside::Snapshot => "the snapshot ",
+                        Beside::Rows => "the cursor of the read models",
+                        Beside::Store => "the executor store ",
+                        Beside::Postings => "the file of postings ",
+                    };
+                    let said = &refused.said;
+                    assert!(said.contains(word), "{damage:?}, {witness:?}: {said}");
+                    for part in ["ends at position ", "names a record at position ", "--accept-loss"] {
+                        assert!(said.contains(part), "{damage:?}, {witness:?}: {part} is missing in: {said}");
+                    }
+                    assert_eq!(before, home.bytes(), "{damage:?}, {witness:?}: a refusal changes nothing");
+                });
+            });
+        }
+    }
+    server.start_again();
+}
+
+/// All events, as lines of JSON.
+fn events(client: &Client, query: &str) -> Vec<Value> {
+    let answer = client.get(&format!("/v1/fleets/default/events?follow=false{query}"));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// As somebody resumes who has seen this event.
+fn behind(event: &Value) -> String {
+    let position: u64 = event["id"].as_str().and_then(|id| id.parse().ok()).expect("a position");
+    format!("&from={}.{}", position + 1, event["lineage"].as_str().expect("a lineage"))
+}
+
+#[test]
+fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is_told() {
+    let mut server = several_segments();
+    let running =
+        |home: &Path| payloads(home).into_iter().map(|payload| payload.pid).collect::<BTreeSet<_>>();
+    let before = running(server.data());
+    let home = server.data().to_owned();
+    let (removed, first) = Home(&home).last();
+    server.start_again();
+    let old = events(&server.client(), "");
+    let lost = old.last().expect("events").clone();
+    let before_it = (first - 1).to_string();
+    let kept = old.iter().find(|event| event["id"] == before_it.as_str()).expect("an event").clone();
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    for segment in Home(&home).files("seg").into_iter().filter(|path| *path >= removed) {
+        fs::remove_file(segment).expect("removed");
+    }
+    let verified = server.run(&["verify", &home.display().to_string()]);
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(!verified.status.success() && said.contains("SHORT") && said.contains("--accept-loss"), "{said}");
+    assert!(server.try_start_again().is_err(), "the server starts on a shortened journal");
+    server.start_with_flags(&["--accept-loss"]);
+    let log = server.log();
+    let told = log.split_once(&format!("known to be missing: positions {first} to ")).map(|(_, rest)| rest);
+    let through: Option<u64> = told.and_then(|rest| rest.split(',').next()?.parse().ok());
+    let seen: u64 = lost["id"].as_str().and_then(|id| id.parse().ok()).expect("a position");
+    assert!(
+        through.is_some_and(|through| through >= seen),
+        "positions {first} to {seen} are not told in: {log}"
+    );
+
+    let client = server.client();
+    let new = events(&client, "");
+    let started =
+        new.iter().find(|event| event["type"] == "chancery.lineage.started.v1").expect("a new lineage");
+    assert_eq!(started["id"], first.to_string());
+    assert_eq!((&started["data"]["previous"], &started["data"]["at"]), (&lost["lineage"], &json!(first - 1)));
+    assert_ne!(started["lineage"], lost["lineage"]);
+    // What was kept may be resumed behind; what was lost may not.
+    assert_eq!(events(&client, &behind(&kept))[0], *started);
+    let gone = client.get(&format!("/v1/fleets/default/events?follow=false{}", behind(&lost)));
+    assert_eq!((gone.status, gone.json()["code"].as_str()), (410, Some("other_lineage")), "{}", gone.text);
+    assert_eq!((&gone.json()["lineage"], &gone.json()["since"]), (&started["lineage"], &json!(first)));
+    let id =
+        format!("{}.{}", lost["id"].as_str().expect("an id"), lost["lineage"].as_str().expect("a lineage"));
+    let headers = [("last-event-id", id.as_str()), ("accept", "text/event-stream")];
+    assert_eq!(client.send("GET", "/v1/fleets/default/events", &headers, b"").status, 410);
+    let read = client.get(&format!("/v1/fleets/default/nodes?min_position={id}"));
+    assert_eq!(read.status, 410, "{}", read.text);
+
+    // The executor has seen more than is left: it goes on, and ends nothing that it does not know.
+    assert!(running(&home).is_superset(&before), "what runs goes on running");
+    client.must("plan.apply", &json!({"name": "after", "spec": plan()}));
+    client.must("deployment.create", &json!({"plan": "after", "name": "first", "spec": {"count": 2}}));
+    client.wait_for("after", "running", 2);
+    assert!(running(&home).is_superset(&before), "what was decided in what is lost is left in place");
+
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    server.start_again();
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    server.start_with_flags(&["--accept-loss"]);
+    assert!(server.log().contains("--accept-loss is of no use"), "{}", server.log());
+    let lineages = events(&server.client(), "&types=lineage.started.v1");
+    assert_eq!(lineages.len(), 1, "no second lineage without a second loss");
+}
+
+fn plan() -> Value {
+    let automatic = json!({
+        "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
+        "start": "automatic", "stop": "automatic", "delete": "automatic",
+    });
+    json!({
+        "namespace": "tests", "service": "after", "payloads": [sleeper()], "approval": automatic, "sharing": "allowed",
+    })
+}
+
+#[test]
+fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_lineage() {
+    let mut server = Server::start();
+    set_up(&server.client(), &sleeper());
+    deploy(&server.client(), "d1", 1);
+    server.client().wait_for("web", "running", 1);
+    server.kill();
+    let home = server.data().to_owned();
+    fs::remove_dir_all(Home(&home).journal()).expect("removed");
+    let Err(refused) = server.try_start_again() else {
+        panic!("a server begins anew beside an executor store")
+    };
+    assert!(refused.said.contains("the journal is empty"), "{}", refused.said);
+    server.start_with_flags(&["--accept-loss"]);
+    set_up(&server.client(), &sleeper());
+    deploy(&server.client(), "again", 1);
+    server.client().wait_for("web", "running", 1);
+    assert_eq!(payloads(&home).len(), 2, "what ran is not the fleet's any more, and is left in place");
+    server.kill();
+    server.start_again();
+}

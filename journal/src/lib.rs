@@ -13,6 +13,7 @@ mod journal;
 pub mod kafka;
 pub mod memory;
 mod mirror;
+pub mod private;
 pub mod segments;
 pub mod snapshots;
 pub mod witness;

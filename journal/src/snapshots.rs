@@ -21,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 use crate::aside::{Wanted, set_aside};
 use crate::chain::Cursor;
 use crate::journal::{ReadError, Source};
+use crate::private;
 use crate::witness::Witness;
 
 pub use thinning::superfluous;
@@ -115,7 +116,7 @@ impl Snapshots {
     pub fn open(dir: impl Into<PathBuf>) -> Result<Snapshots, SnapshotError> {
         let dir = dir.into();
         set_aside(&dir, Wanted::Directory).map_err(failed("set aside", &dir))?;
-        fs::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
+        private::create_dir_all(&dir).map_err(failed("make the folder", &dir))?;
         for entry in fs::read_dir(&dir).map_err(failed("list", &dir))? {
             let path = entry.map_err(failed("list", &dir))?.path();
             let is_ours = path.extension().is_some_and(|extension| extension == "tmp" || extension == "snap");
@@ -263,7 +264,7 @@ fn write_file(
     mut meta: Meta,
     state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<Meta> {
-    let mut file = File::create(path)?;
+    let mut file = private::create(path)?;
     file.write_all(&[b' '; META])?;
     let mut body = Hashing { to: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), len: 0 };
     state(&mut body)?;

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bincode::config::standard;
 use chancery_events::record::Hash;
-use chancery_journal::{Cursor, Wanted, set_aside};
+use chancery_journal::{Cursor, Wanted, private, set_aside};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -245,6 +245,9 @@ impl Store {
 
     fn try_open(path: &Path, tuning: Tuning) -> Result<Store, StoreError> {
         has_room(path)?;
+        // sled asks for no modes: what it makes is as private as the directory.
+        private::create_dir_all(path)
+            .map_err(|source| StoreError::Sled { operation: "open", source: source.into() })?;
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(tuning.cache)

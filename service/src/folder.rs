@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_executor::directory::{self, CopyPolicy};
+use chancery_journal::{Wanted, private, set_aside};
 
 /// Held by the server that has the folder.
 const LOCK: &str = "lock";
@@ -31,9 +32,9 @@ pub struct Folder {
 impl Folder {
     /// Takes the folder, which is made if it is not there. If another server has it, nothing in it is changed.
     pub fn take(dir: &Path) -> Result<Folder> {
-        std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        private::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
         let path = dir.join(LOCK);
-        let lock = File::options().write(true).create(true).truncate(false).open(&path);
+        let lock = private::options().truncate(false).open(&path);
         let lock = lock.with_context(|| format!("open {}", path.display()))?;
         for tried in 1..=TRIES {
             match lock.try_lock() {
@@ -74,7 +75,10 @@ impl Folder {
     /// Says where the server listens, for programs that started it on a free port. It appears whole or not at all.
     pub fn write_address(&self, address: &str) -> Result<()> {
         let (path, temporary) = (self.dir.join(ADDRESS), self.dir.join("address.tmp"));
-        std::fs::write(&temporary, format!("{address}\n"))
+        for path in [&path, &temporary] {
+            set_aside(path, Wanted::File).with_context(|| format!("set aside {}", path.display()))?;
+        }
+        private::write(&temporary, format!("{address}\n").as_bytes())
             .with_context(|| format!("write {}", temporary.display()))?;
         std::fs::rename(&temporary, &path).with_context(|| format!("write {}", path.display()))
     }

@@ -12,6 +12,7 @@ pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 mod loss;
+pub mod modes;
 pub mod open_files;
 pub mod remote;
 pub mod rows;

@@ -13,9 +13,10 @@ use chancery::cli::{self, Command, Context, Executor, Local, Output};
 use chancery::config::{self, Config, LogFormat, OnLoss, Place};
 use chancery::executors::Means;
 use chancery::folder::Folder;
+use chancery::modes::Fix;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::{demo, doctor, note, payload, remote, server, verify};
+use chancery::{demo, doctor, modes, note, payload, remote, server, verify};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
@@ -39,10 +40,14 @@ fn main() -> ExitCode {
             let context = Context::new(config, cli.output());
             cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Local(command) => Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
-            note!("chancery: {error:#}");
-            ExitCode::FAILURE
-        })),
+        Command::Local(command) => {
+            // Before any thread: whatever runs here keeps what plans say to itself.
+            modes::keep_private();
+            Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
+                note!("chancery: {error:#}");
+                ExitCode::FAILURE
+            }))
+        }
     });
     done.unwrap_or_else(|error| {
         if !error.message.is_empty() {
@@ -87,7 +92,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
-        Local::Doctor { .. } => examine(&config),
+        Local::Doctor { fix, .. } => examine(&config, if *fix { Fix::Yes } else { Fix::No }),
         #[cfg(feature = "kafka")]
         Local::Import { dir, timeout, .. } => {
             log(&config)?;
@@ -122,13 +127,14 @@ fn copies(adopt: bool) -> CopyPolicy {
 }
 
 /// Checks what can be checked here, and the topics of a journal on Kafka.
-fn examine(config: &Config) -> Result<ExitCode> {
+fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
     log(config)?;
     let (text, mut is_well) = doctor::host(config);
     print(&text)?;
-    let (text, is_right) = chancery::wall_clock::doctor(config)?;
-    print(&text)?;
-    is_well &= is_right;
+    for (text, is_right) in [modes::doctor(&config.data_dir, fix)?, chancery::wall_clock::doctor(config)?] {
+        print(&text)?;
+        is_well &= is_right;
+    }
     if let Place::Kafka { .. } = config.journal {
         #[cfg(feature = "kafka")]
         {
@@ -145,6 +151,7 @@ fn examine(config: &Config) -> Result<ExitCode> {
 fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config)?;
     let folder = Folder::take(&config.data_dir)?.claim(copies)?;
+    modes::warn(&config.data_dir);
     if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
         note!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.

@@ -23,7 +23,7 @@ pub enum Ended {
 pub async fn run(server: &str, fleet: &FleetName, who: Who, root: &Path, means: &Means) -> Result<Ended> {
     let remote = Remotes::new(server, fleet)?;
     let mut stop = stop_signal()?;
-    std::fs::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
+    chancery_journal::private::create_dir_all(root).with_context(|| format!("make {}", root.display()))?;
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor begins");
     let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
     Ok(match ended {

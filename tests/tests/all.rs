@@ -4,6 +4,7 @@ mod bad_input;
 mod browser;
 mod checks;
 mod compose;
+mod directory;
 mod executors;
 mod fleets;
 mod imports;

@@ -13,6 +13,7 @@ use chancery_events::record::Hash;
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::FILE;
+use crate::private;
 
 const TEMPORARY: &str = "kafka.json-new";
 
@@ -62,7 +63,7 @@ impl Place {
 
     /// Keeps it. The record must be durable in the mirror.
     pub(super) fn store(&self, dir: &Path) -> io::Result<()> {
-        fs::write(dir.join(TEMPORARY), serde_json::to_vec(self)?)?;
+        private::write(&dir.join(TEMPORARY), &serde_json::to_vec(self)?)?;
         fs::rename(dir.join(TEMPORARY), dir.join(FILE))
     }
 
@@ -96,7 +97,7 @@ impl Before {
 }
 
 fn write_durably(dir: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(dir.join(TEMPORARY))?;
+    let mut file = private::create(&dir.join(TEMPORARY))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(dir.join(TEMPORARY), dir.join(FILE))?;

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use crate::private;
+
 /// A disk to write on. Names are made durable by [`Disk::sync_dir`] alone.
 pub trait Disk: Send + Sync {
     /// Makes an empty file, or empties the one that is there.
@@ -35,8 +37,7 @@ pub struct FileSystem;
 
 impl Disk for FileSystem {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-        Ok(Box::new(file))
+        Ok(Box::new(private::create(path)?))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {

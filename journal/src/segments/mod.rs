@@ -29,7 +29,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -41,6 +41,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
+use crate::private;
 use crate::witness::Witness;
 use catalog::Catalog;
 use open::failed;
@@ -170,7 +171,7 @@ impl SegmentJournal {
 fn make_dir(dir: &Path) -> Result<(), OpenError> {
     let dir = std::path::absolute(dir).map_err(failed("find", dir))?;
     let missing: Vec<_> = dir.ancestors().take_while(|above| !above.exists()).collect();
-    std::fs::create_dir_all(&dir).map_err(failed("make", &dir))?;
+    private::create_dir_all(&dir).map_err(failed("make", &dir))?;
     for parent in missing.iter().filter_map(|made| made.parent()) {
         File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed("sync", parent))?;
     }
@@ -180,7 +181,7 @@ fn make_dir(dir: &Path) -> Result<(), OpenError> {
 fn take_lock(dir: &Path) -> Result<File, OpenError> {
     make_dir(dir)?;
     let path = dir.join(LOCK);
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = private::options().truncate(false).open(&path);
     let file = file.map_err(failed("open", &path))?;
     let mut tries = 50;
     loop {

@@ -32,6 +32,7 @@ use chancery_events::record::{Hash, Record};
 use chancery_events::subject::Subject;
 
 use crate::aside::{Wanted, set_aside};
+use crate::private;
 use crate::witness::Witness;
 
 const EXTENSION: &str = "post";
@@ -153,7 +154,7 @@ pub(super) fn path(segment: &Path) -> PathBuf {
 pub(super) fn write(segment: &Path, bytes: &[u8]) -> io::Result<()> {
     let path = path(segment);
     let unfinished = path.with_extension(UNFINISHED);
-    let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, &path));
+    let written = private::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, &path));
     if written.is_err() {
         // On a full disk it takes room for nothing. If it cannot go now, it goes when the journal is opened.
         let _first_error_counts = fs::remove_file(&unfinished);
@@ -166,12 +167,8 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        // A directory of such a name, or of that of a file of postings, would be in the way of the next.
-        let of = |extension| path.extension().is_some_and(|found| found == extension);
-        if (of(UNFINISHED) || of(EXTENSION)) && set_aside(&path, Wanted::File)?.is_some() {
-            continue;
-        }
-        if of(UNFINISHED) {
+        let is_unfinished = path.extension().is_some_and(|extension| extension == UNFINISHED);
+        if is_unfinished && set_aside(&path, Wanted::File)?.is_none() {
             found.push(path);
         }
     }

@@ -274,8 +274,15 @@ pub enum Local {
         #[arg(long, value_name = "SPAN", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
-    /// Check the proof of ends on this host, the wall clock, and whether topics on Kafka may lose acknowledged records
+    /// Check the proof of ends on this host, who may read the data directory, the wall clock, and whether topics on Kafka may
+    /// lose acknowledged records
     Doctor {
+        /// Take from others what they may do in the data directory
+        #[arg(long)]
+        fix: bool,
+        /// The data directory [env: CHANCERY_DATA_DIR]
+        #[arg(long, value_name = "DIR")]
+        data_dir: Option<String>,
         /// Where the journal is: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "WHERE")]
         journal: Option<String>,

@@ -87,10 +87,13 @@ impl Cli {
             ]);
         }
         if let Command::Local(
-            Local::InitTopics { journal, .. } | Local::Import { journal, .. } | Local::Doctor { journal },
+            Local::InitTopics { journal, .. } | Local::Import { journal, .. } | Local::Doctor { journal, .. },
         ) = &self.command
         {
             flags.push(("journal", "--journal", journal.clone()));
+        }
+        if let Command::Local(Local::Doctor { data_dir, .. }) = &self.command {
+            flags.push(("data_dir", "--data-dir", data_dir.clone()));
         }
         if let Command::Local(Local::Executor(executor)) = &self.command {
             flags.extend([

@@ -1,0 +1,174 @@
+//! Who may read a data directory: the user that runs the server, and nobody else. A plan holds environments, and it stands in
+//! the journal, in snapshots and in rows.
+//!
+//! What the program makes from its start on is private by its umask; what libraries make says so itself. A payload has its own
+//! umask, and what it makes in its working directory or in a volume is its own: that is never looked at here.
+
+use std::fmt::Write as _;
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use rustix::fs::Mode;
+
+/// Bits of those who are not the owner.
+const OTHERS: u32 = 0o077;
+
+/// How far a data directory is looked through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// Fleets, and the stores of executors: as much as a start can afford.
+    Start,
+    /// Also what stores keep of each incarnation and volume.
+    All,
+}
+
+/// From now on this process makes files and directories for its user alone.
+pub fn keep_private() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// What in a data directory others than its owner may read or write, with its permission bits. Links are not followed.
+pub fn wider(data: &Path, reach: Reach) -> io::Result<Vec<(PathBuf, u32)>> {
+    let mut found = Vec::new();
+    // One that nothing was kept in yet is as whoever made it wants it.
+    if data.join("fleets").is_dir() || data.join("executors").is_dir() {
+        look(data, 0, reach, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// `depth` counts from the data directory; in `executors/FLEET/CLUSTER` it is 3.
+fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>) -> io::Result<()> {
+    let metadata = match path.symlink_metadata() {
+        Ok(metadata) => metadata,
+        // It has gone meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !metadata.is_dir() && !metadata.is_file() {
+        return Ok(());
+    }
+    let mode = metadata.permissions().mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        found.push((path.to_owned(), mode));
+    }
+    if !metadata.is_dir() {
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        // A data directory may stand beside other things: its own are these.
+        let is_ours = depth > 0
+            || ["fleets", "executors", "address", "lock", "directory.json"].iter().any(|own| name == *own);
+        let is_store = depth >= 1
+            && path.components().rev().nth(depth - 1).is_some_and(|top| top.as_os_str() == "executors");
+        // Working directories and the data of volumes are those of payloads, also while they are removed.
+        let is_foreign = match depth {
+            3 => name == "removed" || name == "forgotten",
+            _ => depth > 4 && (name == "work" || name == "data"),
+        };
+        let is_deep = is_store && depth >= 3 && reach == Reach::Start && entry.file_type()?.is_dir();
+        if is_ours && !(is_store && is_foreign) && !is_deep {
+            look(&entry.path(), depth + 1, reach, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes from others what they may do.
+pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
+    for (path, mode) in found {
+        std::fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))?;
+    }
+    Ok(())
+}
+
+/// What `doctor` says of a data directory, and whether all is well: what others may read is named, or narrowed if `fix` says so.
+pub fn doctor(data: &Path, fix: Fix) -> Result<(String, bool)> {
+    let found = wider(data, Reach::All).with_context(|| format!("cannot look through {}", data.display()))?;
+    let mut text = String::new();
+    if found.is_empty() {
+        writeln!(text, "{}: private", data.display())?;
+        return Ok((text, true));
+    }
+    if fix == Fix::Yes {
+        narrow(&found).with_context(|| format!("cannot narrow permissions in {}", data.display()))?;
+    }
+    let done = if fix == Fix::Yes { "was" } else { "is" };
+    for (path, mode) in &found {
+        writeln!(text, "{}: {done} open to others, mode {mode:04o}", path.display())?;
+    }
+    if fix == Fix::No {
+        writeln!(text, "hint: chancery doctor --fix takes that from them")?;
+    }
+    Ok((text, fix == Fix::Yes))
+}
+
+/// Whether `doctor` mends what it finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fix {
+    /// It does.
+    Yes,
+    /// It only looks.
+    No,
+}
+
+/// Says at a start what others may read.
+pub fn warn(data: &Path) {
+    match wider(data, Reach::Start) {
+        Ok(found) => {
+            if let Some((path, mode)) = found.first() {
+                tracing::warn!(
+                    path = %path.display(), mode = format!("{mode:04o}"), count = found.len(),
+                    "data readable by others: chancery doctor --fix narrows it"
+                );
+            }
+        }
+        Err(error) => tracing::warn!(%error, data = %data.display(), "permissions cannot be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_may_read_is_found_and_narrowed_except_what_is_a_payloads_own() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let data = dir.path();
+        let make = |path: &str, mode: u32| {
+            let path = data.join(path);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            std::fs::write(&path, "").expect("written");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("set");
+            path
+        };
+        let journal = make("fleets/default/journal/1.seg", 0o640);
+        let snapshot = make("fleets/default/snapshots/1.snap", 0o600);
+        let head = make("executors/default/local/head.json", 0o604);
+        let spec = make("executors/default/local/nodes/n/1/spec.json", 0o644);
+        let own = make("executors/default/local/nodes/n/1/app-0/work/file", 0o666);
+        let volume = make("executors/default/local/volumes/1/data/file", 0o666);
+        let other = make("elsewhere", 0o666);
+        let files = |reach| -> Vec<PathBuf> {
+            let found = wider(data, reach).expect("read").into_iter().map(|(path, _)| path);
+            found.filter(|path| path.is_file()).collect()
+        };
+        let mut start = files(Reach::Start);
+        start.sort();
+        assert_eq!(start, [head.clone(), journal.clone()]);
+        let mut all = files(Reach::All);
+        all.sort();
+        assert_eq!(all, [head.clone(), spec.clone(), journal.clone()]);
+        narrow(&wider(data, Reach::All).expect("read")).expect("narrowed");
+        assert!(wider(data, Reach::All).expect("read").is_empty());
+        let mode = |path: &Path| path.metadata().expect("there").permissions().mode() & 0o777;
+        assert_eq!([&journal, &snapshot, &head, &spec].map(|path| mode(path)), [0o600, 0o600, 0o600, 0o600]);
+        assert_eq!([&own, &volume, &other].map(|path| mode(path)), [0o666; 3]);
+        assert_eq!(mode(&data.join("fleets/default/journal")), 0o700);
+    }
+}

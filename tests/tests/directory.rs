@@ -1,0 +1,105 @@
+//! The data directory of a server: who may read it, and what is of the wrong type in it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::{Server, payloads};
+
+/// Directories and files under a path that others than the owner may use, except what is a payload's own.
+fn open_to_others(path: &Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in fs::read_dir(path).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let metadata = path.symlink_metadata().expect("it is there");
+        let mode = metadata.permissions().mode() & 0o777;
+        if (metadata.is_dir() || metadata.is_file()) && mode & 0o077 != 0 {
+            found.push((path.clone(), mode));
+        }
+        if metadata.is_dir() && !path.ends_with("work") {
+            open_to_others(&path, found);
+        }
+    }
+}
+
+fn all_open(data: &Path) -> Vec<(PathBuf, u32)> {
+    let mut found = Vec::new();
+    for own in ["fleets", "executors"] {
+        open_to_others(&data.join(own), &mut found);
+    }
+    found
+}
+
+#[test]
+fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
+    let mut server = Server::new();
+    let data = server.move_data("data");
+    fs::remove_dir(&data).expect("the server makes it");
+    server.start_again();
+    set_up(&server.client(), &sleeper());
+    deploy(&server.client(), "d1", 2);
+    server.client().wait_for("web", "running", 2);
+    assert_eq!(payloads(&data).len(), 2);
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    let modes = |path: &Path| path.metadata().expect("there").permissions().mode() & 0o777;
+    assert_eq!(
+        (modes(&data), modes(&data.join("lock")), modes(&data.join("address"))),
+        (0o700, 0o600, 0o600)
+    );
+    assert_eq!(all_open(&data), [], "open to others");
+
+    let journal = data.join("fleets/default/journal");
+    fs::set_permissions(&journal, fs::Permissions::from_mode(0o755)).expect("set");
+    server.start_again();
+    assert!(server.log().contains("data readable by others"), "{}", server.log());
+    let named = data.display().to_string();
+    let looked = server.run(&["doctor", "--data-dir", &named]);
+    let said = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(!looked.status.success() && said.contains("mode 0755") && said.contains("--fix"), "{said}");
+    assert_eq!(modes(&journal), 0o755, "it only looks");
+    server.cli(&["doctor", "--fix", "--data-dir", &named]);
+    assert_eq!(modes(&journal), 0o700);
+    server.cli(&["doctor", "--data-dir", &named]);
+}
+
+#[test]
+fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on() {
+    let mut server = Server::start();
+    set_up(&server.client(), &sleeper());
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    let fleet = server.data().join("fleets/default");
+    let in_the_way = |path: PathBuf, is_directory: bool| {
+        let _ = fs::remove_dir_all(&path);
+        let _ = fs::remove_file(&path);
+        if is_directory {
+            fs::create_dir(&path).expect("made");
+            fs::write(path.join("kept"), "").expect("written");
+        } else {
+            fs::write(&path, "kept").expect("written");
+        }
+        path
+    };
+    let rounds = [
+        vec![(fleet.join("rows"), false), (fleet.join("snapshots"), false)],
+        vec![
+            (fleet.join("journal/spare"), true),
+            (fleet.join("journal/00000000000000000001.post-new"), true),
+            (fleet.join("snapshots/00000000000000000009.tmp"), true),
+            (fleet.join("snapshots/00000000000000000003.snap"), true),
+            (server.data().join("address.tmp"), true),
+        ],
+    ];
+    for round in rounds {
+        let wrong: Vec<_> = round.into_iter().map(|(path, kind)| in_the_way(path, kind)).collect();
+        let before = server.log().len();
+        server.start_again();
+        let said = server.log().split_off(before);
+        for path in wrong {
+            let aside = PathBuf::from(format!("{}.set-aside-1", path.display()));
+            assert!(aside.exists(), "{} is not set aside: {said}", path.display());
+            assert!(said.contains(&path.display().to_string()), "{} is not named: {said}", path.display());
+        }
+        assert_eq!(server.client().items("nodes").len(), 4, "the rows are made anew");
+        assert_eq!(server.stop(), Some(0), "{}", server.log());
+    }
+}

@@ -55,7 +55,7 @@ pub(super) enum Hold {
 #[derive(Debug)]
 pub(super) enum Event {
     /// The keeper's record.
-    Record(Record),
+    Record(Box<Record>),
     /// No keeper holds the lock any more; or it is time to look again.
     Look,
     /// The supervisor was asked to end everything, and does not answer.
@@ -248,7 +248,7 @@ impl KeeperLink {
                     if let Answer::DueAt(_) = self.answer {
                         self.answer = Answer::AskAt(Instant::now() + ASK_AGAIN);
                     }
-                    return Event::Record(record);
+                    return Event::Record(Box::new(record));
                 }
                 Err(error) => tracing::error!(%error, "a keeper says what cannot be read"),
             }

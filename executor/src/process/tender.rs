@@ -237,7 +237,7 @@ impl Tender {
         match event {
             Event::Record(record) => {
                 self.starting = false;
-                self.record = Some(record);
+                self.record = Some(*record);
             }
             Event::Look => self.look(),
             Event::Silent => self.end_silent_supervisor(),

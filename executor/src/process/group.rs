@@ -85,6 +85,20 @@ impl CgroupParent {
         Ok(Some(IncarnationCgroup { path, mount, place }))
     }
 
+    /// Prepares the kernel for moving a process. The first move after a while waits until each processor has passed a
+    /// point of rest, some ten milliseconds; so does this process when it moves to the group that it is in, which changes
+    /// nothing. Meanwhile the start goes on.
+    pub(super) fn warm_up(&self) {
+        let Some(mount) = self.mount.clone() else { return };
+        std::thread::spawn(move || {
+            let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+            if let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::/")) {
+                // Where this is not permitted, starts take longer.
+                let _ = write(&mount.join(own).join("cgroup.procs"), "0");
+            }
+        });
+    }
+
     /// Group of an incarnation without a record, if it is there.
     pub(super) fn found(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
         let path = self.path_of(incarnation);
@@ -180,11 +194,15 @@ fn subgroups(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn kill(path: &Path) -> io::Result<()> {
-    match OpenOptions::new().write(true).open(path.join("cgroup.kill")) {
-        Ok(mut file) => file.write_all(b"1"),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
+    match write(&path.join("cgroup.kill"), "1") {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Writes to a file that is there.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
 /// Ends what is in a group, and removes the group.

@@ -9,7 +9,7 @@
 //! Asked to end by a signal, it goes on: the machine is going down, most likely, and its processes are asked too. Their
 //! ends are noted as such, and it is left to an executor to conclude from them (`reboot`).
 //!
-//! Synchronous and single-threaded. It starts processes once and never again; its record on disk is always ahead of
+//! Synchronous, and single-threaded but for a moment of the start. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
 //! children, and when `wait` says that it has none, there is none.
 //!
@@ -39,6 +39,7 @@ use super::capture::{Capture, Copied};
 use super::client::Client;
 use super::drift::{Loss, Place, Sight};
 use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
+use super::group;
 use super::identity::{self, Boot};
 use super::log::log;
 use super::start::{self, Waiting, prepare, trampoline};
@@ -234,8 +235,8 @@ impl Keeper {
             Err(Unstarted::Ended) => return Ok(()),
             Err(Unstarted::Taken) => return Err(io::Error::other("somebody else looks after it")),
         };
-        self.record.group = group.filter(|_| waiting.iter().all(|one| one.is_in_group));
-        self.folder.write_record(&self.record)?;
+        self.record.group = group;
+        self.record_and_group(&waiting)?;
         self.say();
         waiting.iter_mut().for_each(Waiting::release_ports);
         for mut one in waiting {
@@ -246,6 +247,23 @@ impl Keeper {
             self.captures.extend(one.captures);
         }
         Ok(())
+    }
+
+    /// Writes the record, and moves the processes to their groups meanwhile: the kernel may let that wait.
+    fn record_and_group(&mut self, waiting: &[Waiting]) -> io::Result<()> {
+        let groups = waiting.iter().filter_map(|one| Some((one.group.as_deref()?, one.started.pid)));
+        let (written, moved) = std::thread::scope(|scope| {
+            let moves = scope
+                .spawn(|| groups.map(|(path, pid)| group::put(path, pid)).collect::<io::Result<Vec<_>>>());
+            (self.folder.write_record(&self.record), moves.join())
+        });
+        written?;
+        let moved = moved.map_err(|_| io::Error::other("the thread that moves processes has panicked"))?;
+        let Err(error) = moved else { return Ok(()) };
+        log(format_args!("cannot put a process into its control group: {error}"));
+        // What is started outside of it could outlive it.
+        self.record.group = None;
+        self.folder.write_record(&self.record)
     }
 
     /// Starts a trampoline for each process. Between any two, clients are served: an order to end comes through.

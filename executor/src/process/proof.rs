@@ -11,6 +11,7 @@
 //!
 //! - was started before the first process of the incarnation, or
 //! - lacks `no_new_privs`, which every trampoline sets, which is inherited, and which cannot be unset, or
+//! - is recorded by another incarnation of the executor, or
 //! - descends from such a process that cannot have adopted orphans of the supervisor: the kernel gives these to an ancestor
 //!   of the supervisor or to the init of the namespace, and to no other.
 //!
@@ -29,6 +30,7 @@ use super::folder::{Folder, Record};
 use super::group::Populated;
 use super::identity::{self, Boot, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
+use crate::durable::Reader;
 
 /// Attempts to read all processes while none is started.
 const TRIES: usize = 20;
@@ -99,7 +101,7 @@ pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Sea
 
 /// What can be said without a control group.
 fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
-    let (all, candidates, is_complete) = snapshot(record);
+    let (all, candidates, is_complete) = snapshot(folder, record);
     let marks = Marks::of(folder, record);
     let (marked, others): (Vec<&Stat>, Vec<&Stat>) =
         candidates.iter().partition(|stat| marks.are_on(stat, &all));
@@ -120,13 +122,16 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
 }
 
 /// All processes, those that are not accounted for, and whether none was missed.
-fn snapshot(record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, bool) {
+fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, bool) {
     let mut found = (BTreeMap::new(), Vec::new(), false);
     for _ in 0..TRIES {
         let before = identity::forks().ok();
         let all: BTreeMap<u32, Stat> =
             Stat::all().unwrap_or_default().into_iter().map(|stat| (stat.pid, stat)).collect();
-        let candidates = candidates(record, &all);
+        let mut candidates = self::candidates(record, &all, &BTreeSet::new());
+        if !candidates.is_empty() {
+            candidates = self::candidates(record, &all, &recorded_elsewhere(folder, record));
+        }
         let is_complete = !all.is_empty() && before.is_some() && before == identity::forks().ok();
         found = (all, candidates, is_complete);
         if is_complete {
@@ -136,13 +141,26 @@ fn snapshot(record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, bool) {
     found
 }
 
+/// Processes that other incarnations of the executor have recorded in this boot and namespace.
+fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> {
+    let Some(nodes) = folder.path().ancestors().nth(2) else { return BTreeSet::new() };
+    let nodes = super::entries(nodes).unwrap_or_default();
+    let folders = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
+    let others = folders.filter(|path| path != folder.path()).map(Folder::at);
+    let records = others.filter_map(|other| other.record(Reader::Another).ok().flatten());
+    let are_here = |other: &Record| other.boot == record.boot && other.pid_namespace == record.pid_namespace;
+    let processes = records.filter(are_here).flat_map(|other| other.processes);
+    processes.map(|process| (process.pid, process.start_time)).collect()
+}
+
 /// Living processes that are not accounted for.
-fn candidates(record: &Record, all: &BTreeMap<u32, Stat>) -> Vec<Stat> {
+fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(u32, u64)>) -> Vec<Stat> {
     let first = record.processes.iter().map(|process| process.start_time).min().unwrap_or(0);
     let me = std::process::id();
     let may_be = |stat: &&Stat| {
         stat.start_time >= first
             && stat.pid != me
+            && !elsewhere.contains(&(stat.pid, stat.start_time))
             && !stat.is_dead()
             && identity::has_no_new_privs(stat.pid) == Some(true)
     };

@@ -21,7 +21,6 @@ use super::fill::{Values, fill};
 use super::folder::{Folder, Started, Wanted};
 use super::group;
 use super::identity::Stat;
-use super::log::log;
 use super::trampoline::{Execute, NotExecuted, hope};
 use super::volumes;
 use crate::durable;
@@ -45,7 +44,8 @@ pub(super) struct Waiting {
     pub(super) socket: UnixStream,
     pub(super) execute: Execute,
     pub(super) captures: [Capture; 2],
-    pub(super) is_in_group: bool,
+    /// Group to move it to before it is told, unless it is there already.
+    pub(super) group: Option<PathBuf>,
     held: Vec<OwnedFd>,
 }
 
@@ -216,14 +216,6 @@ pub(super) fn trampoline(
             .spawn()?;
         Ok((child.id(), [out, err]))
     };
-    let join = |pid| -> io::Result<()> {
-        let Some((path, memory)) = &group else { return Ok(()) };
-        // The group of the incarnation itself is there already.
-        if wanted.cgroup.as_ref().is_some_and(|parent| parent.memory) {
-            group::limit(path, *memory)?;
-        }
-        group::put(path, pid)
-    };
     // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
     let retry =
         |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
@@ -231,16 +223,18 @@ pub(super) fn trampoline(
     // It is our child and not reaped, so the pid means it and nothing else.
     let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
     // It waits to be told: whatever it executes is in the group from the start.
-    let limited = group.as_ref().filter(|(_, memory)| memory.is_some()).map(|(path, _)| path.clone());
-    let is_in_group = match join(pid) {
-        Ok(()) => group.is_some(),
-        Err(error) if limited.is_some() => return Err(retry(error)),
-        Err(error) => {
-            log(format_args!("cannot put a process into its control group: {error}"));
-            false
+    let mut limited = None;
+    if let (Some((path, memory)), Some(parent)) = (&group, &wanted.cgroup)
+        && parent.memory
+    {
+        let made = group::limit(path, *memory);
+        if memory.is_some() {
+            made.and_then(|()| group::put(path, pid)).map_err(retry)?;
+            limited = Some(path.clone());
         }
-    };
+    }
+    let group = group.map(|(path, _)| path).filter(|_| limited.is_none());
     let started =
         Started { payload, index, pid, start_time: stat.start_time, group: limited, addresses, end: None };
-    Ok(Waiting { started, socket, execute, captures, is_in_group, held })
+    Ok(Waiting { started, socket, execute, captures, group, held })
 }

@@ -21,6 +21,9 @@ impl Tender {
         order: Order,
         spec: Option<ObjectSpec>,
     ) -> io::Result<()> {
+        if let (Step::Start, Some(parent)) = (step, &self.shared.cgroup) {
+            parent.warm_up();
+        }
         self.write(step, order, spec)?;
         self.shown = None;
         match (step, &mut self.hold) {

@@ -57,14 +57,15 @@ impl Tender {
 
     /// Kills the supervisor, if it is visible here. Returns how many processes that were.
     pub(super) fn kill_supervisor(&mut self) -> usize {
-        if let Hold::Kept(link) = &mut self.hold {
-            link.kill();
-        }
         let record = self.record.as_ref();
         let origin = record.and_then(|record| StartedIn::of(record, &self.shared.boot).ok());
         let found = supervisors(&self.folder, record, origin);
         for supervisor in &found {
             supervisor.signal(rustix::process::Signal::KILL);
+        }
+        // Last: one that is dead would not be found.
+        if let Hold::Kept(link) = &mut self.hold {
+            link.kill();
         }
         found.len()
     }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod browser;
 mod checks;
+mod clocks;
 mod compose;
 mod directory;
 mod executors;

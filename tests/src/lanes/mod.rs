@@ -16,7 +16,7 @@
 //!
 //! In reading order: the fleet, producers, the evidence, then the lanes.
 
-mod clock;
+pub mod clock;
 mod damage;
 mod disk_full;
 pub mod evidence;

@@ -1,0 +1,115 @@
+//! The real program with a wall clock that is years ahead: at its start, and while it runs.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use chancery_tests::lanes::clock::library;
+use chancery_tests::{Server, until};
+use serde_json::json;
+
+/// Ten years.
+const AHEAD: &str = "+315576000";
+
+/// A server under libfaketime, and the file that says how far ahead its clock is.
+fn server() -> Option<(Server, std::path::PathBuf)> {
+    let Ok(library) = library() else {
+        println!("skipped: libfaketime is not installed");
+        return None;
+    };
+    let mut server = Server::new();
+    let clock = server.home().join("clock");
+    std::fs::write(&clock, "+0").expect("a file");
+    server.set("LD_PRELOAD", library.to_str().expect("text"));
+    server.set("FAKETIME_TIMESTAMP_FILE", clock.to_str().expect("text"));
+    server.set("FAKETIME_NO_CACHE", "1");
+    server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    // What the kernel says of the clock, as this machine has it or not.
+    let bin = server.home().join("bin");
+    std::fs::create_dir(&bin).expect("a directory");
+    say_synchronised(&server, "no");
+    let path = std::env::var("PATH").unwrap_or_default();
+    server.set("PATH", &format!("{}:{path}", bin.display()));
+    Some((server, clock))
+}
+
+fn say_synchronised(server: &Server, word: &str) {
+    let program = server.home().join("bin/timedatectl");
+    std::fs::write(&program, format!("#!/bin/sh\necho {word}\n")).expect("a file");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+}
+
+fn capability(server: &Server, name: &str) -> u64 {
+    server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}))
+}
+
+/// Asks for something by an intent that is dated now, by this machine's clock. Its position.
+fn dated(server: &Server, id: &str) -> u64 {
+    let now = chancery::wall_clock::now().to_string();
+    let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
+    let event = json!({
+        "specversion": "1.0", "id": id, "source": "tests", "type": "chancery.capability.apply.v1", "actor": "ann",
+        "time": now, "data": data,
+    });
+    let headers = [("content-type", "application/cloudevents+json")];
+    let answer =
+        server.client().send("POST", "/v1/fleets/default/intents", &headers, event.to_string().as_bytes());
+    answer.json()["position"].as_u64().unwrap_or_else(|| panic!("{}", answer.text))
+}
+
+/// The year of the last event.
+fn year(server: &Server) -> i32 {
+    let events = server.cli(&["events", "-o", "jsonl"]);
+    let last: serde_json::Value = serde_json::from_str(events.lines().last().expect("events")).expect("JSON");
+    last["time"].as_str().expect("a time")[..4].parse().expect("a year")
+}
+
+#[test]
+fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_or_synchronised() {
+    let Some((mut server, clock)) = server() else { return };
+    server.start_again();
+    capability(&server, "a");
+    let now = year(&server);
+    server.stop();
+    std::fs::write(&clock, AHEAD).expect("a file");
+    let ended = server.try_start_again().expect_err("it does not decide");
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(ended.said.contains("--accept-clock") && ended.said.contains("clock.max_gap"), "{}", ended.said);
+    std::fs::write(&clock, "+0").expect("a file");
+    server.start_again();
+    assert_eq!(year(&server), now, "nothing was recorded years ahead");
+    server.stop();
+    say_synchronised(&server, "yes");
+    std::fs::write(&clock, AHEAD).expect("a file");
+    server.start_again();
+    capability(&server, "b");
+    assert!(year(&server) >= now + 9, "a synchronised clock is followed");
+    server.stop();
+    // It has happened. With the right clock again the fleet goes on: intents that are dated now are decided, once.
+    say_synchronised(&server, "no");
+    std::fs::write(&clock, "+0").expect("a file");
+    server.start_again();
+    let first = dated(&server, "one");
+    assert_eq!(dated(&server, "one"), first, "a repeat gets the first verdict");
+    assert!(dated(&server, "two") > first);
+    assert!(year(&server) >= now + 9, "the journal's time does not go back");
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_readyz_says_so() {
+    let Some((mut server, clock)) = server() else { return };
+    server.start_again();
+    capability(&server, "a");
+    let now = year(&server);
+    std::fs::write(&clock, AHEAD).expect("a file");
+    until("readyz says that the clock leapt", || {
+        let _ = capability(&server, "b");
+        (server.client().get("/readyz").json()["code"] == "clock_ahead").then_some(())
+    });
+    assert_eq!(year(&server), now);
+    std::fs::write(&clock, "+0").expect("a file");
+    until("readyz says that the clock is back", || {
+        let _ = capability(&server, "c");
+        (server.client().get("/readyz").status == 200).then_some(())
+    });
+    assert_eq!(server.stop(), Some(0));
+}

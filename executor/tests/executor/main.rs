@@ -119,6 +119,7 @@ fn run_tests() -> ExitCode {
         volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
         volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
         volumes::what_is_begun_to_be_destroyed_goes_on_without_being_told_to,
+        volumes::a_volume_that_an_orphan_uses_gets_no_second_user,
         volumes::what_is_not_ours_is_never_touched,
         volumes::links_that_lead_out_of_a_volume_are_removed_and_not_followed,
         volumes::a_file_system_that_is_mounted_inside_is_left_and_named,

@@ -491,3 +491,23 @@ pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
         assert_eq!(data(&root, position).exists(), runs);
     }
 }
+
+pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
+    let root = Root::new();
+    let processes = root.open().await;
+    make(&processes, 1).await;
+    // Nothing tells the executor to end it: so it is with what was decided in a part of the journal that was lost.
+    processes.carry_out(command(id(2), 1, Effect::Ensure, &writer(1))).await;
+    until(&processes, id(2), "the first user is ready", is_ready).await;
+    processes.carry_out(command(id(3), 1, Effect::Ensure, &writer(1))).await;
+    let refused = until(&processes, id(3), "the second is refused", |report| failed(report).is_some()).await;
+    let user = format!("volume {} is used by {}", volume(1), id(2));
+    assert!(failed(&refused).is_some_and(|message| message.contains(&user)), "{refused:?}");
+    assert_eq!(lines(&root, 1), 1, "nothing of it was started");
+    processes.carry_out(command(id(2), 2, Effect::Kill, &writer(1))).await;
+    until(&processes, id(2), "the first user has ended", is_ended).await;
+    processes.carry_out(command(id(3), 2, Effect::Ensure, &writer(1))).await;
+    until(&processes, id(3), "the second is ready", is_ready).await;
+    processes.carry_out(command(id(3), 3, Effect::Kill, &writer(1))).await;
+    until(&processes, id(3), "the second has ended", is_ended).await;
+}

@@ -47,7 +47,7 @@ impl Tender {
         let _using = match &spec {
             Some(ObjectSpec::Run(spec)) if *step == Step::Start => {
                 let using = shared.lock_using();
-                volumes::check(&shared.volumes(), spec).map_err(io::Error::other)?;
+                volumes::check(&shared, spec, self.incarnation).map_err(io::Error::other)?;
                 Some(using)
             }
             Some(_) | None => None,

@@ -35,7 +35,7 @@ impl Warden {
             None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
         };
         if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
-            if let Some(user) = users::user(&shared, &self.home, self.volume)? {
+            if let Some(user) = users::user(&shared, &self.home, self.volume, None)? {
                 let message = format!("volume {} is in use by {user}", self.volume);
                 self.refuse(order.revision, message, Hope::Retry);
                 return Ok(());

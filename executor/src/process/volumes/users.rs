@@ -14,7 +14,7 @@ use chancery_events::protocol::RunSpec;
 use chancery_events::spec::VOLUME_VARIABLE;
 
 use super::super::drift::Place;
-use super::super::folder::Folder;
+use super::super::folder::{Folder, Wanted};
 use super::super::identity::Stat;
 use super::super::{Shared, entries, lost};
 use super::home::{Found, Home};
@@ -36,27 +36,49 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
     }
 }
 
-/// Whether everything that a run mounts may be used; else, what not.
-pub(in super::super) fn check(volumes: &Path, spec: &RunSpec) -> Result<(), String> {
-    let mut mounts = spec.payloads.iter().flat_map(|payload| &payload.mounts);
-    mounts.try_for_each(|mount| place(volumes, mount.volume).map(drop))
+/// Checks that an incarnation may use each volume that it mounts: the volume is here, and nothing else uses it. An orphan
+/// that the decider knows nothing of may.
+pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> Result<(), String> {
+    let volumes = shared.volumes();
+    let mounts = spec.payloads.iter().flat_map(|payload| &payload.mounts);
+    for volume in mounts.map(|mount| mount.volume).collect::<BTreeSet<_>>() {
+        place(&volumes, volume)?;
+        match user(shared, &Home::of(&volumes, volume), volume, Some(of)) {
+            Ok(None) => {}
+            Ok(Some(user)) => return Err(format!("volume {volume} is used by {user}")),
+            Err(error) => return Err(format!("cannot find out what uses volume {volume}: {error}")),
+        }
+    }
+    Ok(())
 }
 
-/// Who uses a volume, or may yet: an incarnation that is not over, or a process that is left of one.
-pub(super) fn user(shared: &Shared, home: &Home, volume: VolumeId) -> io::Result<Option<String>> {
+/// What uses a volume, or may yet, except the incarnation `besides`: an incarnation that has not ended, or a process that
+/// is left of one.
+pub(super) fn user(
+    shared: &Shared,
+    home: &Home,
+    volume: VolumeId,
+    besides: Option<IncarnationId>,
+) -> io::Result<Option<String>> {
     let nodes = shared.root.join("nodes");
     let mut kept = BTreeSet::new();
     for path in entries(&nodes)?.iter().map(|node| entries(node)).collect::<io::Result<Vec<_>>>()?.concat() {
         let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let Some(id) = id else { continue };
+        let folder = Folder::at(path);
+        let wanted = match folder.wanted(Reader::Another) {
+            Ok(Some(wanted)) if wanted.incarnation == id => wanted,
+            // What it uses is not known: its control group says whether anything of it lives.
+            Ok(_) | Err(_) => continue,
+        };
         kept.insert(id);
-        if uses(&Folder::at(path), id, volume) {
+        if besides != Some(id) && uses(&folder, &wanted, volume) {
             return Ok(Some(id.to_string()));
         }
     }
     // What such an incarnation uses is not known any more.
     if let Some(id) = lost::user(shared.cgroup.as_ref(), &kept)? {
-        return Ok(Some(format!("{id}, whose directory was removed")));
+        return Ok(Some(format!("{id}, whose records are lost")));
     }
     // Of an incarnation whose folder was lost, or whose records cannot be read.
     let data = home.data();
@@ -65,10 +87,9 @@ pub(super) fn user(shared: &Shared, home: &Home, volume: VolumeId) -> io::Result
     Ok(left.map(|stat| format!("process {}", stat.pid)))
 }
 
-fn uses(folder: &Folder, id: IncarnationId, volume: VolumeId) -> bool {
-    let Ok(Some(wanted)) = folder.wanted(Reader::Another) else { return false };
+fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
     let payloads = wanted.spec.iter().flat_map(|spec| &spec.payloads);
-    if wanted.incarnation != id || !payloads.flat_map(|p| &p.mounts).any(|mount| mount.volume == volume) {
+    if !payloads.flat_map(|p| &p.mounts).any(|mount| mount.volume == volume) {
         return false;
     }
     // What cannot be read may say that it runs.

@@ -20,6 +20,7 @@ use chancery_events::id::{Attach, Lineage, ObjectId};
 use chancery_events::observation::Report;
 use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
+use chancery_events::size::json_bytes;
 
 mod lease;
 mod queue;
@@ -30,8 +31,11 @@ use queue::Queue;
 pub use queue::Work;
 pub use words::{Identity, Input, Output, Seen, Stop};
 
-/// Reports in one part of a level.
+/// Reports in one part of a level, at most.
 const LEVEL_PART: usize = 500;
+/// Bytes of JSON after which a part of a level ends: a server takes no message above 16 MiB, and one report may have more
+/// than a quarter of a mebibyte.
+const LEVEL_PART_BYTES: usize = 1 << 20;
 /// Reports that may wait for their acceptance.
 const WINDOW: u64 = 1000;
 /// How long a hello waits for its answer.
@@ -334,10 +338,17 @@ impl Core {
         }
         let attach = connection.attach;
         let most = if planted::is(Bug::KeepsLevelToItself) { 0 } else { usize::MAX };
-        let mut reports = reports.into_iter().take(most);
+        let mut reports = reports.into_iter().take(most).peekable();
         loop {
-            let part: Vec<Report> = reports.by_ref().take(LEVEL_PART).collect();
-            let last = if reports.len() == 0 { Part::Last } else { Part::More };
+            let (mut part, mut bytes) = (Vec::new(), 0);
+            while part.len() < LEVEL_PART
+                && bytes < LEVEL_PART_BYTES
+                && let Some(report) = reports.next()
+            {
+                bytes += json_bytes(&report);
+                part.push(report);
+            }
+            let last = if reports.peek().is_none() { Part::Last } else { Part::More };
             out.push(Output::Say(ToDecider::Level { attach, reports: part, part: last }));
             if last == Part::Last {
                 break;

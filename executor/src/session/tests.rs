@@ -251,6 +251,24 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
 }
 
 #[test]
+fn a_part_of_a_level_ends_before_it_is_larger_than_a_message_may_be() {
+    let large = |position| {
+        let message = "x".repeat(300 << 10);
+        let saw = Saw::Failed { message, hope: chancery_events::observation::Hope::Retry };
+        Report { object: id(position), revision: 1, saw }
+    };
+    let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
+    let out = core.handle(secs(0), Input::Listed((1..=60).map(large).collect()));
+    let mut reports = 0;
+    for output in &out {
+        let Output::Say(ToDecider::Level { reports: part, .. }) = output else { panic!("{output:?}") };
+        assert!(json_bytes(part) < 2 << 20, "{} reports", part.len());
+        reports += part.len();
+    }
+    assert_eq!(reports, 60);
+}
+
+#[test]
 fn too_many_reports_that_wait_hold_back_changes() {
     let (mut core, _) = attached(vec![]);
     core.handle(secs(0), Input::Changed((1..=WINDOW).map(gone).collect()));

@@ -113,7 +113,8 @@ pub(super) fn forks() -> io::Result<u64> {
 
 /// Whether `/proc` may hide processes.
 pub(super) fn hides_processes() -> bool {
-    std::fs::read_to_string("/proc/self/mountinfo").map_or(true, |mounts| {
+    std::fs::read("/proc/self/mountinfo").map_or(true, |mounts| {
+        let mounts = String::from_utf8_lossy(&mounts);
         let proc = mounts.lines().filter(|line| line.split(' ').nth(4) == Some("/proc"));
         proc.flat_map(|line| line.split([' ', ',']))
             .any(|option| option.strip_prefix("hidepid=").is_some_and(|value| !matches!(value, "0" | "off")))

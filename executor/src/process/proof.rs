@@ -23,6 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use super::drift::Place;
@@ -190,8 +191,8 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
 struct Marks<'a> {
     folder: &'a Path,
     place: Option<Place>,
-    /// Files in the directory: pipes among them.
-    files: BTreeSet<Place>,
+    /// Pipes in the directory, which the programs write into. Other files there may be read by anybody.
+    pipes: BTreeSet<Place>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
 }
@@ -205,7 +206,7 @@ impl Marks<'_> {
         Marks {
             folder: folder.path(),
             place: place(folder.path()),
-            files: files.iter().filter(|path| !path.is_dir()).filter_map(|path| place(path)).collect(),
+            pipes: files.iter().filter(|path| is_pipe(path)).filter_map(|path| place(path)).collect(),
             leaders: processes.chain(supervisor).collect(),
         }
     }
@@ -220,7 +221,7 @@ impl Marks<'_> {
             || leads(stat.group)
             || folder_named_by(stat).is_some_and(|named| self.is_folder(&named))
             || self.works_in(stat.pid)
-            || !identity::open_as(stat.pid, &self.files).is_empty()
+            || !identity::open_as(stat.pid, &self.pipes).is_empty()
     }
 
     fn is_folder(&self, path: &Path) -> bool {
@@ -232,6 +233,10 @@ impl Marks<'_> {
         let Ok(cwd) = std::fs::read_link(format!("/proc/{pid}/cwd")) else { return false };
         cwd.ancestors().any(|path| self.is_folder(path))
     }
+}
+
+fn is_pipe(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
 /// Directory of an incarnation that a process has in its environment.

@@ -52,6 +52,12 @@ pub struct CgroupSupport {
 /// Mount of cgroup v2: which of its groups is the root of the mount, and where it is mounted.
 type Mount = (PathBuf, PathBuf);
 
+/// Text of a file of procfs. Names of mount points are bytes, which need not be UTF-8.
+fn read_lossy(path: &str) -> io::Result<String> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {path}: {error}"));
+    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(named)?).into_owned())
+}
+
 impl CgroupSupport {
     /// Tries what the setting asks for. An error says that a directory named by the setting cannot be used.
     pub fn detect(setting: &CgroupSetting) -> io::Result<CgroupSupport> {
@@ -61,10 +67,10 @@ impl CgroupSupport {
             mount: None,
             memory: false,
         };
-        let mounts = mounts(&std::fs::read_to_string("/proc/self/mountinfo")?);
         match setting {
             CgroupSetting::Off => Ok(none("the setting cgroup is none".to_owned())),
             CgroupSetting::At(path) => {
+                let mounts = mounts(&read_lossy("/proc/self/mountinfo")?);
                 check_memory(path)?;
                 let real = path.canonicalize()?;
                 let mount = mounts.into_iter().map(|(_, at)| at).filter(|at| real.starts_with(at));
@@ -80,7 +86,12 @@ impl CgroupSupport {
                 Ok(CgroupSupport { proof, path: Some(path.clone()), mount, memory: true })
             }
             CgroupSetting::Detect => {
-                let own = std::fs::read_to_string("/proc/self/cgroup")?;
+                // Missing without procfs, or in a kernel without control groups.
+                let (mounts, own) =
+                    match (read_lossy("/proc/self/mountinfo"), read_lossy("/proc/self/cgroup")) {
+                        (Ok(mountinfo), Ok(own)) => (mounts(&mountinfo), own),
+                        (Err(error), _) | (_, Err(error)) => return Ok(none(error.to_string())),
+                    };
                 let mut reasons = Vec::new();
                 for (mount, path) in candidates(&mounts, &own, rustix::process::geteuid().is_root()) {
                     match trial_below(&path) {

@@ -105,9 +105,17 @@ fn write_wanted(root: &Root, position: u64, aim: &str, spec: &RunSpec) {
 fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
     write_wanted(root, position, "up", &sleeper(1));
     let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
-    let record = serde_json::json!({"boot": boot, "pid_namespace": namespace, "phase": "started", "processes": [{
-        "payload": "web", "index": 0, "pid": pid, "start_time": start_time, "addresses": [], "end": null
-    }]});
+    // A group that was removed proves that nothing is left, whatever else runs on this machine.
+    let place = std::fs::metadata(root.path()).unwrap();
+    let group = serde_json::json!({
+        "path": root.path().join("groups/removed"), "mount": root.path(),
+        "place": {"device": place.dev(), "inode": place.ino()},
+    });
+    let record = serde_json::json!({
+        "boot": boot, "pid_namespace": namespace, "phase": "started", "group": group, "processes": [{
+            "payload": "web", "index": 0, "pid": pid, "start_time": start_time, "addresses": [], "end": null
+        }],
+    });
     std::fs::write(root.folder(id(position)).join("processes.json"), record.to_string()).unwrap();
 }
 

@@ -1,20 +1,23 @@
 //! The real program as an executor of its own.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
 use std::rc::Rc;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::launch::Launch;
 use crate::server::end_all_under;
-use crate::{Payload, Server, payloads, program, until};
+use crate::{Payload, Server, payloads, until};
 
 /// An executor with a folder of its own that goes when it does, and every process that it started.
 pub struct Executor {
     dir: Rc<TempDir>,
     child: Option<Child>,
     args: Vec<String>,
+    data: PathBuf,
+    launch: Launch,
 }
 
 impl Executor {
@@ -49,7 +52,8 @@ impl Executor {
 
     fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &str) -> Executor {
         let words = ["executor", "--server", servers, "--cluster", "local", "--name", name, runtime];
-        let mut executor = Executor { dir, child: None, args: words.map(str::to_owned).to_vec() };
+        let (args, data) = (words.map(str::to_owned).to_vec(), dir.path().join("root"));
+        let mut executor = Executor { dir, child: None, args, data, launch: Launch::default() };
         executor.start_again();
         executor
     }
@@ -57,11 +61,14 @@ impl Executor {
     /// Starts the program again over the same folder.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it runs");
-        let log = std::fs::File::options().create(true).append(true).open(self.dir().join("log"));
-        let child = Command::new(program())
+        let file = self.launch.stderr.clone().unwrap_or_else(|| self.dir().join("log"));
+        let log = std::fs::File::options().create(true).append(true).open(file);
+        let child = self
+            .launch
+            .command()
             .args(&self.args)
             .args(["--log", "info", "--data-dir"])
-            .arg(self.dir().join("root"))
+            .arg(&self.data)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a log"))
@@ -72,6 +79,35 @@ impl Executor {
 
     fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Its data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Names its data directory in another way from now on, or takes another one.
+    pub fn set_data(&mut self, data: PathBuf) {
+        assert!(self.child.is_none(), "it runs");
+        self.data = data;
+    }
+
+    /// What is special about its next start.
+    pub fn set_launch(&mut self, launch: Launch) {
+        assert!(self.child.is_none(), "it runs");
+        self.launch = launch;
+    }
+
+    /// Whether it was started, and not ended from here.
+    pub fn is_up(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// How it ended, if it did by its own decision.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut()?.try_wait().expect("it is ours")?;
+        self.child = None;
+        Some(status)
     }
 
     /// What it logged.
@@ -102,8 +138,7 @@ impl Executor {
     /// Ends it as a power cut would end it alone.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
-        child.kill().expect("it can be killed");
-        child.wait().expect("it is ours");
+        self.launch.kill(&mut child);
     }
 
     /// Asks it to stop, and waits. Its exit code.
@@ -122,8 +157,7 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+            self.launch.kill(&mut child);
         }
         end_all_under(self.dir());
     }

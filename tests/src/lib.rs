@@ -1,11 +1,12 @@
 //! What the end-to-end tests share: the real program as a server on a free port and a folder of its own, a client
 //! of its API, a look at the processes that it started, and a real Kafka. Then what judges a run, whatever ran it: the history of
-//! what producers were told, the checker of invariants, and the second model of what readers see; and what is run: lanes of
+//! what producers were told, the checker of invariants, the second model of what readers see, and the checker that looks at the host alone; and what is run: lanes of
 //! real faults, whose ledger grows, and simulated worlds.
 
 pub mod check;
 pub mod fuzz;
 pub mod history;
+pub mod host;
 pub mod kafka;
 pub mod lanes;
 pub mod ledger;
@@ -17,6 +18,7 @@ mod story;
 
 mod client;
 mod executor;
+mod launch;
 mod place;
 mod processes;
 mod server;
@@ -24,6 +26,7 @@ mod standbys;
 
 pub use client::{Answer, Client};
 pub use executor::Executor;
+pub use launch::Launch;
 pub use place::{Place, Site};
 pub use processes::{Payload, payloads};
 pub use server::{NotUp, Server, program};

@@ -24,7 +24,7 @@ pub enum Place {
 /// A server, and the executor of the cluster `local` if that is outside.
 pub struct Site {
     /// The executor, which goes first.
-    executor: Option<Executor>,
+    pub executor: Option<Executor>,
     /// The server.
     pub server: Server,
 }

@@ -1,8 +1,8 @@
 //! Payload processes of one server, found by what their environment says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chancery_executor::process::{CgroupSetting, CgroupSupport, EndProof};
@@ -20,14 +20,17 @@ pub struct Payload {
     pub pid: u32,
 }
 
-/// Every payload process that is alive and has its home under `root`, by process id.
+/// Every payload process that is alive and has its home under `root`, by process id; not what it has started.
 pub fn payloads(root: &Path) -> Vec<Payload> {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
-    let mut found: Vec<Payload> = std::fs::read_dir("/proc")
+    let mut found: Vec<(Payload, u32)> = std::fs::read_dir("/proc")
         .expect("/proc")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(|pid: u32| payload(&root, pid))
         .collect();
+    let pids: BTreeSet<u32> = found.iter().map(|(payload, _)| payload.pid).collect();
+    found.retain(|(_, parent)| !pids.contains(parent));
+    let mut found: Vec<Payload> = found.into_iter().map(|(payload, _)| payload).collect();
     found.sort();
     found
 }
@@ -63,12 +66,14 @@ pub(crate) fn end_groups_under(root: &Path) {
     }
 }
 
-fn payload(root: &Path, pid: u32) -> Option<Payload> {
+/// With its parent.
+fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let state = stat.rsplit(')').next()?.trim_start().chars().next()?;
-    if matches!(state, 'Z' | 'X') {
+    let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
         return None; // dead, and only not reaped yet
     }
+    let parent = fields.next()?.parse().ok()?;
     let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let environ: BTreeMap<String, String> = environ
         .split(|byte| *byte == 0)
@@ -76,14 +81,12 @@ fn payload(root: &Path, pid: u32) -> Option<Payload> {
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
     let get = |key: &str| environ.get(key).cloned();
-    if !Path::new(&get("HOME")?).starts_with(root) {
+    // Named as the data directory was when it was started, which may have been by a link.
+    let home = PathBuf::from(get("HOME")?);
+    if !home.starts_with(root) && !home.canonicalize().is_ok_and(|home| home.starts_with(root)) {
         return None;
     }
     let process = format!("{}-{}", get("CHANCERY_PAYLOAD")?, get("CHANCERY_PROCESS")?);
-    Some(Payload {
-        replica: get("CHANCERY_REPLICA")?,
-        incarnation: get("CHANCERY_INCARNATION")?,
-        process,
-        pid,
-    })
+    let (replica, incarnation) = (get("CHANCERY_REPLICA")?, get("CHANCERY_INCARNATION")?);
+    Some((Payload { replica, incarnation, process, pid }, parent))
 }

@@ -6,6 +6,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::host::HostProcess;
+use crate::launch::Launch;
 use crate::processes::end_groups_under;
 use crate::{Client, payloads, until};
 
@@ -27,6 +29,8 @@ pub struct Server {
     data: PathBuf,
     settings: Vec<(String, String)>,
     flags: Vec<String>,
+    /// What is special about its next start, or about its last one while it runs.
+    launch: Launch,
     /// Soft and hard limit of open files, if not this process's own.
     files: Option<(u64, u64)>,
     /// Where its standard error goes, if not into a file under its home.
@@ -71,17 +75,9 @@ impl Server {
         let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary folder");
         let data = home.path().to_owned();
         let listen = "127.0.0.1:0".into();
-        Server {
-            home,
-            data,
-            settings: Vec::new(),
-            flags: Vec::new(),
-            files: None,
-            log: None,
-            child: None,
-            address: String::new(),
-            listen,
-        }
+        let (settings, flags, launch) = (Vec::new(), Vec::new(), Launch::default());
+        let (files, log, child, address) = (None, None, None, String::new());
+        Server { home, data, settings, flags, launch, files, log, child, address, listen }
     }
 
     /// Sets an environment variable of its settings, from the next start on.
@@ -105,7 +101,7 @@ impl Server {
     }
 
     fn command(&self) -> Command {
-        let Some((soft, hard)) = self.files else { return Command::new(program()) };
+        let Some((soft, hard)) = self.files else { return self.launch.command() };
         let mut shell = Command::new("sh");
         let limited = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
         shell.args(["-c", &limited]).arg(program());
@@ -118,6 +114,18 @@ impl Server {
         self.data = self.home.path().join(folder);
         std::fs::create_dir_all(&self.data).expect("a folder");
         self.data.clone()
+    }
+
+    /// Names its data directory in another way from now on, or takes another one.
+    pub fn set_data(&mut self, data: PathBuf) {
+        assert!(self.child.is_none(), "it runs");
+        self.data = data;
+    }
+
+    /// What is special about its next start.
+    pub fn set_launch(&mut self, launch: Launch) {
+        assert!(self.child.is_none(), "it runs");
+        self.launch = launch;
     }
 
     /// Starts the program again over the same folder.
@@ -144,8 +152,9 @@ impl Server {
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);
         let said_before = self.log().len();
-        let log = self.log.clone().unwrap_or_else(|| self.home.path().join("server.log"));
-        let log = std::fs::File::options().create(true).append(true).open(log);
+        let usual = || self.home.path().join("server.log");
+        let file = self.launch.stderr.clone().or_else(|| self.log.clone()).unwrap_or_else(usual);
+        let log = std::fs::File::options().create(true).append(true).open(file);
         let child = self
             .command()
             .args(["serve", "--listen", &self.listen, "--data-dir"])
@@ -224,8 +233,7 @@ impl Server {
     /// Ends it as a power cut would: no chance to do anything.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
-        child.kill().expect("it can be killed");
-        child.wait().expect("it is ours");
+        self.launch.kill(&mut child);
     }
 
     /// Asks it to stop, and waits. Its exit code.
@@ -271,8 +279,7 @@ impl Default for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+            self.launch.kill(&mut child);
         }
         end_all_under(self.home());
     }
@@ -289,7 +296,7 @@ pub(crate) fn end_all_under(root: &Path) {
 fn end_processes_under(root: &Path) {
     for round in 0..100 {
         let mut left = payloads(root).into_iter().map(|payload| payload.pid).collect::<Vec<_>>();
-        left.extend(keepers(root));
+        left.extend(supervisors(root).into_iter().map(|(pid, _)| pid));
         if left.is_empty() {
             return;
         }
@@ -302,18 +309,16 @@ fn end_processes_under(root: &Path) {
     }
 }
 
-/// Keepers whose folder is under `root`.
-fn keepers(root: &Path) -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").expect("/proc");
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let dead = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']));
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut words = line.split(|byte| *byte == 0);
-        let keeper = words.any(|word| word == b"keeper");
-        let under = words.any(|word| Path::new(&*String::from_utf8_lossy(word)).starts_with(root));
-        keeper && under && !dead
-    })
-    .collect()
+/// Supervisors of incarnations whose directory is under `root`, with the directory as it was named.
+pub(crate) fn supervisors(root: &Path) -> Vec<(u32, PathBuf)> {
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    let found = HostProcess::all().expect("/proc").into_iter().filter_map(|process| {
+        let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).ok()?;
+        let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let at = words.iter().position(|word| word == "keeper")?;
+        let dir = PathBuf::from(words.get(at + 1)?.as_ref());
+        let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+        (dir.starts_with(&root) || real.starts_with(&root)).then_some((process.pid, dir))
+    });
+    found.collect()
 }

@@ -1,0 +1,87 @@
+//! Canaries: files that nothing of a run has a reason to touch.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+/// The directories that faults mount and link to, and one that lies there.
+const NAMES: [&str; 4] = ["plain", "bound", "nested", "linked"];
+
+/// What must not change of a file or directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Look {
+    inode: (u64, u64),
+    mode: u32,
+    owner: (u32, u32),
+    changed: (i64, i64),
+    /// None of a directory.
+    content: Option<Vec<u8>>,
+}
+
+/// Files as they were planted.
+#[derive(Debug)]
+pub(super) struct Canaries {
+    root: PathBuf,
+    planted: BTreeMap<PathBuf, Look>,
+}
+
+impl Canaries {
+    pub(super) fn plant(root: &Path) -> Result<Canaries> {
+        for name in NAMES {
+            let dir = root.join(name);
+            let doing = || format!("cannot plant {}", dir.display());
+            std::fs::create_dir_all(dir.join("deep/empty")).with_context(doing)?;
+            for file in ["file", "deep/file"] {
+                std::fs::write(dir.join(file), format!("canary {name}/{file}\n")).with_context(doing)?;
+            }
+        }
+        Ok(Canaries { root: root.to_owned(), planted: look(root)? })
+    }
+
+    /// Every one that is not as it was.
+    pub(super) fn touched(&self) -> Result<Vec<String>> {
+        let now = look(&self.root)?;
+        let mut found = Vec::new();
+        for (path, was) in &self.planted {
+            match now.get(path) {
+                None => found.push(format!("{} is deleted", path.display())),
+                Some(is) if is != was => found.push(format!("{} was {was:?}, is {is:?}", path.display())),
+                Some(_) => {}
+            }
+        }
+        let new = now.keys().filter(|path| !self.planted.contains_key(*path));
+        found.extend(new.map(|path| format!("{} is new", path.display())));
+        Ok(found)
+    }
+}
+
+fn look(root: &Path) -> Result<BTreeMap<PathBuf, Look>> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(path) = open.pop() {
+        let doing = || format!("cannot look at {}", path.display());
+        let metadata = match std::fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            metadata => metadata.with_context(doing)?,
+        };
+        let content = if metadata.is_dir() {
+            for entry in std::fs::read_dir(&path).with_context(doing)? {
+                open.push(entry.with_context(doing)?.path());
+            }
+            None
+        } else {
+            Some(std::fs::read(&path).with_context(doing)?)
+        };
+        let look = Look {
+            inode: (metadata.dev(), metadata.ino()),
+            mode: metadata.mode(),
+            owner: (metadata.uid(), metadata.gid()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            content,
+        };
+        found.insert(path, look);
+    }
+    Ok(found)
+}

@@ -1,0 +1,334 @@
+//! A checker that never asks Chancery: after each round of a fault campaign it looks at `/proc`, at every cgroup v2, at
+//! files, and at the log that payloads write (`tests/payloads/witness`).
+//!
+//! | it counts | as seen in |
+//! |---|---|
+//! | started twice | two starts of one process of an incarnation, or the lock of its instance held |
+//! | volumes with two users | the lock of the volume, held when an incarnation starts to use the volume |
+//! | files outside touched | canaries: content, inode, mode, time of the last change, and what is in their directories |
+//!
+//! It also finds what must not be left: processes of an incarnation whose main process is dead, payload processes that are
+//! in no log, and, once everything has ended, any process, mount and cgroup.
+
+mod canaries;
+mod cgroups;
+mod mounts;
+mod payload_log;
+mod processes;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use canaries::Canaries;
+pub use cgroups::is_writable as has_cgroups;
+pub use mounts::{Mount, mounts_under};
+use payload_log::{PayloadLog, Word};
+pub use processes::HostProcess;
+
+/// How long what must end may take to do so.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Name of the cgroup that all executors of a host share.
+const SHARED_CGROUP: &str = "chancery";
+
+/// The host as the checker sees it.
+pub struct Host {
+    /// Holds the log of payloads and the canaries; outside of every data directory.
+    dir: PathBuf,
+    /// Holds everything that belongs to the run: data directories, their copies, and `dir`.
+    home: PathBuf,
+    canaries: Canaries,
+    /// Every cgroup in which a process of the run was seen, and which the run did not find there.
+    cgroups: BTreeSet<PathBuf>,
+    cgroups_before: BTreeSet<PathBuf>,
+    patience: Duration,
+}
+
+/// What was found so far.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Findings {
+    /// Processes of incarnations that were started more than once.
+    pub started_twice: Vec<String>,
+    /// Incarnations that got a volume while another one used it.
+    pub volumes_with_two_users: Vec<String>,
+    /// Canaries that are not as they were.
+    pub files_touched: Vec<String>,
+    /// What is left though it should have ended.
+    pub left: Vec<String>,
+}
+
+impl Findings {
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        *self == Findings::default()
+    }
+
+    fn lines(&self) -> String {
+        let kinds = [
+            ("started twice", &self.started_twice),
+            ("volume with two users", &self.volumes_with_two_users),
+            ("file outside touched", &self.files_touched),
+            ("left", &self.left),
+        ];
+        let lines =
+            kinds.iter().flat_map(|(kind, found)| found.iter().map(move |one| format!("{kind}: {one}")));
+        lines.collect::<Vec<_>>().join("\n  ")
+    }
+}
+
+impl Host {
+    /// Makes the log and the canaries in a directory of their own under the home of a run.
+    pub fn new(home: &Path) -> Result<Host> {
+        let home = home.canonicalize().with_context(|| format!("cannot find {}", home.display()))?;
+        let dir = home.join("outside");
+        std::fs::create_dir_all(dir.join("instances")).context("cannot create the checker's directory")?;
+        std::fs::write(dir.join("log"), "").context("cannot create the log of payloads")?;
+        let canaries = Canaries::plant(&dir.join("canaries"))?;
+        let cgroups_before = cgroups::all()?;
+        Ok(Host { dir, home, canaries, cgroups: BTreeSet::new(), cgroups_before, patience: PATIENCE })
+    }
+
+    /// A payload that the checker can follow; with a volume of 1 MiB if `volume` says so. Where no cgroup can be made, a
+    /// process that leaves its environment and its parent cannot be found, and payloads have one process each.
+    pub fn payload(&self, volume: bool) -> Value {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("payloads/witness");
+        let shapes = if has_cgroups() { "any" } else { "plain" };
+        let mut argv = vec![json!(program), json!(self.dir), json!(shapes)];
+        let mut volumes = Vec::new();
+        if volume {
+            argv.push(json!("${volume./data}"));
+            volumes.push(
+                json!({"class": "fast", "capacity": 1 << 20, "mount": "/data", "on_delete": "destroy"}),
+            );
+        }
+        json!({
+            "name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": argv}, "volumes": volumes,
+        })
+    }
+
+    /// The directory with a canary of that name, which a fault may mount somewhere: `bound`, `nested` or `linked`.
+    pub fn canary(&self, name: &str) -> PathBuf {
+        self.dir.join("canaries").join(name)
+    }
+
+    /// Makes the next payload that starts mount a canary in its working directory.
+    pub fn ask_for_mount(&self) -> Result<()> {
+        std::fs::write(self.dir.join("mount-next"), "").context("cannot ask a payload for a mount")
+    }
+
+    /// Withdraws that, if no payload has done it.
+    pub fn withdraw_mount(&self) {
+        for name in ["mount-next", "mount-made"] {
+            let _ = std::fs::remove_file(self.dir.join(name));
+        }
+    }
+
+    /// Payload processes of the log that live.
+    pub fn alive(&self) -> Result<Vec<HostProcess>> {
+        let log = self.log()?;
+        let all = HostProcess::all()?;
+        Ok(all.into_iter().filter(|process| log.role(process).is_some()).collect())
+    }
+
+    /// Main processes of payloads that live, with their incarnations.
+    pub fn alive_mains(&self) -> Result<Vec<(String, HostProcess)>> {
+        let log = self.log()?;
+        let all = HostProcess::all()?.into_iter();
+        Ok(all
+            .filter_map(|process| {
+                let (incarnation, role) = log.role(&process)?;
+                (role == "main").then(|| (incarnation.to_owned(), process))
+            })
+            .collect())
+    }
+
+    /// Incarnations whose main process lives and uses a volume.
+    pub fn volume_users(&self) -> Result<BTreeSet<String>> {
+        let mains = self.alive_mains()?.into_iter();
+        Ok(mains.filter(|(_, process)| process.uses_volume()).map(|(incarnation, _)| incarnation).collect())
+    }
+
+    /// Incarnations of the plan whose main process lives.
+    pub fn running_of(&self, plan: &str) -> Result<BTreeSet<String>> {
+        let mains = self.alive_mains()?.into_iter();
+        Ok(mains
+            .filter(|(_, process)| process.is_of_plan(plan))
+            .map(|(incarnation, _)| incarnation)
+            .collect())
+    }
+
+    /// Whether a process of the incarnation lives.
+    pub fn lives(&self, incarnation: &str) -> Result<bool> {
+        let log = self.log()?;
+        Ok(self.alive()?.iter().any(|process| log.role(process).is_some_and(|(of, _)| of == incarnation)))
+    }
+
+    /// How many mounts payloads have made.
+    pub fn mounted(&self) -> Result<usize> {
+        Ok(self.log()?.lines().filter(|line| line.word == Word::Mounted).count())
+    }
+
+    fn log(&self) -> Result<PayloadLog> {
+        PayloadLog::read(&self.dir.join("log"))
+    }
+
+    /// What is wrong now. Processes and cgroups may be on their way out: see [`Host::settle`].
+    pub fn look(&mut self) -> Result<Findings> {
+        let log = self.log()?;
+        let all = HostProcess::all()?;
+        self.note_cgroups(&log, &all);
+        let mut left = outliving(&log, &all);
+        left.extend(self.unknown(&log, &all));
+        Ok(Findings {
+            started_twice: log.started_twice(),
+            volumes_with_two_users: log.word(Word::TwoUsers),
+            files_touched: self.canaries.touched()?,
+            left,
+        })
+    }
+
+    /// What is still wrong when everything has had time to settle.
+    pub fn settle(&mut self) -> Result<Findings> {
+        self.wait(Host::look)
+    }
+
+    /// The same, once everything was asked to end: then no process, mount or cgroup of the run may be left. Servers and
+    /// executors of the run must have been stopped.
+    pub fn settle_ended(&mut self) -> Result<Findings> {
+        self.wait(|host| {
+            let mut found = host.look()?;
+            found.left.extend(host.left_at_the_end()?);
+            Ok(found)
+        })
+    }
+
+    /// Fails with everything that was found.
+    pub fn must_be_clean(found: &Findings) -> Result<()> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        bail!("on the host:\n  {}", found.lines())
+    }
+
+    /// What is left is looked at again: it may take a while to end, and counts only if two looks in a row have it.
+    /// Everything else stays as it is.
+    fn wait(&mut self, look: impl Fn(&mut Host) -> Result<Findings>) -> Result<Findings> {
+        let began = Instant::now();
+        let mut before = None;
+        loop {
+            let mut found = look(self)?;
+            let now: BTreeSet<String> = found.left.iter().cloned().collect();
+            let same =
+                |one: &String| before.as_ref().is_none_or(|before: &BTreeSet<String>| before.contains(one));
+            found.left.retain(same);
+            if found.left.is_empty() || began.elapsed() > self.patience {
+                return Ok(found);
+            }
+            before = Some(now);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Remembers in which cgroups the run is.
+    fn note_cgroups(&mut self, log: &PayloadLog, all: &[HostProcess]) {
+        for process in all.iter().filter(|process| log.role(process).is_some()) {
+            let seen = process.cgroups().into_iter().filter(|cgroup| !self.cgroups_before.contains(cgroup));
+            // One that executors share may stay for the next.
+            self.cgroups.extend(seen.filter(|cgroup| !cgroup.ends_with(SHARED_CGROUP)));
+        }
+    }
+
+    /// Processes with the environment of a payload of this run that are not in the log, nor started by one that is.
+    fn unknown(&self, log: &PayloadLog, all: &[HostProcess]) -> Vec<String> {
+        let known: BTreeSet<u32> =
+            all.iter().filter(|process| log.role(process).is_some()).map(|process| process.pid).collect();
+        let unknown =
+            all.iter().filter(|process| !known.contains(&process.pid) && !known.contains(&process.parent));
+        let ours = unknown.filter(|process| process.is_payload_under(&self.home));
+        ours.map(|process| format!("{process}, which no payload has logged")).collect()
+    }
+
+    /// What nothing may leave: processes with anything of the run, mounts in it, its cgroups.
+    fn left_at_the_end(&self) -> Result<Vec<String>> {
+        let log = self.log()?;
+        let this = std::process::id();
+        let mut left: Vec<String> = HostProcess::all()?
+            .into_iter()
+            .filter(|process| process.pid != this)
+            .filter(|process| log.role(process).is_some() || process.has_anything_under(&self.home))
+            .map(|process| format!("{process}, though everything has ended"))
+            .collect();
+        left.extend(mounts_under(&self.home)?.into_iter().map(|mount| format!("mount {}", mount.display())));
+        let incarnations = log.incarnations();
+        let all = cgroups::all()?;
+        let is_ours = |cgroup: &&PathBuf| {
+            cgroups::names_one_of(cgroup, &incarnations) || self.cgroups.contains(*cgroup)
+        };
+        left.extend(all.iter().filter(is_ours).map(|cgroup| format!("cgroup {}", cgroup.display())));
+        Ok(left)
+    }
+
+    /// Ends what is left of a run that failed: whoever comes next must not find it.
+    fn clear(&self) -> Result<()> {
+        for _ in 0..100 {
+            let log = self.log()?;
+            let is_ours = |process: &HostProcess| log.role(process).is_some() || process.names(&self.home);
+            let left: Vec<_> = HostProcess::all()?.into_iter().filter(is_ours).collect();
+            if left.is_empty() {
+                break;
+            }
+            for pid in left.iter().filter_map(|process| Pid::from_raw(i32::try_from(process.pid).ok()?)) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for mount in mounts_under(&self.home)? {
+            mounts::unmount(&mount)?;
+        }
+        let log = self.log()?;
+        let incarnations = log.incarnations();
+        for cgroup in cgroups::all()?.iter().rev() {
+            if self.cgroups.contains(cgroup) || cgroups::names_one_of(cgroup, &incarnations) {
+                cgroups::end(cgroup);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Err(error) = self.clear() {
+            eprintln!("cannot clear the host: {error:#}");
+        }
+    }
+}
+
+/// Processes of incarnations whose main process is dead.
+fn outliving(log: &PayloadLog, all: &[HostProcess]) -> Vec<String> {
+    let mut alive: BTreeMap<&str, Vec<(&str, &HostProcess)>> = BTreeMap::new();
+    for process in all {
+        if let Some((incarnation, role)) = log.role(process) {
+            alive.entry(incarnation).or_default().push((role, process));
+        }
+    }
+    let mut found = Vec::new();
+    for (incarnation, processes) in alive {
+        if processes.iter().all(|(role, _)| *role != "main") {
+            let of = processes.iter().map(|(role, process)| format!("{role} {process}"));
+            found.push(format!(
+                "{} of incarnation {incarnation}, whose main process is dead",
+                of.collect::<Vec<_>>().join(", ")
+            ));
+        }
+    }
+    found
+}

@@ -1,0 +1,95 @@
+//! Mounts, as `/proc/self/mountinfo` lists them, and ones that go when they are dropped.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+/// A mount that is removed when this is dropped.
+#[derive(Debug)]
+pub struct Mount(PathBuf);
+
+impl Mount {
+    /// Mounts a directory in another place as well.
+    pub fn bind(what: &Path, at: &Path) -> Result<Mount> {
+        run(Command::new("mount").arg("--bind").arg(what).arg(at))?;
+        Ok(Mount(at.to_owned()))
+    }
+
+    /// Mounts a file system in memory of so many mebibytes.
+    pub fn memory(at: &Path, mebibytes: u64) -> Result<Mount> {
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
+            .arg(at))?;
+        Ok(Mount(at.to_owned()))
+    }
+
+    /// Mounts a directory over itself, so that nothing is written by its name; what is open stays so. By way of a directory
+    /// that nothing else uses: a mount through which a file is being written cannot become read-only.
+    pub fn read_only(at: &Path, staging: &Path) -> Result<Mount> {
+        std::fs::create_dir_all(staging).with_context(|| format!("cannot create {}", staging.display()))?;
+        let staged = Mount::bind(at, staging)?;
+        run(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(staging))?;
+        let mount = Mount::bind(staging, at)?;
+        drop(staged);
+        Ok(mount)
+    }
+
+    /// One that somebody else has made.
+    pub fn taken_over(at: PathBuf) -> Mount {
+        Mount(at)
+    }
+
+    /// Leaves it, for the checker to find.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = unmount(&self.0) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Lazily: what has a file open there keeps it.
+pub(super) fn unmount(at: &Path) -> Result<()> {
+    run(Command::new("umount").arg("--lazy").arg(at))
+}
+
+/// Mounts under a directory, the innermost first.
+pub fn mounts_under(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<_> = table()?.into_iter().map(|(at, _)| at).filter(|at| at.starts_with(dir)).collect();
+    found.sort();
+    found.reverse();
+    Ok(found)
+}
+
+/// Where file systems of a type are mounted.
+pub(super) fn of_type(name: &str) -> Result<Vec<PathBuf>> {
+    Ok(table()?.into_iter().filter(|(_, kind)| kind == name).map(|(at, _)| at).collect())
+}
+
+/// Place and type of each mount.
+fn table() -> Result<Vec<(PathBuf, String)>> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read mountinfo")?;
+    let entry = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let at = left.split(' ').nth(4)?;
+        // Bytes that would break a line or a word are octal.
+        let at =
+            at.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
+        Some((PathBuf::from(at), right.split(' ').next()?.to_owned()))
+    };
+    Ok(text.lines().filter_map(entry).collect())
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    bail!("cannot run {command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())
+}

@@ -1,0 +1,107 @@
+//! The log of payloads: what each process of a run says of itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::HostProcess;
+
+/// What a process notes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Word {
+    Start,
+    End,
+    Twice,
+    TwoUsers,
+    Mounted,
+}
+
+/// One line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Line {
+    pub(super) word: Word,
+    pub(super) incarnation: String,
+    pub(super) role: String,
+    /// As its own PID namespace has it.
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct PayloadLog {
+    lines: Vec<Line>,
+    /// Incarnation and role of each process that has started, by pid and start time.
+    started: BTreeMap<(u32, u64), (String, String)>,
+}
+
+impl PayloadLog {
+    pub(super) fn read(path: &Path) -> Result<PayloadLog> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let lines = text.lines().map(line).collect::<Result<Vec<_>>>()?;
+        let starts = lines.iter().filter(|line| line.word == Word::Start);
+        let started = starts
+            .map(|line| ((line.pid, line.start_time), (line.incarnation.clone(), line.role.clone())))
+            .collect();
+        Ok(PayloadLog { lines, started })
+    }
+
+    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter()
+    }
+
+    /// Incarnation and role of a process that has logged its start.
+    pub(super) fn role(&self, process: &HostProcess) -> Option<(&str, &str)> {
+        let (incarnation, role) = self.started.get(&(process.inner_pid, process.start_time))?;
+        Some((incarnation, role))
+    }
+
+    /// Every incarnation of which a process has started.
+    pub(super) fn incarnations(&self) -> BTreeSet<&str> {
+        self.started.values().map(|(incarnation, _)| incarnation.as_str()).collect()
+    }
+
+    /// Lines with the word, as text.
+    pub(super) fn word(&self, word: Word) -> Vec<String> {
+        let lines = self.lines.iter().filter(|line| line.word == word);
+        lines.map(|line| format!("incarnation {}, {} {}", line.incarnation, line.role, line.pid)).collect()
+    }
+
+    /// Main processes of an incarnation that were started though there had been one, alive or ended.
+    pub(super) fn started_twice(&self) -> Vec<String> {
+        let mut found = self.word(Word::Twice);
+        let mut first = BTreeMap::new();
+        for line in self.lines.iter().filter(|line| line.word == Word::Start && line.role == "main") {
+            let before = *first.entry(&line.incarnation).or_insert(line.pid);
+            if before != line.pid {
+                found.push(format!("incarnation {}: processes {before} and {}", line.incarnation, line.pid));
+            }
+        }
+        found
+    }
+}
+
+fn line(text: &str) -> Result<Line> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let [word, incarnation, role, pid, start_time] = words[..] else {
+        bail!("invalid line of a payload {text:?}: must have five words");
+    };
+    let word = match word {
+        "start" => Word::Start,
+        "end" => Word::End,
+        "twice" => Word::Twice,
+        "two-users" => Word::TwoUsers,
+        "mounted" => Word::Mounted,
+        _ => bail!("invalid line of a payload {text:?}: unknown word"),
+    };
+    let number = || format!("invalid line of a payload {text:?}: must have numbers");
+    Ok(Line {
+        word,
+        incarnation: incarnation.to_owned(),
+        role: role.to_owned(),
+        pid: pid.parse().with_context(number)?,
+        start_time: start_time.parse().with_context(number)?,
+    })
+}

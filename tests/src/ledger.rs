@@ -35,6 +35,18 @@ pub struct Tally {
     pub decided_twice: u64,
     /// Runs in which an invariant did not hold.
     pub violations: u64,
+    /// Rounds after which the host was checked: processes, cgroups and files.
+    #[serde(default)]
+    pub host_checks: u64,
+    /// Processes of incarnations that were started twice.
+    #[serde(default)]
+    pub started_twice: u64,
+    /// Incarnations that got a volume which another one used.
+    #[serde(default)]
+    pub volumes_with_two_users: u64,
+    /// Files outside of every data directory that were touched.
+    #[serde(default)]
+    pub files_touched: u64,
 }
 
 impl Tally {
@@ -58,6 +70,10 @@ impl AddAssign for Tally {
         self.lost += other.lost;
         self.decided_twice += other.decided_twice;
         self.violations += other.violations;
+        self.host_checks += other.host_checks;
+        self.started_twice += other.started_twice;
+        self.volumes_with_two_users += other.volumes_with_two_users;
+        self.files_touched += other.files_touched;
     }
 }
 
@@ -113,8 +129,9 @@ impl Ledger {
     /// The table of the page of guarantees.
     pub fn table(&self) -> String {
         let mut text = String::from(
-            "| run | seeds | rounds | faults | events | acknowledged | unanswered | lost | decided twice | violations |\n\
-             |---|--:|--:|---|--:|--:|--:|--:|--:|--:|\n",
+            "| run | seeds | rounds | faults | events | acknowledged | unanswered | lost | decided twice | started twice | \
+             volumes with two users | files outside touched | violations |\n\
+             |---|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
         for (kind, t) in &self.0 {
             let faults: Vec<_> =
@@ -128,10 +145,15 @@ impl Ledger {
             let kind =
                 if hours == 0 { kind.clone() } else { format!("{kind}, {} h of its time", grouped(hours)) };
             let _ = write!(text, "| {kind} | {} | {} | {} |", grouped(t.seeds), grouped(t.rounds), faults);
-            for number in [t.events, t.acknowledged, t.unanswered, t.lost, t.decided_twice, t.violations] {
+            for number in [t.events, t.acknowledged, t.unanswered, t.lost, t.decided_twice] {
                 let _ = write!(text, " {} |", grouped(number));
             }
-            text.push('\n');
+            // Where nothing looked at the host, zero would say too much.
+            for number in [t.started_twice, t.volumes_with_two_users, t.files_touched] {
+                let shown = if t.host_checks == 0 { "–".to_owned() } else { grouped(number) };
+                let _ = write!(text, " {shown} |");
+            }
+            let _ = writeln!(text, " {} |", grouped(t.violations));
         }
         text
     }
@@ -162,7 +184,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..25 {
-                        let mut tally = Tally { seeds: 1, events: 1234, ..Tally::default() };
+                        let mut tally = Tally { seeds: 1, events: 1234, host_checks: 1, ..Tally::default() };
                         tally.fault("kill");
                         Ledger::add(&path, "kills", tally).expect("it is added");
                     }
@@ -171,7 +193,10 @@ mod tests {
         });
         let ledger = Ledger::read(&path).expect("a ledger");
         let row = ledger.table().lines().last().map(ToOwned::to_owned);
-        assert_eq!(row.as_deref(), Some("| kills | 100 | 0 | 100 kill | 123,400 | 0 | 0 | 0 | 0 | 0 |"));
+        assert_eq!(
+            row.as_deref(),
+            Some("| kills | 100 | 0 | 100 kill | 123,400 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |")
+        );
         assert_eq!(Ledger::read(&dir.path().join("none")).expect("none"), Ledger::default());
     }
 

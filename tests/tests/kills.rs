@@ -1,23 +1,90 @@
-//! Real faults, a few rounds of each lane; `tests/reliability` runs as many as you like.
+//! Real faults, a few rounds of each lane and of each fault; `tests/reliability` runs as many as you like.
 
 use std::path::Path;
 
 use chancery_tests::Place;
-use chancery_tests::lanes::Lane;
+use chancery_tests::lanes::{Fault, Lane};
 use chancery_tests::ledger::Ledger;
 
 /// Fixed seeds: what the moments hit differs from run to run all the same.
 fn run(lane: Lane, place: Place, rounds: u64) {
-    let (tally, ran) = lane.run(place, rounds, 1);
+    run_with(lane, place, rounds, &[Fault::Kill]);
+}
+
+/// Those faults alone; one that this host does not allow is passed over, and named.
+fn run_with(lane: Lane, place: Place, rounds: u64, faults: &[Fault]) {
+    let possible = Fault::of(lane, place);
+    for fault in faults.iter().filter(|fault| !possible.contains(fault)) {
+        println!("not shown here: this host does not allow the fault {fault}");
+    }
+    let faults: Vec<_> = faults.iter().filter(|fault| possible.contains(fault)).copied().collect();
+    if faults.is_empty() {
+        return;
+    }
+    let (tally, ran) = lane.run_with(place, rounds, 1, &faults);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (rounds, 0, 0, 0));
+    assert_eq!((tally.started_twice, tally.volumes_with_two_users, tally.files_touched), (0, 0, 0));
     assert!(tally.acknowledged > rounds, "only {} intents were acknowledged", tally.acknowledged);
 }
 
 #[test]
 fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process() {
     run(Lane::Kills, Place::Embedded, 50);
+}
+
+#[test]
+fn what_is_mounted_in_a_working_directory_survives_its_removal() {
+    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::Mount]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::Mount]);
+}
+
+#[test]
+fn nothing_of_an_incarnation_outlives_its_end_though_its_supervisor_died_and_its_environment_is_empty() {
+    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::CleanEnvironment]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::CleanEnvironment]);
+}
+
+#[test]
+fn a_full_or_read_only_disk_with_the_log_on_it_ends_no_supervisor_and_repeats_nothing() {
+    run_with(Lane::Kills, Place::Embedded, 4, &[Fault::FullLog]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::FullLog]);
+}
+
+#[test]
+fn a_directory_is_the_same_by_a_link_and_by_its_real_path() {
+    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::Symlink]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::Symlink]);
+}
+
+#[test]
+fn what_runs_in_another_pid_namespace_is_never_taken_for_dead() {
+    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::PidNamespace]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::PidNamespace]);
+}
+
+#[test]
+fn what_a_stopped_supervisor_runs_ends_when_it_must() {
+    run_with(Lane::Kills, Place::Embedded, 1, &[Fault::StoppedSupervisor]);
+    run_with(Lane::Executors, Place::Embedded, 1, &[Fault::StoppedSupervisor]);
+}
+
+#[test]
+fn a_clock_that_is_years_ahead_is_refused_and_one_that_is_days_ahead_harms_nothing() {
+    run_with(Lane::Kills, Place::Embedded, 4, &[Fault::WrongClock]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::WrongClock]);
+}
+
+#[test]
+fn a_copy_of_a_directory_is_refused_and_what_the_original_runs_is_unharmed() {
+    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::CopiedDirectory]);
+    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::CopiedDirectory]);
+}
+
+#[test]
+fn a_journal_that_is_shorter_than_what_was_made_from_it_is_refused_until_it_is_whole() {
+    run_with(Lane::Kills, Place::Embedded, 6, &[Fault::ShortJournal]);
 }
 
 #[test]

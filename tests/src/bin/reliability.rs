@@ -1,12 +1,13 @@
 //! Runs lanes of real faults: `reliability LANE [ROUNDS]`, from `SEED` or from now, with the journal on a Kafka of
-//! `BROKERS` if that is set, and adds what was seen to the ledger, whatever it was.
+//! `BROKERS` if that is set, and of `kills` and `executors` with those `FAULTS` alone, if set. It adds what was seen to the
+//! ledger, whatever it was; not with `LEDGER=none`.
 
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_tests::Place;
-use chancery_tests::lanes::Lane;
+use chancery_tests::lanes::{Fault, Lane};
 use chancery_tests::ledger::Ledger;
 
 fn main() -> ExitCode {
@@ -36,10 +37,32 @@ fn run() -> Result<()> {
         Err(_) => usual,
     };
     ensure!(lane.places().contains(&place), "the lane {lane} is not played {place}");
+    let faults = faults(lane, place)?;
     println!("{lane} {place}: {rounds} rounds from seed {seed}");
-    let (tally, ran) = lane.run(place, rounds, seed);
+    let began = Instant::now();
+    let (tally, ran) = lane.run_with(place, rounds, seed, &faults);
     println!("{}", serde_json::to_string_pretty(&tally)?);
+    println!("{:.2} s a round", began.elapsed().as_secs_f64() / tally.rounds.max(1) as f64);
+    if std::env::var_os("LEDGER").is_some_and(|ledger| ledger == "none") {
+        return ran;
+    }
     let kind = if place == usual { lane.word().to_owned() } else { format!("{lane} {place}") };
     Ledger::add(&Ledger::path(), &kind, tally)?;
     ran
+}
+
+/// Those of the lane, or of `FAULTS`, between commas.
+fn faults(lane: Lane, place: Place) -> Result<Vec<Fault>> {
+    let all = Fault::of(lane, place);
+    for fault in Fault::ALL.iter().filter(|fault| !all.contains(fault)) {
+        println!("{lane} {place} does not have the fault {fault} on this host");
+    }
+    let Ok(text) = std::env::var("FAULTS") else { return Ok(all) };
+    let named = text.split(',').map(|word| word.parse().map_err(anyhow::Error::msg));
+    let named: Vec<Fault> = named.collect::<Result<_>>().context("invalid FAULTS")?;
+    ensure!(
+        named.iter().all(|fault| all.contains(fault)),
+        "invalid FAULTS {text:?}: not all of {lane} {place}"
+    );
+    Ok(named)
 }

@@ -3,8 +3,8 @@
 //!
 //! | lane | fault | a round |
 //! |---|---|---|
-//! | `kills` | `kill -9` of the server | a deployment, a random moment, the kill, the next start |
-//! | `executors` | `kill -9` of an executor outside the server, which goes on | a deployment, a random moment, the kill, the next start |
+//! | `kills` | `kill -9` of the server, and the other faults of [`Fault`] | a deployment, a random moment, the fault, the next start, a look at the host |
+//! | `executors` | the same for an executor outside the server, which goes on | the same |
 //! | `pauses` | SIGSTOP and SIGCONT of the server, executors in it included | past lease and every timeout of requests |
 //! | `relocates` | every third start of what takes the place of a replica fails | a relocate, while somebody looks |
 //! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
@@ -14,13 +14,15 @@
 //!
 //! The first four are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
 //!
-//! In reading order: the fleet, producers, the evidence, then the lanes.
+//! In reading order: the fleet, producers, the evidence, the campaign with its faults, then the lanes.
 
+mod campaign;
 pub mod clock;
 mod damage;
 mod disk_full;
 pub mod evidence;
 mod executors;
+mod faults;
 pub mod fleet;
 mod frames;
 mod kills;
@@ -35,6 +37,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
+
+pub use faults::Fault;
 
 use crate::Place;
 use crate::ledger::Tally;
@@ -113,6 +117,11 @@ impl Lane {
     /// Runs so many rounds, from the seed on, with the journal in one of the lane's places. What was seen, and the first
     /// violation if there is one.
     pub fn run(self, place: Place, rounds: u64, seed: u64) -> (Tally, Result<()>) {
+        self.run_with(place, rounds, seed, &Fault::of(self, place))
+    }
+
+    /// The same, with those faults alone, if the lane has any ([`Fault::of`]).
+    pub fn run_with(self, place: Place, rounds: u64, seed: u64, faults: &[Fault]) -> (Tally, Result<()>) {
         let mut tally = Tally::default();
         let mut left = rounds;
         for seed in seed.. {
@@ -123,8 +132,8 @@ impl Lane {
             left -= now;
             tally.seeds += 1;
             let mut run = || match self {
-                Lane::Kills => kills::run(place, now, seed, &mut tally),
-                Lane::Executors => executors::run(place, now, seed, &mut tally),
+                Lane::Kills => kills::run(place, now, seed, faults, &mut tally),
+                Lane::Executors => executors::run(place, now, seed, faults, &mut tally),
                 Lane::Pauses => pauses::run(place, now, seed, &mut tally),
                 Lane::Relocates => relocates::run(place, now, seed, &mut tally),
                 Lane::Clock => clock::run(now, seed, &mut tally),

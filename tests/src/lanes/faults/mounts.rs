@@ -1,0 +1,80 @@
+//! Mounts in a working directory that is removed: what is mounted there must survive.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::host::{Mount, mounts_under};
+use crate::lanes::campaign::Campaign;
+use crate::until;
+
+pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
+    let (incarnation, work) = some_work(campaign)?;
+    std::os::unix::fs::symlink(campaign.host.canary("linked"), work.join("link"))
+        .context("cannot make a link")?;
+    match campaign.random.below(3) {
+        0 => bind(&campaign.host.canary("bound"), &work.join("mounted"))?,
+        1 => {
+            let outer = work.join("outer");
+            std::fs::create_dir(&outer).context("cannot make a mount point")?;
+            Mount::memory(&outer, 1)?.keep();
+            bind(&campaign.host.canary("nested"), &outer.join("inner"))?;
+        }
+        _ => {
+            let before = campaign.host.mounted()?;
+            campaign.deploy(7);
+            until("a payload mounts something", || {
+                // The one that took the token may have been stopped before it had mounted anything.
+                campaign.host.ask_for_mount().ok()?;
+                (campaign.host.mounted().ok()? > before).then_some(())
+            });
+            campaign.host.withdraw_mount();
+        }
+    }
+    let mounts = mounts_in(campaign)?;
+    // Now everything ends, and its directories are removed: while it runs, and as it starts.
+    campaign.deploy(0);
+    campaign.pause(128);
+    campaign.kill();
+    campaign.start();
+    until("what had a mount ends", || (!campaign.host.lives(&incarnation).ok()?).then_some(()));
+    let client = campaign.client();
+    until("no replica of web is left", || client.items("replicas?plan=web&limit=1").is_empty().then_some(()));
+    // A directory may be moved out of the way, with its mounts, and payloads that took the token late add theirs.
+    let now = mounts_in(campaign)?;
+    ensure!(now.len() >= mounts.len(), "mounts in working directories were {mounts:?}, are {now:?}");
+    campaign.purged.push(incarnation);
+    for mount in now {
+        drop(Mount::taken_over(mount));
+    }
+    Ok(())
+}
+
+/// Mounts a canary at a new directory.
+fn bind(canary: &Path, at: &Path) -> Result<()> {
+    std::fs::create_dir(at).context("cannot make a mount point")?;
+    Mount::bind(canary, at)?.keep();
+    Ok(())
+}
+
+/// An incarnation of `web` that runs, and the working directory of its main process.
+fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
+    let volume_users = campaign.host.volume_users()?;
+    campaign.deploy(3);
+    let found = until("a payload runs", || {
+        let mains = campaign.host.alive_mains().ok()?.into_iter();
+        let mut mains = mains.filter(|(incarnation, _)| !volume_users.contains(incarnation));
+        mains.find_map(|(incarnation, process)| {
+            // One may be on its way out.
+            let work =
+                process.directory().filter(|work| work.is_dir() && work.starts_with(&campaign.data))?;
+            Some((incarnation, work))
+        })
+    });
+    Ok(found)
+}
+
+/// Mounts below the data directory, which may be one itself.
+fn mounts_in(campaign: &Campaign) -> Result<Vec<PathBuf>> {
+    Ok(mounts_under(&campaign.data)?.into_iter().filter(|mount| *mount != campaign.data).collect())
+}

@@ -50,6 +50,13 @@ fn starts(root: &Root, id: IncarnationId) -> usize {
     std::fs::read_to_string(root.folder(id).join("starts")).unwrap_or_default().lines().count()
 }
 
+/// Waits until an incarnation has noted this many starts: it is ready once its shell runs, before the shell has
+/// written anything.
+fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
+    wait_until(&format!("{id} notes {count} starts"), || starts(root, id) >= count);
+    assert_eq!(starts(root, id), count, "{id}");
+}
+
 fn told(report: &Report) -> &[Process] {
     match &report.saw {
         Saw::Ensured { processes }
@@ -97,6 +104,9 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     for position in [2, 3, 4] {
         until(&processes, id(position), "it is ready", is_ready).await;
     }
+    for position in 1..=4 {
+        wait_for_starts(&root, id(position), 1);
+    }
     processes.carry_out(command(id(4), 4, Effect::Stop, &always)).await;
     let stopped = until(&processes, id(4), "it is stopped", is_ended).await;
     let ended = until(&processes, id(5), "it ended by itself", is_ended).await;
@@ -117,7 +127,8 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     let after = until(&processes, id(1), "it runs again", is_ready).await;
     assert_eq!(after.revision, 3, "the order is the one from before");
     assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is another one");
-    assert_eq!(starts(&root, id(1)), 2, "in the same folder");
+    // In the same folder.
+    wait_for_starts(&root, id(1), 2);
     for position in [2, 3] {
         let ended = until(&processes, id(position), "it has ended with the machine", is_ended).await;
         assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
@@ -148,6 +159,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
     }
     for position in 1..=COUNT {
         until(&processes, id(position), "it is ready", is_ready).await;
+        wait_for_starts(&root, id(position), 1);
     }
     drop(processes);
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
@@ -168,7 +180,8 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
         wait_until("each has one keeper", || root.keepers().len() as u64 == COUNT);
         for position in 1..=COUNT {
             assert_eq!(root.payloads_of(id(position)).len(), 1, "one set of processes");
-            assert_eq!(starts(&root, id(position)) as u64, number, "started once in each boot");
+            // Once in each boot.
+            wait_for_starts(&root, id(position), usize::try_from(number).unwrap());
         }
     }
 }
@@ -253,6 +266,7 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtak
     }
     for position in 1..=40 {
         until(&processes, id(position), "it is ready", is_ready).await;
+        wait_for_starts(&root, id(position), 1);
     }
     drop(processes);
     power_cut(&root);
@@ -312,6 +326,7 @@ pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, Effect::Ensure, &counted(Restart::Always))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
+    wait_for_starts(&root, id(1), 1);
     drop(processes);
     power_cut(&root);
     let elsewhere = Boot { machine: Some("elsewhere".into()), ..boot(2) };

@@ -20,7 +20,8 @@ pub struct Payload {
     pub pid: u32,
 }
 
-/// Every payload process that is alive and has its home under `root`, by process id; not what it has started.
+/// Every payload process that is alive and has its home under `root`, by process id; not what it has started. Each
+/// payload process leads a process group.
 pub fn payloads(root: &Path) -> Vec<Payload> {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let mut found: Vec<(Payload, u32)> = std::fs::read_dir("/proc")
@@ -74,6 +75,9 @@ fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
         return None; // dead, and only not reaped yet
     }
     let parent = fields.next()?.parse().ok()?;
+    if fields.next()?.parse() != Ok(pid) {
+        return None; // in the group of the process that started it
+    }
     let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let environ: BTreeMap<String, String> = environ
         .split(|byte| *byte == 0)

@@ -43,6 +43,7 @@ use axum::Router;
 use chancery_events::name::FleetName;
 use chancery_journal::Source;
 use chancery_projector::Reader;
+use tokio::sync::Semaphore;
 
 pub use admission::AllowedHosts;
 pub(crate) use admission::host_of;
@@ -81,6 +82,8 @@ pub struct Common {
     pub uploads: ByteBudget,
     /// Bytes of answers that are being sent, of all connections together.
     pub answers: ByteBudget,
+    /// Turns of lists.
+    pub lists: Arc<Semaphore>,
     /// Counts.
     pub metrics: Metrics,
 }
@@ -92,6 +95,7 @@ impl Common {
             rates: Rates::of(&limits),
             uploads: ByteBudget::new(limits.uploads),
             answers: ByteBudget::new(limits.answers),
+            lists: Arc::new(Semaphore::new(limits.lists)),
             limits,
             hosts,
             metrics: Metrics::new(),

@@ -25,7 +25,7 @@ use super::wanted::Wanted;
 const EVENTS: usize = 4096;
 /// Bytes of the records kept, at most. Rendered, an event is about three times as large.
 const BYTES: usize = 8 << 20;
-/// Followers that read the journal at one time; the others wait for their turn.
+/// Streams, histories and logs that read files at one time; the others wait for their turn.
 const READERS: usize = 8;
 
 /// Gives durable records to followers.
@@ -34,7 +34,7 @@ pub struct Hub {
     tail: watch::Sender<Position>,
     closing: watch::Sender<bool>,
     followers: AtomicUsize,
-    pub(super) readers: Semaphore,
+    pub(super) readers: Arc<Semaphore>,
     /// Of the journal, as far as records have come in.
     lineages: RwLock<Option<Lineages>>,
 }
@@ -99,7 +99,7 @@ impl Hub {
             tail: watch::channel(Position::ZERO).0,
             closing: watch::channel(false).0,
             followers: AtomicUsize::new(0),
-            readers: Semaphore::new(READERS),
+            readers: Arc::new(Semaphore::new(READERS)),
             lineages: RwLock::new(lineages),
         }
     }

@@ -19,6 +19,8 @@ pub struct Limits {
     pub page: usize,
     /// So many bytes of answers are in memory at one time, except for small ones. Pages are small when there is no room.
     pub answers: usize,
+    /// Lists that are read at one time; the others wait for their turn.
+    pub lists: usize,
     /// All headers together have at most so many bytes,
     pub headers_bytes: usize,
     /// and are at most so many.
@@ -67,6 +69,7 @@ impl Limits {
             uploads: 64 << 20,
             page: 4 << 20,
             answers: 64 << 20,
+            lists: 4,
             headers_bytes: count(set.header_bytes),
             headers: 100,
             uri: 8 << 10,

@@ -21,7 +21,7 @@ use super::App;
 use super::edge::Call;
 use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
 use super::query::Params;
-use super::read::missing;
+use super::read::{in_turn, missing};
 
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
@@ -114,8 +114,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         None
     };
     let logs = app.logs.clone();
-    let files = tokio::task::spawn_blocking(move || logs.files(id)).await;
-    let files = files.map_err(|error| Problem::internal("find logs", &error))?;
+    let files = in_turn(&app.hub.readers, "find logs", move || logs.files(id)).await?;
     let mut files = files.map_err(|error| Problem::internal("find logs", &error))?;
     let kept = files.clone();
     files.retain(|file| {
@@ -127,11 +126,10 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     if files.is_empty() {
         return Err(silence(app, call, id, &kept).await);
     }
-    let begun = tokio::task::spawn_blocking(move || {
+    let open = in_turn(&app.hub.readers, "open logs", move || {
         files.into_iter().map(|file| Open::begin(file, tail)).collect::<io::Result<Vec<_>>>()
     });
-    let open = begun.await.map_err(|error| Problem::internal("open logs", &error))?;
-    let open = open.map_err(|error| Problem::internal("open logs", &error))?;
+    let open = open.await?.map_err(|error| Problem::internal("open logs", &error))?;
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
         let _follower = follower;

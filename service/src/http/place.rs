@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::App;
 use super::hub::{Batch, Hub, Next, show};
+use super::read::in_turn;
 use super::wanted::Wanted;
 
 /// Records taken from the ring at one time.
@@ -103,9 +104,8 @@ impl Place {
     /// The next records of the journal, rendered as far as they may be wanted; none at its head. Files are read, so
     /// not on the threads that serve everybody.
     async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
-        let _turn = self.hub.readers.acquire().await.map_err(|_| ())?;
         let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
-        let read = tokio::task::spawn_blocking(move || {
+        let read = in_turn(&self.hub.readers, "read the journal for a stream", move || {
             let mut records = match records {
                 Some(records) => records,
                 None => source.records(next)?,
@@ -119,8 +119,8 @@ impl Place {
             }
             Ok::<_, ReadError>((records, batches))
         });
-        let read =
-            read.await.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+        // What ended it is in the log.
+        let read = read.await.map_err(drop)?;
         let (records, batches) =
             read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
         self.records = Some(records);

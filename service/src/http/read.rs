@@ -14,13 +14,14 @@ use chancery_journal::Source;
 use chancery_projector::history::Entry;
 use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, QueryError, RowKey, RowKind};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
-use super::App;
 use super::budget::ReservedBytes;
 use super::edge::{Call, json};
 use super::positions;
 use super::problem::{BAD_PARAMETER, BEHIND, BUSY, GONE, In, NOT_FOUND, Problem, pointer_to};
 use super::query::{Params, unknown};
+use super::{App, Common};
 
 /// Events of a history on one page, if nothing is said,
 const HISTORY: usize = 100;
@@ -53,6 +54,23 @@ async fn min_position(app: &App, params: &mut Params) -> Result<(), Problem> {
     }
 }
 
+/// Runs what reads files or many rows on a thread that may block: those that serve connections must answer probes
+/// meanwhile. A turn lasts as long as the work, also when the request is given up, so that executors of this process
+/// always find a thread.
+pub(super) async fn in_turn<T: Send + 'static>(
+    turns: &Arc<Semaphore>,
+    doing: &str,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let turn = Arc::clone(turns).acquire_owned().await;
+    let turn = turn.map_err(|error| Problem::internal(doing, &error))?;
+    let read = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        read()
+    });
+    read.await.map_err(|error| Problem::internal(doing, &error))
+}
+
 /// A page of rows.
 pub(super) async fn list(
     app: &App,
@@ -72,9 +90,14 @@ pub(super) async fn list(
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
-    let mut answer = Answer::reserve(app);
-    let query = Query { filters, limit, token, max_bytes: Some(answer.max_bytes) };
-    let page = app.reader.list_json(kind, &query).map_err(|error| not_read(kind, error))?;
+    let (common, reader) = (Arc::clone(&app.common), app.reader.clone());
+    let listed = in_turn(&app.common.lists, "list rows", move || {
+        let answer = Answer::reserve(&common);
+        let query = Query { filters, limit, token, max_bytes: Some(answer.max_bytes) };
+        (answer, reader.list_json(kind, &query))
+    });
+    let (mut answer, page) = listed.await?;
+    let page = page.map_err(|error| not_read(kind, error))?;
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
     let mut body = String::with_capacity(page.items.len() + 100);
     let _ =
@@ -103,9 +126,9 @@ impl AsRef<[u8]> for Text {
 
 impl Answer {
     /// Reserves memory for a page; where there is none, the page is small.
-    fn reserve(app: &App) -> Answer {
-        let page = app.common.limits.page;
-        let reserved = app.common.answers.try_reserve(page);
+    fn reserve(common: &Common) -> Answer {
+        let page = common.limits.page;
+        let reserved = common.answers.try_reserve(page);
         let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
         Answer { max_bytes, reserved }
     }
@@ -193,7 +216,7 @@ pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
         return never();
     }
     let (source, issued) = (app.source.clone(), subject.clone());
-    let was = tokio::task::spawn_blocking(move || was_issued(&*source, &issued)).await;
+    let was = in_turn(&app.hub.readers, "find what was", move || was_issued(&*source, &issued)).await;
     if !was.unwrap_or(false) {
         return never();
     }
@@ -275,11 +298,14 @@ pub(super) async fn history(
         return Err(Problem::new(BEHIND, detail).position(head.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
-    let mut answer = Answer::reserve(app);
-    let histories = History::new(app.source.clone()).max_bytes(answer.max_bytes);
-    let subject = key.subject();
-    let page = tokio::task::spawn_blocking(move || histories.of(&subject, from, limit)).await;
-    let page = page.map_err(|error| Problem::internal("read a history", &error))?;
+    let (common, histories, subject) =
+        (Arc::clone(&app.common), History::new(app.source.clone()), key.subject());
+    let read = in_turn(&app.hub.readers, "read a history", move || {
+        let answer = Answer::reserve(&common);
+        let page = histories.max_bytes(answer.max_bytes).of(&subject, from, limit);
+        (answer, page)
+    });
+    let (mut answer, page) = read.await?;
     let page = page.map_err(|error| Problem::internal("read a history", &error))?;
     if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
         return Err(missing(app, &key, call.parts.uri.path()).await);
@@ -306,5 +332,26 @@ mod tests {
         for other in ["nginx", "a-zzzzzzzzzzzzzzzzzzzzz", "a-b.c"] {
             assert_eq!(position_of(other), None, "{other}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_turn_lasts_as_long_as_the_work_though_nobody_waits_for_it() {
+        let turns = Arc::new(Semaphore::new(1));
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let of = Arc::clone(&turns);
+        let asked = tokio::spawn(async move {
+            let work = move || {
+                let _ = begun.send(());
+                let _ = ends.recv();
+            };
+            in_turn(&of, "wait", work).await.map_err(drop)
+        });
+        has_begun.await.expect("it began");
+        asked.abort();
+        assert!(asked.await.expect_err("given up").is_cancelled());
+        assert_eq!(turns.available_permits(), 0);
+        drop(end);
+        assert!(turns.acquire().await.is_ok(), "it is free when the work is over");
     }
 }

@@ -1,5 +1,10 @@
 //! Rows and histories.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
 use axum::http::Method;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::name::ReplicaName;
@@ -217,4 +222,20 @@ async fn health_and_figures_are_told() {
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
+    let world = World::new();
+    let lists = Arc::clone(&world.app.common.lists);
+    let turns = lists.acquire_many(world.app.common.limits.lists as u32).await.expect("all turns");
+    let mut list = pin!(world.get("/nodes"));
+    for path in ["//livez", "//readyz", "/nodes/node-1", "/nodes/node-1/history"] {
+        assert_eq!(world.get(path).await.status, 200, "{path}");
+        let waits = poll_fn(|context| Poll::Ready(list.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "no turn is free");
+    }
+    assert_eq!(world.app.common.answers.free(), world.app.common.limits.answers, "what waits has no memory");
+    drop(turns);
+    assert_eq!(list.await.status, 200);
 }

@@ -5,6 +5,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// Descriptors of a connection at most: its own, and a segment, a log or a connection to another server behind it.
+const CONNECTION: usize = 2;
 /// What is kept for journal, rows, snapshots, links to keepers, and probes. Of few, the half.
 const RESERVE: u64 = 200 + crate::http::RESERVED as u64;
 /// And for each further fleet: on Kafka it has some 30, most of them connections to brokers.
@@ -39,7 +41,8 @@ impl OpenFiles {
     pub fn connections(&self, configured: usize, fleets: usize) -> usize {
         let Some(most) = self.most else { return configured };
         let reserve = RESERVE + FLEET * (fleets as u64).saturating_sub(1);
-        let room = usize::try_from(most - reserve.min(most / 2)).unwrap_or(usize::MAX).max(1);
+        let room = usize::try_from(most - reserve.min(most / 2)).unwrap_or(usize::MAX);
+        let room = (room / CONNECTION).max(1);
         if room < configured {
             tracing::warn!(
                 configured,
@@ -62,9 +65,9 @@ mod tests {
         let cases = [
             (None, 1024, 1024, "no limit"),
             (Some(1_048_576), 1024, 1024, "more than enough"),
-            (Some(1256), 1024, 1024, "just enough"),
-            (Some(1024), 1024, 792, "as the limits are without being raised"),
-            (Some(300), 1024, 150, "few: the half"),
+            (Some(2280), 1024, 1024, "just enough"),
+            (Some(1024), 1024, 396, "as the limits are without being raised"),
+            (Some(300), 1024, 75, "few: the half is kept"),
             (Some(1), 1024, 1, "one, whatever comes of it"),
         ];
         for (most, configured, expected, why) in cases {
@@ -72,7 +75,7 @@ mod tests {
         }
         assert_eq!(
             OpenFiles { began: None, most: Some(1024) }.connections(1024, 3),
-            712,
+            356,
             "each fleet has some"
         );
     }

@@ -15,7 +15,8 @@ pub struct Reader {
     base: PathBuf,
     number: u64,
     at: u64,
-    /// Stays readable when it is removed.
+    /// Open until it was read to its end: a reader that waits for more costs no descriptor. Stays readable when it is
+    /// removed.
     file: Option<File>,
 }
 
@@ -42,6 +43,7 @@ impl Reader {
         let is_all = first == 1 && from == 0;
         let mut reader = Reader { base: base.to_owned(), number: first, at: from, file: None };
         reader.skip(begin_of_last(&end, lines, is_all) as u64)?;
+        reader.file = None;
         Ok(reader)
     }
 
@@ -62,8 +64,9 @@ impl Reader {
                     return Ok(bytes);
                 }
             }
+            self.file = None;
             let Some(next) = next else { return Ok(Vec::new()) };
-            (self.number, self.at, self.file) = (next, 0, None);
+            (self.number, self.at) = (next, 0);
         }
     }
 
@@ -163,6 +166,17 @@ mod tests {
         let (_folder, base) = output(&[(1, &long.repeat(10_000)), (2, &long.repeat(6_000))]);
         let shown = rest(&mut Reader::last(&base, u64::MAX).unwrap()).len() as u64;
         assert!(shown.is_multiple_of(100) && shown <= TAIL && shown > TAIL - 100, "{shown}");
+    }
+
+    #[test]
+    fn one_that_waits_for_more_has_no_file_open() {
+        let (_folder, base) = output(&[(1, "one\n"), (2, "two\nthree\n")]);
+        let mut reader = Reader::last(&base, 2).unwrap();
+        assert!(reader.file.is_none(), "it was only found where it begins");
+        assert_eq!(reader.read(4).unwrap(), b"two\n");
+        assert!(reader.file.is_some(), "the rest stays readable");
+        assert_eq!(rest(&mut reader), "three\n");
+        assert!(reader.file.is_none());
     }
 
     #[test]

@@ -204,7 +204,7 @@ async fn write_to(
         Does::Intent(type_name, shape) => {
             write::typed(app, &decider, call, body, (type_name, shape), said).await
         }
-        Does::Link => links::open(app, &decider, &call, body),
+        Does::Link => links::open(app, &decider, &call, body).await,
         other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
     }
 }

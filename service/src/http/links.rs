@@ -27,7 +27,7 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_events::protocol::ToDecider;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
@@ -63,6 +63,7 @@ struct Open {
     way: Way,
     /// Messages that went to the decider. Held while some do.
     said: tokio::sync::Mutex<u64>,
+    opened: Instant,
     /// When something last came.
     heard: watch::Sender<Instant>,
     /// Set when it is to end.
@@ -78,7 +79,7 @@ impl fmt::Debug for Links {
 }
 
 impl Links {
-    /// At most `most` at a time; one on which nothing comes for `silence` is closed.
+    /// At most `most` at a time; one on which nothing comes for `silence` is closed, and one that has no welcome by then.
     pub fn new(connections: Connections, silence: Duration, most: usize) -> Links {
         Links { connections, silence, most, open: Mutex::default() }
     }
@@ -103,6 +104,7 @@ impl Links {
         let open = Arc::new(Open {
             way: decider.way(self.connections.next()),
             said: tokio::sync::Mutex::default(),
+            opened: Instant::now(),
             heard: watch::channel(Instant::now()).0,
             over: watch::channel(false).0,
             welcomed: AtomicBool::new(false),
@@ -113,7 +115,9 @@ impl Links {
 }
 
 /// Opens a link: its answer lasts as long as it does.
-pub(super) fn open(
+///
+/// Its number is given away when the decider has the connection: a hello that came before would be that of nobody.
+pub(super) async fn open(
     app: &Arc<App>,
     decider: &Decider,
     call: &Call,
@@ -129,8 +133,10 @@ pub(super) fn open(
     let (mailbox, letters) = mailbox();
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
     let pump = Pump::new(app.clone(), id, open, letters, pieces);
+    let (given, has_it) = oneshot::channel();
     // The task also ends the link if this request is given up while the decider is told.
-    tokio::spawn(pump.run(mailbox));
+    tokio::spawn(pump.run(mailbox, given));
+    has_it.await.map_err(|_| Problem::new(BUSY, "open a link: the decider has stopped"))?;
     let stream = async_stream::stream! {
         while let Some(piece) = body.recv().await {
             yield Ok::<_, std::convert::Infallible>(piece);
@@ -155,7 +161,6 @@ struct Pump {
     pieces: mpsc::Sender<Bytes>,
     closing: watch::Receiver<bool>,
     over: watch::Receiver<bool>,
-    heard: watch::Receiver<Instant>,
     heartbeat: Interval,
 }
 
@@ -163,12 +168,14 @@ impl Pump {
     fn new(app: Arc<App>, id: Uuid, open: Arc<Open>, letters: Letters, pieces: mpsc::Sender<Bytes>) -> Pump {
         let mut heartbeat = interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (closing, over, heard) = (app.hub.closing(), open.over.subscribe(), open.heard.subscribe());
-        Pump { app, id, open, letters, pieces, closing, over, heard, heartbeat }
+        let (closing, over) = (app.hub.closing(), open.over.subscribe());
+        Pump { app, id, open, letters, pieces, closing, over, heartbeat }
     }
 
-    async fn run(mut self, mailbox: Mailbox) {
+    async fn run(mut self, mailbox: Mailbox, given: oneshot::Sender<()>) {
         if self.open.way.connected(mailbox).await.is_ok() {
+            // Whoever asked for the link may be gone: then the other half of it is closed.
+            let _ = given.send(());
             let why = self.carry().await;
             tracing::info!(link = %self.id, why, "a link is closed");
         }
@@ -180,7 +187,7 @@ impl Pump {
     /// Until something ends it; says what.
     async fn carry(&mut self) -> &'static str {
         loop {
-            let until = *self.heard.borrow() + self.app.links.silence;
+            let until = self.open.last_heard() + self.app.links.silence;
             let piece = tokio::select! {
                 biased;
                 _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
@@ -194,7 +201,7 @@ impl Pump {
                     }
                 },
                 () = sleep_until(until) => {
-                    if self.heard.borrow().elapsed() >= self.app.links.silence {
+                    if self.open.last_heard() + self.app.links.silence <= Instant::now() {
                         return "nothing came on it for too long";
                     }
                     continue;
@@ -212,6 +219,11 @@ impl Pump {
 }
 
 impl Open {
+    /// When something last came; before the welcome that is the opening, so that a link without a session has an end.
+    fn last_heard(&self) -> Instant {
+        if self.welcomed.load(Ordering::Relaxed) { *self.heard.borrow() } else { self.opened }
+    }
+
     /// Notes whether a welcome is among the messages of the decider.
     fn note_welcome(&self, messages: &[Vec<u8>]) {
         #[derive(Deserialize)]

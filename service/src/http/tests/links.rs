@@ -309,3 +309,33 @@ async fn of_what_is_said_on_no_link_not_more_is_taken_than_of_any_other_request(
     let most = world.app.common.limits.body * 8 / (1 << 20);
     assert!(taken.load(Ordering::Relaxed) <= most + 2, "{taken:?} of {most} MiB");
 }
+
+#[tokio::test]
+async fn the_decider_has_a_link_before_anything_can_be_said_on_it() {
+    let mut world = World::new();
+    let response =
+        world.router().oneshot(request(Method::POST, "/links", &LINES, "")).await.expect("an answer");
+    let id = response.headers()["chancery-link"].to_str().expect("an id");
+    let said = request(Method::POST, &format!("/links/{id}/messages?after=0"), &LINES, heartbeat(1));
+    assert_eq!(world.send(said).await.status, 204);
+    let Input::Connected(connection, _mailbox) = hear(&mut world).await else { panic!("said to nobody") };
+    assert_eq!(beat(&mut world, connection).await, 1);
+}
+
+#[tokio::test]
+async fn a_link_without_a_welcome_is_closed_whatever_comes_on_it() {
+    let mut world = World::new();
+    world.app.links = Arc::new(Links::new(Connections::default(), Duration::from_millis(300), 1));
+    let mut link = open(&mut world).await;
+    let mut ended = pin!(async { while link.body.frame().await.is_some() {} });
+    let path = format!("/links/{}/messages?after=0", link.id);
+    let is_over = async |ended: &mut std::pin::Pin<&mut _>| {
+        tokio::time::timeout(Duration::from_millis(50), ended).await.is_ok()
+    };
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while !is_over(&mut ended).await {
+        assert!(tokio::time::Instant::now() < end, "empty messages keep it open");
+        world.send(request(Method::POST, &path, &LINES, "\n")).await;
+    }
+    gone(&mut world, link.connection).await;
+}

@@ -80,6 +80,8 @@ pub struct Common {
     pub hosts: AllowedHosts,
     /// Bytes of messages of executors that are not whole yet, of all links together.
     pub uploads: ByteBudget,
+    /// Bytes of other bodies, until they are answered, of all connections together.
+    pub bodies: ByteBudget,
     /// Bytes of answers that are being sent, of all connections together.
     pub answers: ByteBudget,
     /// Turns of lists.
@@ -94,6 +96,7 @@ impl Common {
         Common {
             rates: Rates::of(&limits),
             uploads: ByteBudget::new(limits.uploads),
+            bodies: ByteBudget::new(limits.bodies),
             answers: ByteBudget::new(limits.answers),
             lists: Arc::new(Semaphore::new(limits.lists)),
             limits,

@@ -41,7 +41,7 @@ pub struct Stopped;
 #[derive(Debug)]
 pub enum Input {
     /// An intent, and where its answer goes.
-    Intent(Box<Request>, oneshot::Sender<Verdict>),
+    Intent(Box<Request>, oneshot::Sender<Verdict>, Room),
     /// A letter of the inbox, in the order of their offsets: by [`Decider::post`].
     Letter(Box<Letter>, Room),
     /// No letter below this offset is to come.
@@ -72,6 +72,8 @@ pub struct Decider {
     pub(super) letters: Arc<Semaphore>,
     /// As many as that.
     pub(super) quarter: usize,
+    /// What intents may have waiting: all of the queue.
+    pub(super) intents: Arc<Semaphore>,
 }
 
 impl Decider {
@@ -80,13 +82,15 @@ impl Decider {
         let half = (queue.max_capacity() / 2).max(1);
         let quarter = (half / 2).max(1);
         let (executors, letters) = (Arc::new(Semaphore::new(half)), Arc::new(Semaphore::new(quarter)));
-        Decider { queue, executors, half, letters, quarter }
+        let intents = Arc::new(Semaphore::new(queue.max_capacity()));
+        Decider { queue, executors, half, letters, quarter, intents }
     }
 
-    /// Asks for a verdict.
-    pub async fn ask(&self, request: Request) -> Result<Verdict, NoVerdict> {
+    /// Asks for a verdict on an intent of so many bytes.
+    pub async fn ask(&self, request: Request, bytes: usize) -> Result<Verdict, NoVerdict> {
         let (answer, verdict) = oneshot::channel();
-        self.queue.try_send(Input::Intent(Box::new(request), answer)).map_err(|_| NoVerdict::Busy)?;
+        let room = self.room(bytes).ok_or(NoVerdict::Busy)?;
+        self.queue.try_send(Input::Intent(Box::new(request), answer, room)).map_err(|_| NoVerdict::Busy)?;
         verdict.await.map_err(|_| NoVerdict::Unknown)
     }
 

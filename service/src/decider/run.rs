@@ -237,7 +237,8 @@ impl Loop {
     fn input(&mut self, input: Input) {
         self.hearing.took();
         match input {
-            Input::Intent(request, answer) => {
+            // What it held of the queue is free when it has been dealt with.
+            Input::Intent(request, answer, _room) => {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 self.askers.insert(ticket, answer);

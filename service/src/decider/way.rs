@@ -1,6 +1,6 @@
 //! Ways in to the decider. Each executor's connection has a bounded share of what waits there, and all of them together
 //! have half; letters of the inbox have a quarter. So whoever floods waits for itself alone, and the rest is the
-//! producers'.
+//! producers'. A large intent, message or letter counts as several, so that what waits is bounded in bytes too.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Way {
     own: Arc<Semaphore>,
 }
 
-/// A letter's part of what may wait. It is free when this is dropped.
+/// A letter's or an intent's part of what may wait. It is free when this is dropped.
 #[derive(Debug)]
 pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
 
@@ -38,6 +38,12 @@ impl Decider {
     /// A way in for a connection.
     pub fn way(&self, connection: Connection) -> Way {
         Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
+    }
+
+    /// Room for an intent of so many bytes, if there is some.
+    pub(super) fn room(&self, bytes: usize) -> Option<Room> {
+        let pieces = pieces(bytes, 2 * self.half);
+        Arc::clone(&self.intents).try_acquire_many_owned(pieces).ok().map(Room)
     }
 
     /// A letter of the inbox: waits for room. Letters come to the decider in the order in which they are posted.
@@ -82,6 +88,7 @@ mod tests {
     use std::pin::pin;
     use std::task::Poll;
 
+    use chancery_events::intent::{PolicyDelete, Request};
     use tokio::sync::mpsc;
     use tokio::task::unconstrained;
 
@@ -150,5 +157,37 @@ mod tests {
         assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 0, "it has to itself what there is");
         while inputs.try_recv().is_ok() {}
         assert_eq!(flood(&way, &vec![b'x'; 1000 * PIECE]).await, 1);
+    }
+
+    #[tokio::test]
+    async fn intents_that_wait_are_bounded_in_bytes_also_when_nobody_waits_for_their_answers() {
+        let (queue, mut inputs) = mpsc::channel(64);
+        let decider = Decider::over(queue);
+        let ask = async |bytes: usize| {
+            let request = Request {
+                id: "a".parse().expect("a name"),
+                source: "test".parse().expect("a name"),
+                actor: "ann".parse().expect("a name"),
+                time: None,
+                expect: None,
+                claim: None,
+                traceparent: None,
+                intent: PolicyDelete { name: "p".parse().expect("a name") }.into(),
+            };
+            let mut asked = pin!(decider.ask(request, bytes));
+            // Given up as soon as it waits for its answer.
+            poll_fn(|context| Poll::Ready(asked.as_mut().poll(context).is_pending())).await
+        };
+        for _ in 0..4 {
+            assert!(ask(15 * PIECE).await);
+        }
+        assert!(!ask(1).await, "all of the queue");
+        assert_eq!(decider.backlog(), 4);
+        drop(inputs.recv().await.expect("an input"));
+        assert!(!ask(16 * PIECE).await, "more than is free");
+        for _ in 0..16 {
+            assert!(ask(1).await, "what has been dealt with makes room");
+        }
+        assert!(!ask(1).await);
     }
 }

@@ -155,7 +155,7 @@ fn asked(key: &str) -> Request {
 }
 
 async fn ask(decider: &Decider, key: &str) -> Verdict {
-    decider.ask(asked(key)).await.expect("a verdict")
+    decider.ask(asked(key), 1).await.expect("a verdict")
 }
 
 #[tokio::test]
@@ -197,12 +197,12 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
     two.turn(true);
     ask(&two.decides().await, "b").await;
     one.stands_by().await;
-    assert!(sleeper.ask(asked("c")).await.is_err(), "it decides nothing any more");
+    assert!(sleeper.ask(asked("c"), 1).await.is_err(), "it decides nothing any more");
     one.turn(false);
     // It may have taken over once more before it was told: the other one does, too.
     let decider = loop {
         let decider = two.decides().await;
-        if decider.ask(asked("d")).await.is_ok() {
+        if decider.ask(asked("d"), 1).await.is_ok() {
             break decider;
         }
     };

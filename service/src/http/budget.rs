@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+/// Bytes for which nothing is reserved: every connection may have as many of a body, and of an answer.
+pub(super) const SMALL: usize = 64 << 10;
+
 /// Bytes that may be reserved at one time.
 #[derive(Clone, Debug)]
 pub struct ByteBudget {

@@ -17,10 +17,11 @@ use http_body_util::BodyExt as _;
 use uuid::Uuid;
 
 use super::admission::admit;
+use super::budget::{ByteBudget, ReservedBytes, SMALL};
 use super::positions;
 use super::problem::{
-    CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT, TIMEOUT,
-    TOO_LARGE, URI_TOO_LONG,
+    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT,
+    TIMEOUT, TOO_LARGE, URI_TOO_LONG,
 };
 use super::query::Params;
 use super::rate::Principal;
@@ -45,17 +46,30 @@ pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) 
     let began = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let found = checked(limits, &request)
-        .and_then(|()| admit(hosts, &method, request.uri(), request.headers()))
-        .and_then(|()| routes::find(&method, request.uri().path()));
+    let admitted =
+        checked(limits, &request).and_then(|()| admit(hosts, &method, request.uri(), request.headers()));
     let (parts, body) = request.into_parts();
     let principal = Principal::of(&parts);
-    let asked = found.as_ref().ok().map(|found| found.route.does);
-    let found = rates.take(asked, &principal).and(found);
-    let body = match &found {
-        Ok(found) if found.route.does == Does::Say => Sent::Unread(body),
-        // Whatever the answer is: a sender that is cut off while it writes does not read it.
-        _ => Sent::Read(whole(body, limits.body, limits.body_read).await),
+    // What is not admitted takes no token: a web page would spend those of the programs of this machine.
+    let found = admitted.and_then(|()| {
+        let found = routes::find(&method, parts.uri.path());
+        let asked = found.as_ref().ok().map(|found| found.route.does);
+        rates.take(asked, &principal).and(found)
+    });
+    let (body, _reserved) = match &found {
+        Ok(found) if found.route.does == Does::Say => (Sent::Unread(body), None),
+        Ok(_) => {
+            let read = reserved(&api.common.bodies, body, limits.body, SMALL, limits).await;
+            read.map_or_else(
+                |problem| (Sent::Read(Err(problem)), None),
+                |(body, reserved)| (Sent::Read(Ok(body)), Some(reserved)),
+            )
+        }
+        Err(_) => {
+            // Whatever the answer is: a sender that is cut off while it writes does not read it.
+            discard(body, limits.body, limits.body_read).await;
+            (Sent::Read(Ok(Bytes::new())), None)
+        }
     };
     let (route, does, result) = match found {
         Err(problem) => ("none", None, Err(problem)),
@@ -270,6 +284,29 @@ fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "a panic".into())
+}
+
+/// Reads a body of at most `most` bytes whole, once there is memory for all of it but `own` bytes, which every request may
+/// have: parts of many would wait for each other.
+pub(super) async fn reserved(
+    budget: &ByteBudget,
+    body: Body,
+    most: usize,
+    own: usize,
+    limits: &Limits,
+) -> Result<(Bytes, ReservedBytes), Problem> {
+    let size = body.size_hint();
+    if size.lower() > most as u64 {
+        discard(body, limits.body, limits.body_read).await;
+        return Err(too_large(most));
+    }
+    let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
+    let reserved = budget.reserve(likely.saturating_sub(own));
+    let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
+        discard(body, limits.body, limits.body_read).await;
+        return Err(Problem::new(BUSY, "read the body: there is no memory for it, as others have not come"));
+    };
+    Ok((whole(body, most, limits.body_read).await?, reserved))
 }
 
 /// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.

@@ -56,7 +56,7 @@ pub(super) async fn take(
         (_, false) => structured(&meta, Part { whole: text, part: text })?,
     };
     let asked = Asked::of(&request, was_if_match);
-    let verdict = ask(app, decider, request).await;
+    let verdict = ask(app, decider, request, bytes.len()).await;
     asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
 }
 
@@ -173,15 +173,17 @@ async fn batch(
     let mut asked = Vec::new();
     for (index, item) in items.iter().enumerate() {
         match structured(meta, Part { whole: text, part: item.get() }) {
-            Ok((request, _)) => asked.push((index, Asked::of(&request, false), request)),
+            Ok((request, _)) => {
+                asked.push(((index, Asked::of(&request, false)), (request, item.get().len())));
+            }
             Err(problem) => {
                 answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id));
             }
         }
     }
-    let (places, requests): (Vec<_>, Vec<_>) =
-        asked.into_iter().map(|(index, asked, request)| ((index, asked), request)).unzip();
-    let verdicts = in_order(requests.into_iter().map(|request| ask(app, decider, request))).await;
+    let (places, requests): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+    let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, request, bytes));
+    let verdicts = in_order(asks).await;
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
         answers[index] = Some(match asked.answer(decider, verdict) {
             Ok((status, accepted)) => {

@@ -15,6 +15,8 @@ pub struct Limits {
     pub messages: usize,
     /// So many bytes of such messages are in memory at one time, of all executors, beyond those that each may have.
     pub uploads: usize,
+    /// So many bytes of other bodies are in memory at one time, of all requests, beyond those that each may have.
+    pub bodies: usize,
     /// A page ends before it has more than so many bytes, except for its first row or event.
     pub page: usize,
     /// So many bytes of answers are in memory at one time, except for small ones. Pages are small when there is no room.
@@ -67,6 +69,7 @@ impl Limits {
             body: count(set.body),
             messages: 16 << 20,
             uploads: 64 << 20,
+            bodies: 64 << 20,
             page: 4 << 20,
             answers: 64 << 20,
             lists: 4,

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody as _};
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_events::protocol::ToDecider;
 use serde::Deserialize;
@@ -31,11 +31,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
-use super::App;
 use super::edge::{self, Call};
 use super::headers::one;
 use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED_MEDIA_TYPE, pointer_to};
 use super::query::Params;
+use super::{App, Common};
 use crate::decider::{Decider, Letters, Mailbox, Stopped, Way, mailbox};
 use crate::executors::Connections;
 
@@ -278,17 +278,9 @@ impl Saying {
         open.heard.send_replace(Instant::now());
         // Whoever says something while something else is being said waits here, with nothing read of it.
         let mut said = open.said.lock().await;
-        let limits = &app.common.limits;
+        let Common { limits, uploads, .. } = &*app.common;
         let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
-        let size = body.size_hint();
-        if size.lower() > most as u64 {
-            edge::discard(body, limits.body, limits.body_read).await;
-            return Err(edge::too_large(most));
-        }
-        let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
-        // All of it, and before anything is read: parts of many would wait for each other.
-        let _reserved = app.common.uploads.reserve(likely.saturating_sub(OWN)).await;
-        let body = edge::whole(body, most, limits.body_read).await?;
+        let (body, _reserved) = edge::reserved(uploads, body, most, OWN, limits).await?;
         let told = tell(open, &mut said, self.after, &body).await;
         if told.is_err() {
             // What follows would miss something.

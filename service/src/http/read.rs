@@ -16,7 +16,7 @@ use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, Query
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use super::budget::ReservedBytes;
+use super::budget::{ReservedBytes, SMALL};
 use super::edge::{Call, json};
 use super::positions;
 use super::problem::{BAD_PARAMETER, BEHIND, BUSY, GONE, In, NOT_FOUND, Problem, pointer_to};
@@ -27,8 +27,6 @@ use super::{App, Common};
 const HISTORY: usize = 100;
 /// and at most.
 const HISTORY_MAX: u64 = 1000;
-/// Bytes of an answer for which nothing is reserved: every connection may have as many.
-const SMALL: usize = 64 << 10;
 
 /// Waits until the position is in the rows.
 pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {

@@ -122,7 +122,7 @@ pub(super) async fn typed(
         intent,
     };
     let asked = Asked::of(&request, was_if_match);
-    let verdict = ask(app, decider, request).await;
+    let verdict = ask(app, decider, request, bytes.len()).await;
     asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
 }
 
@@ -169,12 +169,17 @@ fn elsewhere(mut problem: Problem, params: &[(&'static str, &str)], said: &[Said
     problem
 }
 
-/// Asks the decider, and counts the answer.
-pub(super) async fn ask(app: &App, decider: &Decider, request: Request) -> Result<Verdict, NoVerdict> {
+/// Asks the decider about an intent that has come in so many bytes, and counts the answer.
+pub(super) async fn ask(
+    app: &App,
+    decider: &Decider,
+    request: Request,
+    bytes: usize,
+) -> Result<Verdict, NoVerdict> {
     // Less than the whole request may take, so that the answer can say what is not known.
     let timeout = app.common.limits.request.mul_f32(0.9);
     let verdict =
-        tokio::time::timeout(timeout, decider.ask(request)).await.unwrap_or(Err(NoVerdict::Unknown));
+        tokio::time::timeout(timeout, decider.ask(request, bytes)).await.unwrap_or(Err(NoVerdict::Unknown));
     app.figures.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
             Ok(accepted) => accepted.outcome.word(),

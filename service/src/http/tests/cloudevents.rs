@@ -165,7 +165,7 @@ async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
     let answered = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         let mut count = 0;
-        while let Some(crate::decider::Input::Intent(request, answer)) = inputs.recv().await {
+        while let Some(crate::decider::Input::Intent(request, answer, _)) = inputs.recv().await {
             let _ = answer.send(accepted(Outcome::Changed, 2)(&request).expect("a verdict"));
             count += 1;
             if count == 2 {

@@ -97,3 +97,13 @@ async fn addresses_are_told_apart() {
     }
     assert_eq!(status("127.0.0.1").await, "200");
 }
+
+#[tokio::test]
+async fn what_is_not_admitted_takes_nothing_from_those_who_are() {
+    let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
+    let page = [("origin", "http://evil.example")];
+    for _ in 0..100 {
+        assert_eq!(world.send(request(Method::GET, "/nodes", &page, "")).await.problem().0, 403);
+    }
+    assert_eq!(world.get("/nodes").await.status, 200);
+}

@@ -251,7 +251,7 @@ async fn decide(
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
         let (request, answer) = match input {
-            Input::Intent(request, answer) => (request, answer),
+            Input::Intent(request, answer, _) => (request, answer),
             other => {
                 // A test that is over hears no more.
                 let _ = heard.send(other);

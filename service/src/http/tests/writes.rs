@@ -1,14 +1,17 @@
 //! Typed routes, and what becomes of verdicts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::Method;
 use chancery_events::fact::Outcome;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_machine::keys::Accepted;
+use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
 use crate::decider::Verdict;
@@ -312,4 +315,39 @@ async fn a_full_queue_is_busy_and_nothing_is_recorded() {
     let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
     assert_eq!(answer.problem().1, "busy");
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));
+}
+
+#[tokio::test]
+async fn large_bodies_have_one_budget_until_they_are_answered_and_small_ones_pass() {
+    let mebibyte = 1 << 20;
+    let limits = Limits { bodies: 2 * mebibyte, body_read: Duration::from_millis(200), ..Limits::default() };
+    let world = World::with(limits);
+    let half = |taken: &Arc<AtomicUsize>| {
+        let taken = Arc::clone(taken);
+        Body::from_stream(async_stream::stream! {
+            for _ in 0..8 {
+                taken.fetch_add(64 << 10, Ordering::Relaxed);
+                yield Ok::<_, std::convert::Infallible>(axum::body::Bytes::from(vec![b' '; 64 << 10]));
+            }
+            std::future::pending::<()>().await;
+        })
+    };
+    let taken = Arc::new(AtomicUsize::new(0));
+    let json = [("content-type", "application/json")];
+    let sending: Vec<_> = (0..8)
+        .map(|_| request(Method::PUT, "/nodes/node-9", &json, half(&taken)))
+        .map(|asked| tokio::spawn(world.router().oneshot(asked)))
+        .collect();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(taken.load(Ordering::Relaxed), mebibyte, "the halves of two, which is all that two may have");
+    assert_eq!(world.put(Method::PUT, "/nodes/node-9", "{").await.status, 400, "a small one is read");
+    for one in sending {
+        let status = one.await.expect("no panic").expect("an answer").status().as_u16();
+        assert!(status == 408 || status == 503, "{status}");
+    }
+    while world.app.common.bodies.free() < 2 * mebibyte {
+        tokio::task::yield_now().await;
+    }
 }

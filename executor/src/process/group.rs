@@ -163,7 +163,7 @@ impl IncarnationCgroup {
         if !self.is_same_view() {
             return Vec::new();
         }
-        let opened = |pid: u32| Some((pid, Handle::open(pid, Stat::of(pid)?.start_time).ok()??));
+        let opened = |pid: u32| Some((pid, Handle::open(pid, Stat::of(pid).ok()??.start_time).ok()??));
         let handles: Vec<_> = pids(&self.path).into_iter().filter_map(opened).collect();
         // Read again after opening: from here on the descriptor cannot come to mean another process.
         let still = pids(&self.path);

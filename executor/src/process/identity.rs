@@ -1,12 +1,13 @@
 //! Which process is meant: pid, start time and boot, never a pid alone, because pids are given anew.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
@@ -25,10 +26,16 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// Reads it; `None` if there is no such process.
-    pub(super) fn of(pid: u32) -> Option<Stat> {
+    /// Reads it; `None` if there is no such process. After an error there may be one.
+    pub(super) fn of(pid: u32) -> io::Result<Option<Stat>> {
+        let Some(bytes) = read(pid, "stat")? else { return Ok(None) };
+        let unclear =
+            || io::Error::new(ErrorKind::InvalidData, format!("cannot make sense of /proc/{pid}/stat"));
+        Stat::parse(pid, &bytes).map(Some).ok_or_else(unclear)
+    }
+
+    fn parse(pid: u32, bytes: &[u8]) -> Option<Stat> {
         // The name of the program may hold anything, also what is not UTF-8.
-        let bytes = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
         let after_name = bytes.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(bytes.get(after_name + 1..)?).ok()?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -54,15 +61,45 @@ impl Stat {
         ProcessIdentity { pid: self.pid, start_time: self.start_time }
     }
 
-    /// All processes that can be seen.
+    /// All processes. It is an error if one is there and cannot be read.
     pub(super) fn all() -> io::Result<Vec<Stat>> {
-        let mut all = Vec::new();
-        for entry in std::fs::read_dir("/proc")? {
-            if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
-                all.extend(Stat::of(pid));
-            }
-        }
-        Ok(all)
+        pids()?.into_iter().filter_map(|pid| Stat::of(pid).transpose()).collect()
+    }
+
+    /// All processes but those of which a security module shows nothing.
+    pub(super) fn shown() -> io::Result<Vec<Stat>> {
+        let is_shown = |stat: &io::Result<Stat>| {
+            let is_hidden = |kind| matches!(kind, ErrorKind::PermissionDenied | ErrorKind::InvalidData);
+            !stat.as_ref().is_err_and(|error| is_hidden(error.kind()))
+        };
+        pids()?.into_iter().filter_map(|pid| Stat::of(pid).transpose()).filter(is_shown).collect()
+    }
+}
+
+fn pids() -> io::Result<Vec<u32>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        all.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(all)
+}
+
+/// Reads a file of a process; `None` if there is no such process. A failure for another reason, as for lack of
+/// descriptors, says nothing of the process.
+fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
+    match std::fs::read(format!("/proc/{pid}/{file}")) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read /proc/{pid}/{file}: {error}"))),
+    }
+}
+
+/// Environment of a process; empty if there is no such process, or if it may not be read.
+pub(super) fn environment(pid: u32) -> io::Result<Vec<u8>> {
+    match read(pid, "environ") {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(Vec::new()),
+        read => Ok(read?.unwrap_or_default()),
     }
 }
 
@@ -73,15 +110,23 @@ pub(super) struct ProcessIdentity {
     pub(super) start_time: u64,
 }
 
-/// This process, then its ancestors: every process that may adopt its orphans, beside the init of the namespace.
+/// This process, then its ancestors: every process that may adopt its orphans, beside the init of the namespace. Empty if
+/// they cannot all be read: every process may be one then.
 pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {
-    let mut all: Vec<ProcessIdentity> = Vec::new();
-    let mut next = Stat::of(std::process::id());
-    while let Some(stat) = next {
-        all.push(stat.identity());
-        next = Stat::of(stat.parent);
-    }
-    all
+    let read = || {
+        let mut all: Vec<ProcessIdentity> = Vec::new();
+        let mut next = Stat::of(std::process::id())?;
+        while let Some(stat) = next {
+            all.push(stat.identity());
+            next = Stat::of(stat.parent)?;
+            // One that ends meanwhile leaves its children to another.
+            if next.is_none() && stat.parent != 0 {
+                return Ok(Vec::new());
+            }
+        }
+        Ok::<_, io::Error>(all)
+    };
+    read().unwrap_or_default()
 }
 
 /// PID namespace of this process: pids mean something in the same one alone. The number of a namespace is given to
@@ -97,11 +142,16 @@ pub(super) fn pid_namespace() -> io::Result<u64> {
 }
 
 /// Whether a process may have been started by a trampoline: each sets `no_new_privs`, which is inherited and never
-/// unset. None if the process is gone.
-pub(super) fn has_no_new_privs(pid: u32) -> Option<bool> {
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NoNewPrivs:"));
-    Some(line.is_none_or(|value| value.trim_ascii() != b"0"))
+/// unset. One that is gone was not; one that cannot be read may have been.
+pub(super) fn may_have_no_new_privs(pid: u32) -> bool {
+    let Ok(status) = read(pid, "status") else { return true };
+    let has = |status: &[u8]| {
+        let mut lines = status.split(|byte| *byte == b'\n');
+        lines
+            .find_map(|line| line.strip_prefix(b"NoNewPrivs:"))
+            .is_none_or(|value| value.trim_ascii() != b"0")
+    };
+    status.is_some_and(|status| has(&status))
 }
 
 /// Number of processes and threads started since the boot.
@@ -121,19 +171,27 @@ pub(super) fn hides_processes() -> bool {
     })
 }
 
-/// Descriptors by which a process has one of these files open.
-pub(super) fn open_as(pid: u32, files: &BTreeSet<Place>) -> Vec<OsString> {
-    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let is_one = |path: &Path| matches!(Place::of(path), Ok(Some(place)) if files.contains(&place));
-    open.flatten().filter(|fd| is_one(&fd.path())).map(|fd| fd.file_name()).collect()
+/// Whether a process has one of these files open, given by name. What has another name is not looked up: it may be on
+/// a file system that does not answer.
+pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, Place>) -> bool {
+    descriptors(pid).iter().any(|descriptor| {
+        let file = std::fs::read_link(descriptor).unwrap_or_default();
+        let place = file.file_name().and_then(|name| files.get(name));
+        place.is_some_and(|place| matches!(Place::of(descriptor), Ok(Some(found)) if found == *place))
+    })
 }
 
-/// Whether a process holds a lock (`flock(2)`) on one of these files.
-pub(super) fn has_locked(pid: u32, files: &BTreeSet<Place>) -> bool {
-    let info = |fd: &OsString| {
-        std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd))
-    };
-    open_as(pid, files).iter().any(|fd| info(fd).is_ok_and(|info| info.contains("FLOCK")))
+/// Whether a process holds a lock (`flock(2)`) on a file. What is not locked is not looked up, as above.
+pub(super) fn has_locked(pid: u32, file: Place) -> bool {
+    descriptors(pid).iter().any(|descriptor| {
+        let info = descriptor.file_name().map(|number| format!("/proc/{pid}/fdinfo/{}", number.display()));
+        let info = info.and_then(|info| std::fs::read_to_string(info).ok()).unwrap_or_default();
+        info.contains("FLOCK") && matches!(Place::of(descriptor), Ok(Some(found)) if found == file)
+    })
+}
+
+fn descriptors(pid: u32) -> Vec<PathBuf> {
+    super::entries(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default()
 }
 
 /// Which boot of which machine it is: where pids and start times mean something.
@@ -167,18 +225,18 @@ impl Handle {
         };
         let fd = match pidfd_open(pid_number, PidfdFlags::empty()) {
             Ok(fd) => fd,
-            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         // Looked at after opening: from here on the descriptor cannot come to mean another process.
-        let is_meant = Stat::of(pid).is_some_and(|stat| stat.start_time == start_time && !stat.is_dead());
+        let is_meant = Stat::of(pid)?.is_some_and(|stat| stat.start_time == start_time && !stat.is_dead());
         Ok(is_meant.then_some(Handle(fd)))
     }
 
     /// Sends a signal; a process that is dead by now is fine.
     pub(super) fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.0, signal)
-            && error != rustix::io::Errno::SRCH
+            && error != Errno::SRCH
         {
             tracing::warn!(%error, "signal a process");
         }

@@ -30,10 +30,12 @@ pub(super) fn find(
             lost.push(Tended::Incarnation(id, folder, Some(Loss::Removed)));
         }
     };
-    for named in Stat::all()?.iter().filter_map(folder_named_by) {
+    for named in Stat::shown()?.iter().filter_map(folder_named_by) {
         let id = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let node = named.parent().and_then(Path::file_name);
-        let above = named.ancestors().nth(2).map(Place::of).transpose()?.flatten();
+        // Whatever else a program wrote there is not ours, and holds up nothing.
+        let above = named.ancestors().nth(2).filter(|above| above.file_name() == nodes.file_name());
+        let above = above.and_then(|above| Place::of(above).ok().flatten());
         if let (Some(id), Some(node), true) = (id, node, place.is_some() && above == place) {
             add(id, Folder::at(nodes.join(node).join(id.to_string())));
         }

@@ -11,24 +11,25 @@
 //!
 //! - was started before the first process of the incarnation, or
 //! - lacks `no_new_privs`, which every trampoline sets, which is inherited, and which cannot be unset, or
-//! - is recorded by another incarnation of the executor, or
+//! - is recorded by another incarnation of the executor, as its supervisor or its process, or
 //! - descends from such a process that cannot have adopted orphans of the supervisor: the kernel gives these to an ancestor
 //!   of the supervisor or to the init of the namespace, and to no other.
 //!
-//! All processes are read while no process was started (the kernel counts), so that none is missed between two reads.
+//! All processes are read while no process was started (the kernel counts), so that none is missed between two reads. One
+//! that cannot be read is not taken for absent: it is unknown then whether anything is left.
 //! What is left may be anything. It is killed only if it has a *mark* of the incarnation: its session or process group,
 //! a working directory in its directory, an open pipe there, or the directory in its environment; directories are compared by
 //! device and inode. What is left without a mark is neither killed nor taken for absent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use super::drift::Place;
-use super::folder::{Folder, Record};
-use super::group::Populated;
+use super::folder::{Folder, Phase, Record};
+use super::group::{IncarnationCgroup, Populated};
 use super::identity::{self, Boot, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
 use crate::durable::Reader;
@@ -78,7 +79,7 @@ pub(super) struct Search {
 
 /// Searches for what is left of the recorded incarnation, whose directory is `folder`.
 pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Search {
-    let populated = record.group.as_ref().map(super::group::IncarnationCgroup::populated);
+    let populated = record.group.as_ref().map(IncarnationCgroup::populated);
     let (mut ours, accounted) = match origin {
         StartedIn::OtherBoot => return Search { ours: Vec::new(), rest: Rest::Nothing },
         StartedIn::OtherNamespace => {
@@ -86,7 +87,7 @@ pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Sea
         }
         StartedIn::Here => search_here(folder, record),
     };
-    ours.extend(record.group.iter().flat_map(super::group::IncarnationCgroup::members));
+    ours.extend(record.group.iter().flat_map(IncarnationCgroup::members));
     let rest = match populated {
         _ if !ours.is_empty() => Rest::Something,
         Some(Populated::Yes) => Rest::Something,
@@ -102,7 +103,7 @@ pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Sea
 
 /// What can be said without a control group.
 fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
-    let (all, candidates, is_complete) = snapshot(folder, record);
+    let (all, candidates, missed) = snapshot(folder, record);
     let marks = Marks::of(folder, record);
     let (marked, others): (Vec<&Stat>, Vec<&Stat>) =
         candidates.iter().partition(|stat| marks.are_on(stat, &all));
@@ -110,7 +111,7 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
     let ours: Vec<Handle> = marked.iter().filter_map(open).collect();
     let rest = match others.first() {
         _ if identity::hides_processes() => Rest::Unknown("/proc hides processes".to_owned()),
-        _ if !is_complete => Rest::Unknown("processes are started faster than all can be read".to_owned()),
+        _ if let Some(why) = missed => Rest::Unknown(why),
         Some(stat) => {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
             Rest::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
@@ -122,36 +123,50 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
     (ours, rest)
 }
 
-/// All processes, those that are not accounted for, and whether none was missed.
-fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, bool) {
-    let mut found = (BTreeMap::new(), Vec::new(), false);
+/// All processes, those that are not accounted for, and why some may have been missed.
+fn snapshot(folder: &Folder, record: &Record) -> (BTreeMap<u32, Stat>, Vec<Stat>, Option<String>) {
+    let mut found = (BTreeMap::new(), Vec::new(), None);
     for _ in 0..TRIES {
         let before = identity::forks().ok();
-        let all: BTreeMap<u32, Stat> =
-            Stat::all().unwrap_or_default().into_iter().map(|stat| (stat.pid, stat)).collect();
+        let (all, unread) = match Stat::all() {
+            Ok(all) => (all, None),
+            Err(error) => (Stat::shown().unwrap_or_default(), Some(error.to_string())),
+        };
+        let all: BTreeMap<u32, Stat> = all.into_iter().map(|stat| (stat.pid, stat)).collect();
         let mut candidates = self::candidates(record, &all, &BTreeSet::new());
         if !candidates.is_empty() {
             candidates = self::candidates(record, &all, &recorded_elsewhere(folder, record));
         }
-        let is_complete = !all.is_empty() && before.is_some() && before == identity::forks().ok();
-        found = (all, candidates, is_complete);
-        if is_complete {
+        let is_complete = unread.is_none() && before.is_some() && before == identity::forks().ok();
+        let is_hopeless = unread.is_some();
+        let faster = "processes are started faster than all can be read".to_owned();
+        found = (all, candidates, (!is_complete).then(|| unread.unwrap_or(faster)));
+        if is_complete || is_hopeless {
             break;
         }
     }
     found
 }
 
-/// Processes that other incarnations of the executor have recorded in this boot and namespace.
+/// Processes and supervisors that other incarnations of the executor have recorded in this boot and namespace.
 fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> {
     let Some(nodes) = folder.path().ancestors().nth(2) else { return BTreeSet::new() };
     let nodes = super::entries(nodes).unwrap_or_default();
     let folders = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
     let others = folders.filter(|path| path != folder.path()).map(Folder::at);
     let records = others.filter_map(|other| other.record(Reader::Another).ok().flatten());
-    let are_here = |other: &Record| other.boot == record.boot && other.pid_namespace == record.pid_namespace;
-    let processes = records.filter(are_here).flat_map(|other| other.processes);
-    processes.map(|process| (process.pid, process.start_time)).collect()
+    // What is to be started again names the processes of an earlier boot.
+    let are_here = |other: &Record| {
+        other.phase != Phase::Again
+            && other.boot == record.boot
+            && other.pid_namespace == record.pid_namespace
+    };
+    let mut all = BTreeSet::new();
+    for other in records.filter(are_here) {
+        all.extend(other.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));
+        all.extend(other.processes.iter().map(|process| (process.pid, process.start_time)));
+    }
+    all
 }
 
 /// Living processes that are not accounted for.
@@ -163,7 +178,7 @@ fn candidates(record: &Record, all: &BTreeMap<u32, Stat>, elsewhere: &BTreeSet<(
             && stat.pid != me
             && !elsewhere.contains(&(stat.pid, stat.start_time))
             && !stat.is_dead()
-            && identity::has_no_new_privs(stat.pid) == Some(true)
+            && identity::may_have_no_new_privs(stat.pid)
     };
     let suspects: BTreeSet<u32> = all.values().filter(may_be).map(|stat| stat.pid).collect();
     let is_adopter = |stat: &Stat| {
@@ -192,7 +207,7 @@ struct Marks<'a> {
     folder: &'a Path,
     place: Option<Place>,
     /// Pipes in the directory, which the programs write into. Other files there may be read by anybody.
-    pipes: BTreeSet<Place>,
+    pipes: BTreeMap<OsString, Place>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
 }
@@ -206,7 +221,11 @@ impl Marks<'_> {
         Marks {
             folder: folder.path(),
             place: place(folder.path()),
-            pipes: files.iter().filter(|path| is_pipe(path)).filter_map(|path| place(path)).collect(),
+            pipes: files
+                .iter()
+                .filter(|path| is_pipe(path))
+                .filter_map(|path| Some((path.file_name()?.to_owned(), place(path)?)))
+                .collect(),
             leaders: processes.chain(supervisor).collect(),
         }
     }
@@ -221,12 +240,13 @@ impl Marks<'_> {
             || leads(stat.group)
             || folder_named_by(stat).is_some_and(|named| self.is_folder(&named))
             || self.works_in(stat.pid)
-            || !identity::open_as(stat.pid, &self.pipes).is_empty()
+            || identity::has_open(stat.pid, &self.pipes)
     }
 
+    /// By its name first: what has another is not looked up, for it may be on a file system that does not answer.
     fn is_folder(&self, path: &Path) -> bool {
         let is_same = || self.place.is_some() && Place::of(path).ok().flatten() == self.place;
-        path == self.folder || is_same()
+        path == self.folder || (path.file_name() == self.folder.file_name() && is_same())
     }
 
     fn works_in(&self, pid: u32) -> bool {
@@ -241,7 +261,7 @@ fn is_pipe(path: &Path) -> bool {
 
 /// Directory of an incarnation that a process has in its environment.
 pub(super) fn folder_named_by(stat: &Stat) -> Option<PathBuf> {
-    let environment = std::fs::read(format!("/proc/{}/environ", stat.pid)).ok()?;
+    let environment = identity::environment(stat.pid).ok()?;
     let value = |entry: &[u8]| {
         let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
         Some(PathBuf::from(OsStr::from_bytes(value)))
@@ -258,11 +278,11 @@ pub(super) fn supervisors(
     let recorded =
         record.and_then(|record| record.ancestors.first()).filter(|_| origin == Some(StartedIn::Here));
     let recorded = recorded.map(|one| (one.pid, one.start_time));
-    let files: BTreeSet<Place> = Place::of(&folder.file("keeper.lock")).ok().flatten().into_iter().collect();
+    let lock = Place::of(&folder.file("keeper.lock")).ok().flatten();
     let me = std::process::id();
-    let all = if files.is_empty() { Vec::new() } else { Stat::all().unwrap_or_default() };
+    let all = lock.map(|_| Stat::shown().unwrap_or_default()).unwrap_or_default();
     let others = all.into_iter().filter(|stat| stat.pid != me);
-    let holders = others.filter(|stat| identity::has_locked(stat.pid, &files));
+    let holders = others.filter(|stat| lock.is_some_and(|lock| identity::has_locked(stat.pid, lock)));
     let all: BTreeMap<u32, u64> = holders.map(|stat| (stat.pid, stat.start_time)).chain(recorded).collect();
     all.into_iter().filter_map(|(pid, start_time)| Handle::open(pid, start_time).ok().flatten()).collect()
 }

@@ -221,7 +221,7 @@ pub(super) fn trampoline(
         |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
     let (pid, captures) = spawn().map_err(retry)?;
     // It is our child and not reaped, so the pid means it and nothing else.
-    let stat = Stat::of(pid).ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
+    let stat = Stat::of(pid).map_err(retry)?.ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
     // It waits to be told: whatever it executes is in the group from the start.
     let mut limited = None;
     if let (Some((path, memory)), Some(parent)) = (&group, &wanted.cgroup)

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             volumes::victim(Path::new(root), what, count.parse().expect("a number"))
         }
         [_, "as-neighbour", root, cgroup, out] => proofs::neighbour(Path::new(root), cgroup, Path::new(out)),
+        [_, "as-onlooker", root] => proofs::onlooker(Path::new(root)),
         _ => run_tests(),
     }
 }
@@ -112,6 +113,8 @@ fn run_tests() -> ExitCode {
         proofs::a_directory_reached_by_a_link_and_by_its_real_path_is_one,
         proofs::another_pid_namespace_ends_nothing_that_lives,
         proofs::an_executor_that_sees_the_processes_of_another_namespace_does_not_begin,
+        proofs::a_process_that_cannot_be_read_is_not_taken_for_absent,
+        proofs::a_file_system_that_does_not_answer_holds_up_no_end,
         proofs::daemons_of_others_end_with_their_incarnation,
         proofs::a_group_of_an_incarnation_without_directory_is_ended,
         proofs::a_stopped_supervisor_holds_up_neither_stop_nor_kill,

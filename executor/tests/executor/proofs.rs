@@ -320,6 +320,118 @@ pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_doe
     assert!(error.starts_with("cannot use /proc: it is that of another PID namespace"), "{error}");
 }
 
+/// An executor that looks, and does nothing more.
+pub(crate) fn onlooker(root: &Path) -> ExitCode {
+    block_on(async {
+        open(root, &CgroupSetting::Detect).await.list().await;
+    });
+    ExitCode::SUCCESS
+}
+
+/// What runs a command where this file of a process cannot be read; none if this machine does not allow that.
+fn where_hidden(pid: i32, file: &str) -> [String; 5] {
+    let script = format!("mount --bind /dev/null /proc/{pid}/{file} && exec \"$@\"");
+    ["-m".to_owned(), "sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
+}
+
+pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
+    for file in ["stat", "status"] {
+        let root = Root::new();
+        let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
+        drop(processes);
+        let hidden = where_hidden(child.0, file);
+        let flags = hidden.each_ref().map(String::as_str);
+        let Some(told_there) = in_another_namespace(&root, &CgroupSetting::Off, &flags) else { return };
+        let (_, then): (Vec<Report>, Report) = serde_json::from_str(&told_there).unwrap();
+        assert!(is_alive(child.0));
+        assert!(failed(&then).is_some(), "{file}: nothing is proved: {then:?}");
+    }
+    // Nor is a process that is to be adopted.
+    let root = Root::new();
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    kill_supervisors(&root);
+    let hidden = where_hidden(root.payloads()[0], "stat");
+    let looked = Command::new("unshare")
+        .args(hidden)
+        .arg(std::env::current_exe().unwrap())
+        .args(["as-onlooker", root.path().to_str().unwrap()])
+        .status();
+    assert!(looked.unwrap().success());
+    let processes = root.open().await;
+    until(&processes, id(1), "both live on", is_ready).await;
+}
+
+/// A file system that answers nothing, and a process that has it open.
+struct Silent {
+    directory: tempfile::TempDir,
+    programs: Vec<std::process::Child>,
+}
+
+impl Silent {
+    fn new(privileges: &str) -> Option<Silent> {
+        let directory = tempfile::tempdir().unwrap();
+        let point = directory.path().display().to_string();
+        let options = "fd=3,rootmode=40000,user_id=0,group_id=0";
+        let script = format!(
+            "exec 3<>/dev/fuse && mount -i -t fuse -o {options} none {point} 2>/dev/null && exec sleep 3600"
+        );
+        let mount = Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).spawn().unwrap();
+        let mut silent = Silent { directory, programs: vec![mount] };
+        let is_mounted =
+            || std::fs::read_to_string("/proc/mounts").unwrap().lines().any(|line| line.contains(&point));
+        while !is_mounted() {
+            if silent.programs[0].try_wait().unwrap().is_some() {
+                eprintln!("skipped: this machine does not allow a file system in user space");
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let opened =
+            format!("import os, time; os.open('{point}', os.O_PATH); print(1, flush=True); time.sleep(3600)");
+        let mut user = Command::new("setpriv");
+        user.args(privileges.split_ascii_whitespace())
+            .args(["python3", "-c", &opened])
+            .stdout(Stdio::piped());
+        silent.programs.push(user.spawn().unwrap());
+        let mut said = [0];
+        std::io::Read::read_exact(silent.programs[1].stdout.as_mut().unwrap(), &mut said).unwrap();
+        Some(silent)
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.directory.path()).status();
+        for program in &mut self.programs {
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
+    for cgroup in WAYS {
+        let root = Root::new();
+        if !has_groups(&root, &cgroup) {
+            continue;
+        }
+        let processes = open(root.path(), &cgroup).await;
+        processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(2))).await;
+        until(&processes, id(1), "it is ready", is_ready).await;
+        // Without groups nothing can be said of what might be of the incarnation: its user is known to be another's.
+        let privileges = if cgroup == CgroupSetting::Off { "--reuid=0" } else { "--no-new-privs" };
+        let Some(_silent) = Silent::new(privileges) else { return };
+        for supervisor in root.keepers() {
+            kill(supervisor, Signal::STOP);
+        }
+        processes.carry_out(command(id(1), 2, Effect::Stop, &sleeper(2))).await;
+        until(&processes, id(1), "it is ended all the same", is_ended).await;
+    }
+}
+
 /// A daemon of somebody else, as it is installed here: what to run, and the directory that its processes are known by.
 fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
     let runs = |program: &str, flag| {

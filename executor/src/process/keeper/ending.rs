@@ -96,7 +96,7 @@ impl Keeper {
             }
         }
         let me = getpid().as_raw_nonzero().get().unsigned_abs();
-        let all = Stat::all().unwrap_or_default();
+        let all = Stat::shown().unwrap_or_default();
         for stat in descendants(me, &all) {
             if groups.contains(&stat.group) {
                 continue;

@@ -15,7 +15,7 @@ use chancery_events::spec::VOLUME_VARIABLE;
 
 use super::super::drift::Place;
 use super::super::folder::{Folder, Wanted};
-use super::super::identity::Stat;
+use super::super::identity::{self, Stat};
 use super::super::{Shared, entries, lost};
 use super::home::{Found, Home};
 use crate::durable::Reader;
@@ -83,8 +83,12 @@ pub(super) fn user(
     // Of an incarnation whose folder was lost, or whose records cannot be read.
     let data = home.data();
     let place = Place::of(&data)?;
-    let left = Stat::all()?.into_iter().find(|stat| !stat.is_dead() && is_given(stat.pid, &data, place));
-    Ok(left.map(|stat| format!("process {}", stat.pid)))
+    for stat in Stat::shown()?.into_iter().filter(|stat| !stat.is_dead()) {
+        if is_given(&identity::environment(stat.pid)?, &data, place) {
+            return Ok(Some(format!("process {}", stat.pid)));
+        }
+    }
+    Ok(None)
 }
 
 fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
@@ -99,11 +103,12 @@ fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
     !is_over && !is_buried
 }
 
-/// Whether a process was given the volume, by whatever path.
-fn is_given(pid: u32, data: &Path, place: Option<Place>) -> bool {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let is_volume =
-        |path: &Path| path == data || (place.is_some() && Place::of(path).ok().flatten() == place);
+/// Whether a process with this environment was given the volume, by whatever path. One with other names at its end is not
+/// looked up: it may be on a file system that does not answer.
+fn is_given(environment: &[u8], data: &Path, place: Option<Place>) -> bool {
+    let name = |path: &Path| Some((path.parent()?.file_name()?.to_owned(), path.file_name()?.to_owned()));
+    let is_same = |path: &Path| place.is_some() && Place::of(path).ok().flatten() == place;
+    let is_volume = |path: &Path| path == data || (name(path) == name(data) && is_same(path));
     environment.split(|byte| *byte == 0).any(|entry| {
         let value = entry.strip_prefix(VOLUME_VARIABLE.as_bytes()).and_then(|rest| {
             let equals = rest.iter().position(|byte| *byte == b'=')?;

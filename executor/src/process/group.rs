@@ -158,6 +158,11 @@ impl IncarnationCgroup {
         if self.is_same_view() { kill(&self.path) } else { Ok(()) }
     }
 
+    /// Pids here of the processes in the group.
+    pub(super) fn pids(&self) -> BTreeSet<u32> {
+        if self.is_same_view() { pids(&self.path) } else { BTreeSet::new() }
+    }
+
     /// Every process in the group that has a pid here.
     pub(super) fn members(&self) -> Vec<Handle> {
         if !self.is_same_view() {

@@ -11,7 +11,8 @@
 //!
 //! Synchronous, and single-threaded but for a moment of the start. It starts processes once and never again; its record on disk is always ahead of
 //! what it does. "All gone" is proved by the kernel: it is the subreaper, so that while any descendant lives it has
-//! children, and when `wait` says that it has none, there is none.
+//! children, and when `wait` says that it has none, there is none. But for what enters another PID namespace: the init there
+//! adopts its orphans. So where there is a control group, nothing may live in that either.
 //!
 //! What processes write comes through here as well (`capture`). What is done to its folder is seen and put right
 //! (`files`), or ends everything (`drift`).
@@ -317,7 +318,7 @@ impl Keeper {
                 log(format_args!("somebody else looks after it"));
                 return Ok(());
             }
-            self.wait()?;
+            self.wait(&left)?;
         }
     }
 
@@ -405,14 +406,15 @@ impl Keeper {
     }
 
     /// Sleeps until something may have happened.
-    fn wait(&self) -> io::Result<()> {
+    fn wait(&self, left: &Left) -> io::Result<()> {
         let now = Instant::now();
+        let group = (*left == Left::InGroup).then_some(SWEEP);
         let sweep = self.ending.as_ref().map(|ending| {
             let until = ending.kill_at.saturating_duration_since(now);
             if until.is_zero() { SWEEP } else { until }
         });
         let look = self.looks_at().map(|at| at.saturating_duration_since(now));
-        let timeout = sweep.into_iter().chain(look).min();
+        let timeout = sweep.into_iter().chain(look).chain(group).min();
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];

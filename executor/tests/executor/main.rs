@@ -114,6 +114,7 @@ fn run_tests() -> ExitCode {
         proofs::another_pid_namespace_ends_nothing_that_lives,
         proofs::an_executor_that_sees_the_processes_of_another_namespace_does_not_begin,
         proofs::a_process_that_cannot_be_read_is_not_taken_for_absent,
+        proofs::a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarnation,
         proofs::a_file_system_that_does_not_answer_holds_up_no_end,
         proofs::daemons_of_others_end_with_their_incarnation,
         proofs::a_group_of_an_incarnation_without_directory_is_ended,

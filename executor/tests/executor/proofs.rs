@@ -364,6 +364,71 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
     until(&processes, id(1), "both live on", is_ready).await;
 }
 
+/// A PID namespace that no incarnation has made.
+struct Namespace(std::process::Child);
+
+impl Namespace {
+    fn new() -> Option<Namespace> {
+        let unshare = || Command::new("unshare").args(["-p", "-f", "--kill-child", "sleep", "3600"]).spawn();
+        let is_there = Command::new("unshare").args(["-p", "-f", "true"]).stderr(Stdio::null()).status();
+        is_there.is_ok_and(|status| status.success()).then(unshare)?.ok().map(Namespace)
+    }
+
+    fn init(&self) -> i32 {
+        let pid = self.0.id();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let mut init = None;
+        wait_until("the namespace has an init", || {
+            let children = std::fs::read_to_string(&children).unwrap_or_default();
+            init = children.split_ascii_whitespace().next().and_then(|child| child.parse().ok());
+            init.is_some()
+        });
+        init.expect("an init")
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarnation() {
+    let root = Root::new();
+    if !has_groups(&root, &CgroupSetting::Detect) {
+        return;
+    }
+    let Some(namespace) = Namespace::new() else {
+        eprintln!("skipped: this machine does not allow a second PID namespace");
+        return;
+    };
+    // Its parent ends: the init of that namespace adopts it, and not the supervisor.
+    let file = root.path().join("daemon");
+    let script = format!(
+        "nsenter -t {} -p sh -c '(exec setsid sleep 3600 < /dev/null > {} 2>&1 &)'; exec sleep 3600",
+        namespace.init(),
+        file.display()
+    );
+    let spec = spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])]);
+    let has_it_open =
+        |pid: &i32| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|link| link == file);
+    let daemon = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        pids.filter(|pid| is_alive(*pid)).find(has_it_open)
+    };
+    let processes = root.open().await;
+    for (position, effect) in [(1, Effect::Stop), (2, Effect::Kill)] {
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+        wait_until("its daemon runs", || daemon().is_some());
+        processes.carry_out(command(id(position), 2, effect, &spec)).await;
+        let ended = until(&processes, id(position), "it has ended", is_ended).await;
+        assert_eq!(daemon(), None, "an end means everything: {ended:?}");
+    }
+}
+
 /// A file system that answers nothing, and a process that has it open.
 struct Silent {
     directory: tempfile::TempDir,

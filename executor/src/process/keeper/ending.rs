@@ -1,5 +1,6 @@
 //! How everything that a keeper keeps comes to its end.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,10 +9,11 @@ use chancery_events::observation::{Exit, ProcessStatus};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 
 use super::super::folder::{Cause, End, Phase, remove_groups};
+use super::super::group::{self, IncarnationCgroup, Populated};
 use super::super::identity::{Handle, Stat, descendants};
 use super::super::log::log;
 use super::super::trampoline::NotExecuted;
-use super::super::{group, reboot, wire};
+use super::super::{reboot, wire};
 use super::{Keeper, StartOf};
 
 /// It is under way.
@@ -19,10 +21,12 @@ pub(super) struct Ending {
     pub(super) kill_at: Instant,
 }
 
-/// Whether any descendant is left.
+/// Whether anything is left.
 #[derive(PartialEq)]
 pub(super) enum Left {
     Some,
+    /// In the control group alone: no end of it is heard.
+    InGroup,
     None,
 }
 
@@ -39,10 +43,14 @@ impl Keeper {
                 Err(_) => break Left::None,
             }
         };
+        // What enters another PID namespace leaves its orphans to the init there, and not to us.
+        let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
+        let left =
+            if left == Left::None && populated() == Some(Populated::Yes) { Left::InGroup } else { left };
         if news {
             // A program that was not executed is no end by itself.
             self.read_executing();
-            if left == Left::Some {
+            if left != Left::None {
                 self.end(self.wanted.order.grace);
                 self.save();
             }
@@ -81,7 +89,7 @@ impl Keeper {
     }
 
     /// Signals everything that lives: the groups of processes not yet reaped, whose numbers are therefore still
-    /// theirs, and every other descendant that can be found.
+    /// theirs, and every other descendant and member of the control group that can be found.
     pub(super) fn sweep(&self, signal: Signal) {
         if let Some(group) = self.record.group.as_ref().filter(|_| signal == Signal::KILL)
             && let Err(error) = group.kill()
@@ -97,10 +105,12 @@ impl Keeper {
         }
         let me = getpid().as_raw_nonzero().get().unsigned_abs();
         let all = Stat::shown().unwrap_or_default();
-        for stat in descendants(me, &all) {
-            if groups.contains(&stat.group) {
-                continue;
-            }
+        let members = self.record.group.as_ref().map(IncarnationCgroup::pids).unwrap_or_default();
+        let in_group = all.iter().filter(|stat| members.contains(&stat.pid)).copied();
+        let others = descendants(me, &all).into_iter().chain(in_group).map(|stat| (stat.pid, stat));
+        // Each is asked once.
+        let others: BTreeMap<u32, Stat> = others.filter(|(_, stat)| !groups.contains(&stat.group)).collect();
+        for stat in others.into_values() {
             if let Ok(Some(handle)) = Handle::open(stat.pid, stat.start_time) {
                 handle.signal(signal);
             }

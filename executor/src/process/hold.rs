@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -210,10 +210,12 @@ impl KeeperLink {
                 self.look.then_some(Request::Look),
                 status.then_some(Request::Status),
             ];
-            for request in requests.iter().flatten() {
-                // Short enough for the socket's buffer: it is written whole or not at all. A keeper that does not
-                // read it is dead, and found so below.
-                let _ = connection.writer.write_all(&wire::frame(request)).await;
+            let frames = requests.iter().flatten().flat_map(wire::frame).collect::<Vec<_>>();
+            // Never waited for: a supervisor that stands still may have left the buffer full. What it does not take whole
+            // is said over the next connection.
+            if !frames.is_empty() && connection.writer.try_write(&frames).ok() != Some(frames.len()) {
+                self.connection = None;
+                continue;
             }
             (self.lost, self.stop, self.look) = (None, None, false);
             let wake = match self.answer {
@@ -335,4 +337,42 @@ async fn connect(folder: &Folder) -> io::Result<Connection> {
     let stream = UnixStream::connect(format!("/proc/self/fd/{}/keeper.sock", dir.as_raw_fd())).await?;
     let (reader, writer) = stream.into_split();
     Ok(Connection { reader, writer, received: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = Folder::at(directory.path().into());
+        let Lock::Ours(_lock) = folder.lock().unwrap() else { panic!("nobody else has it") };
+        let supervisor = UnixListener::bind(folder.file("keeper.sock")).unwrap();
+        let mut link = KeeperLink::new(folder, None, None);
+        let patience = Duration::from_millis(1);
+        let _ = tokio::time::timeout(Duration::from_millis(100), link.next()).await;
+        for _ in 0..2000 {
+            link.look();
+            let _ = tokio::time::timeout(patience, link.next()).await;
+        }
+        link.stop(Duration::ZERO);
+        let _ = tokio::time::timeout(Duration::from_secs(1), link.next()).await;
+        drop(link);
+        supervisor.set_nonblocking(true).unwrap();
+        let mut last = Vec::new();
+        while let Ok((mut connection, _)) = supervisor.accept() {
+            last.clear();
+            connection.set_nonblocking(false).unwrap();
+            connection.read_to_end(&mut last).unwrap();
+        }
+        let mut requests = Vec::new();
+        while let Some(message) = wire::take(&mut last, wire::MAX_REQUEST).unwrap() {
+            requests.push(serde_json::from_slice::<Request>(&message).unwrap());
+        }
+        assert!(requests.contains(&Request::Stop { grace: Duration::ZERO }), "{} requests", requests.len());
+    }
 }

@@ -266,3 +266,22 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
         }
     }
 }
+
+#[test]
+fn a_pipe_in_the_place_of_a_copy_is_damage_and_is_never_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it.json");
+    keep(&path, "first");
+    let pipe = |path: &Path| rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RWXU).unwrap();
+    for copy in copies(&path) {
+        fs::remove_file(&copy).unwrap();
+        pipe(&copy);
+        assert_eq!(kept(&path, Reader::Another).unwrap().as_deref(), Some("first"));
+        assert_eq!(kept(&path, Reader::Writer).unwrap().as_deref(), Some("first"));
+        assert!(fs::symlink_metadata(&copy).unwrap().is_file(), "it was written again");
+    }
+    let lock_path = folder.path().join("lock");
+    pipe(&lock_path);
+    assert!(lock(&lock_path).is_err());
+    assert!(lock_existing(&lock_path).is_err());
+}

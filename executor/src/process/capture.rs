@@ -18,6 +18,7 @@ use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use serde::{Deserialize, Serialize};
 
 use super::entries;
+use crate::durable;
 
 /// Bytes that are read at one time: as many as a pipe holds.
 const CHUNK: usize = 64 << 10;
@@ -149,7 +150,7 @@ impl Files {
     fn open(base: PathBuf, limits: OutputLimits) -> io::Result<Files> {
         let newest = parts(&base)?.into_iter().max();
         let (number, length) = match newest {
-            Some(number) => (number, part(&base, number).metadata()?.len()),
+            Some(number) => (number, part(&base, number).symlink_metadata()?.len()),
             None => (1, 0),
         };
         Ok(Files { base, limits, number, file: None, length, lost: None })
@@ -191,13 +192,10 @@ impl Files {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(
-                OpenOptions::new()
-                    .append(true)
-                    .create(true)
-                    .mode(0o600)
-                    .open(part(&self.base, self.number))?,
-            ),
+            none => none.insert(durable::open_plain(
+                OpenOptions::new().append(true).create(true).mode(0o600),
+                &part(&self.base, self.number),
+            )?),
         };
         let count = file.write(bytes)?;
         self.length += count as u64;
@@ -231,7 +229,9 @@ pub(super) fn parts(base: &Path) -> io::Result<Vec<u64>> {
 
 /// Of the path of an output's file, the output's name and the file's number.
 pub(super) fn split(path: &Path) -> Option<(&std::ffi::OsStr, u64)> {
-    Some((path.file_stem()?, path.extension()?.to_str()?.parse().ok()?))
+    // Another follows each.
+    let number = path.extension()?.to_str()?.parse().ok().filter(|number| *number < u64::MAX)?;
+    Some((path.file_stem()?, number))
 }
 
 #[cfg(test)]

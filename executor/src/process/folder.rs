@@ -348,7 +348,8 @@ impl Folder {
     }
 
     pub(super) fn note_ready(&self) {
-        if let Err(error) = File::create(self.file("ready")) {
+        let mut options = File::options();
+        if let Err(error) = durable::open_plain(options.write(true).create(true), &self.file("ready")) {
             tracing::warn!(%error, folder = %self.path.display(), "note that it was ready");
         }
     }

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::capture::{part, parts};
+use crate::durable;
 
 /// The end of an output that is looked at for its last lines, at most.
 const TAIL: u64 = 1 << 20;
@@ -83,7 +84,7 @@ impl Reader {
 }
 
 fn open(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
+    match durable::open_plain(File::options().read(true), path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -177,6 +178,17 @@ mod tests {
         assert!(reader.file.is_some(), "the rest stays readable");
         assert_eq!(rest(&mut reader), "three\n");
         assert!(reader.file.is_none());
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_not_waited_for() {
+        let (folder, base) = output(&[(1, "one\n")]);
+        rustix::fs::mkfifoat(rustix::fs::CWD, part(&base, 2), rustix::fs::Mode::RWXU).unwrap();
+        assert!(Reader::last(&base, 1).is_err());
+        std::fs::remove_file(part(&base, 2)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", part(&base, 2)).unwrap();
+        assert!(Reader::last(&base, 1).is_err());
+        folder.close().unwrap();
     }
 
     #[test]

@@ -232,6 +232,10 @@ pub fn list(dir: &Path) -> Result<Vec<(Position, PathBuf)>, SnapshotError> {
 pub fn witnesses(dir: &Path) -> Result<Vec<Witness>, SnapshotError> {
     let mut found = Vec::new();
     for (position, path) in list(dir)? {
+        // What is no file is set aside when the folder is opened; to open it may block.
+        if !path.is_file() {
+            continue;
+        }
         if let Some(meta) = first_line(&path).ok().filter(|meta| meta.position == position) {
             found.push(Witness::at(format!("the snapshot {}", path.display()), &meta.cursor()));
         }

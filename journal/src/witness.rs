@@ -11,7 +11,9 @@
 //! | the current one, or an ancestor up to its end | up to the head | another, or no record ends there | differs |
 //! | an ancestor | behind its end | | past: the loss was accepted |
 //! | unknown | behind the head | | ahead |
-//! | unknown | up to the head | | foreign |
+//! | unknown | up to the head | | foreign: the journal is another one, or an older copy of this one |
+//!
+//! What is ahead, differs or is foreign is against the journal.
 //!
 //! What must stay true: [`weigh`] decides from values alone; the reading around it changes nothing.
 
@@ -57,7 +59,8 @@ pub enum Weight {
     Differs,
     /// The record is part of a loss that was accepted.
     Past,
-    /// The record is of a journal that is not this one, as far as can be told.
+    /// The record is of a lineage that the journal does not know: another journal, or a copy from before that lineage, which
+    /// was written on since.
     Foreign,
 }
 
@@ -93,7 +96,7 @@ pub struct Loss {
     pub head: Option<Cursor>,
     /// The lineages of the journal; `None` if it is empty.
     pub lineages: Option<Lineages>,
-    /// Who says so: witnesses that are ahead or differ, the one with the highest position first.
+    /// The witnesses that are against the journal, the one with the highest position first.
     pub witnesses: Vec<(Witness, Weight)>,
 }
 
@@ -111,7 +114,7 @@ impl Loss {
         self.witnesses.first().map(|(witness, _)| witness.position).filter(|position| *position > self.at())
     }
 
-    /// The lineages that witnesses name and the journal does not: they started in what is missing.
+    /// The lineages that witnesses name and the journal does not: they started in what is missing, or are of another journal.
     pub fn abandoned(&self) -> Vec<Lineage> {
         let is_known = |lineage| match &self.lineages {
             Some(lineages) => lineage == lineages.current || lineages.end(lineage).is_some(),
@@ -135,7 +138,11 @@ impl fmt::Display for Loss {
         }
         for (witness, weight) in &self.witnesses {
             let Witness { name, lineage, position, .. } = witness;
-            let what = if *weight == Weight::Differs { "another record at" } else { "a record at" };
+            let what = match weight {
+                Weight::Differs => "another record at",
+                Weight::Foreign => "a record of another history at",
+                Weight::Ahead | Weight::Agrees | Weight::Past => "a record at",
+            };
             write!(f, "; {name} names {what} position {position}")?;
             if self.head.is_none_or(|head| head.lineage != *lineage) {
                 write!(f, " of lineage {lineage}")?;
@@ -168,7 +175,7 @@ pub fn against<E>(
         let is_within = head.is_some_and(|head| witness.position <= head.position);
         let recorded = if is_within { recorded(witness.position)? } else { None };
         let weight = weigh(witness, head.map(|head| head.position), lineages.as_ref(), recorded);
-        if matches!(weight, Weight::Ahead | Weight::Differs) {
+        if matches!(weight, Weight::Ahead | Weight::Differs | Weight::Foreign) {
             against.push((witness.clone(), weight));
         }
     }

@@ -96,13 +96,15 @@ pub(crate) fn tell(cut: &Cut) {
 
 /// Tells what is known to be missing.
 fn report(loss: &Loss, lineage: Lineage) {
-    let first = loss.at().plus(1);
-    let last = loss.missing_through().unwrap_or(first);
-    tracing::warn!(%lineage, %first, %last, "loss accepted");
+    let (first, last) = (loss.at().plus(1), loss.missing_through());
+    tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
+    let missing = last.map_or_else(
+        || "what is missing is of another history".to_owned(),
+        |last| format!("known to be missing: positions {first} to {last}, and perhaps more"),
+    );
     note!(
-        "chancery: a loss was accepted, and the journal continues as lineage {lineage}. known to be missing: positions {first} \
-         to {last}, and perhaps more: {loss}. what an executor runs that was decided there is reported as an orphan, and left \
-         in place"
+        "chancery: a loss was accepted, and the journal continues as lineage {lineage}. {missing}: {loss}. what an executor \
+         runs that was decided there is reported as an orphan, and left in place"
     );
 }
 

@@ -1,12 +1,11 @@
 //! `chancery verify`: checks journals offline, changes nothing, and says what it found.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, ensure};
-use chancery_events::id::Position;
-use chancery_events::record::Hash;
-use chancery_journal::segments::{Finding, Outcome, Report, postings_in, verify};
+use chancery_journal::segments::{Finding, Outcome, Report, postings_in, verify_each};
 use chancery_journal::witness::against;
 use chancery_journal::{Loss, Witness, is_mirror};
 use serde_json::{Value, json};
@@ -41,18 +40,18 @@ pub fn check(dir: &Path) -> Result<Vec<Result<Verified>>> {
 fn one(folder: PathBuf) -> Result<Verified> {
     // Before the journal, which may be written meanwhile. What the read models know is looked at by a server alone.
     let witnesses = witnesses(&folder)?;
-    let report = verify(&folder).with_context(|| format!("verify {}", folder.display()))?;
-    let loss = against(report.head, report.held.clone(), &witnesses, |position| {
-        let head = report.head.filter(|head| head.position == position);
-        // Of a record before the last, only a server compares the hash.
-        Ok::<_, Error>(head.map(|head| head.hash).or_else(|| hash_of(&witnesses, position)))
-    })?;
+    let named: BTreeSet<_> = witnesses.iter().map(|witness| witness.position).collect();
+    let mut found = BTreeMap::new();
+    let report = verify_each(&folder, &mut |record| {
+        if named.contains(&record.last()) {
+            found.insert(record.last(), record.hash());
+        }
+    });
+    let report = report.with_context(|| format!("verify {}", folder.display()))?;
+    let recorded = |position| Ok::<_, Error>(found.get(&position).copied());
+    let loss = against(report.head, report.held.clone(), &witnesses, recorded)?;
     ensure!(report.segments > 0 || loss.is_some(), "there is no journal in {}", folder.display());
     Ok(Verified { folder, report, loss })
-}
-
-fn hash_of(witnesses: &[Witness], position: Position) -> Option<Hash> {
-    witnesses.iter().find(|witness| witness.position == position).and_then(|witness| witness.hash)
 }
 
 /// What stands beside the journal in a server's directory. The truth of a mirror is elsewhere.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Server, payloads};
@@ -62,31 +63,46 @@ fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
     server.cli(&["doctor", "--data-dir", &named]);
 }
 
+/// What stands where something else should.
+#[derive(Clone, Copy)]
+enum Kind {
+    File,
+    Directory,
+    Pipe,
+}
+
 #[test]
 fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on() {
     let mut server = Server::start();
     set_up(&server.client(), &sleeper());
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     let fleet = server.data().join("fleets/default");
-    let in_the_way = |path: PathBuf, is_directory: bool| {
+    let in_the_way = |path: PathBuf, kind: Kind| {
         let _ = fs::remove_dir_all(&path);
         let _ = fs::remove_file(&path);
-        if is_directory {
-            fs::create_dir(&path).expect("made");
-            fs::write(path.join("kept"), "").expect("written");
-        } else {
-            fs::write(&path, "kept").expect("written");
+        match kind {
+            Kind::Directory => {
+                fs::create_dir(&path).expect("made");
+                fs::write(path.join("kept"), "").expect("written");
+            }
+            Kind::File => fs::write(&path, "kept").expect("written"),
+            Kind::Pipe => {
+                let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+                assert!(made.success(), "{}", path.display());
+            }
         }
         path
     };
     let rounds = [
-        vec![(fleet.join("rows"), false), (fleet.join("snapshots"), false)],
+        vec![(fleet.join("rows"), Kind::File), (fleet.join("snapshots"), Kind::File)],
         vec![
-            (fleet.join("journal/spare"), true),
-            (fleet.join("journal/00000000000000000001.post-new"), true),
-            (fleet.join("snapshots/00000000000000000009.tmp"), true),
-            (fleet.join("snapshots/00000000000000000003.snap"), true),
-            (server.data().join("address.tmp"), true),
+            (fleet.join("journal/spare"), Kind::Directory),
+            (fleet.join("journal/00000000000000000001.post-new"), Kind::Directory),
+            (fleet.join("snapshots/00000000000000000009.tmp"), Kind::Directory),
+            (fleet.join("snapshots/00000000000000000003.snap"), Kind::Directory),
+            // To open it waits for whoever writes into it.
+            (fleet.join("snapshots/00000000000000000004.snap"), Kind::Pipe),
+            (server.data().join("address.tmp"), Kind::Directory),
         ],
     ];
     for round in rounds {

@@ -294,3 +294,45 @@ fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_linea
     server.kill();
     server.start_again();
 }
+
+/// Copies the journal's files.
+fn copy(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a journal").map(|entry| entry.expect("an entry")) {
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+}
+
+#[test]
+fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted() {
+    let mut server = Server::start();
+    let home = server.data().to_owned();
+    let (journal, [short, long]) = (Home(&home).journal(), ["short", "long"].map(|name| home.join(name)));
+    fill(&server.client(), 2);
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    copy(&journal, &short);
+    server.start_again();
+    fill(&server.client(), 20);
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    copy(&journal, &long);
+    copy(&short, &journal);
+    server.start_with_flags(&["--accept-loss"]);
+    let name = "decided-after-the-loss";
+    server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}));
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+
+    // It reaches further than what was acknowledged since, and holds nothing of that.
+    copy(&long, &journal);
+    let Err(refused) = server.try_start_again() else { panic!("what was acknowledged is lost in silence") };
+    assert!(refused.said.contains("names a record of another history at position "), "{}", refused.said);
+    let verified = server.run(&["verify", &home.display().to_string()]);
+    assert!(!verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
+    server.start_with_flags(&["--accept-loss"]);
+    let lineages = events(&server.client(), "&types=lineage.started.v1");
+    assert_eq!(lineages.len(), 1, "the copy has no other lineage");
+    let abandoned = lineages[0]["data"]["abandoned"].as_array().map(Vec::len);
+    assert_eq!(abandoned, Some(1), "{}", lineages[0]);
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    server.start_again();
+}

@@ -52,7 +52,7 @@ use writer::Writer;
 pub use disk::{Disk, DiskFile, FileSystem};
 pub use open::{Cut, OpenError, Opened};
 pub use queue::Bounds;
-pub use verify::{Finding, Outcome, Report, VerifyError, postings as postings_in, verify};
+pub use verify::{Finding, Outcome, Report, VerifyError, postings as postings_in, verify, verify_each};
 
 const LOCK: &str = "lock";
 

@@ -177,7 +177,7 @@ pub(super) fn left_over(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// What files of postings tell that stand beside the last segment, or belong to one that is not there; `last` is the first
 /// position of that segment, if there is any. They are made once another segment follows: so that of the last one tells of
-/// the position behind it.
+/// the position behind it, too.
 pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Witness>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -191,12 +191,12 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Wi
         let Some(filed) = Filed::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first) else {
             continue;
         };
-        let (position, hash) = match last {
-            Some(last) if last == filed.first => (filed.through.plus(1), None),
-            Some(_) | None => (filed.through, Some(filed.hash)),
-        };
-        let name = format!("the file of postings {}", path.display());
-        found.push(Witness { name, lineage: filed.lineage, position, hash });
+        let (name, lineage) = (format!("the file of postings {}", path.display()), filed.lineage);
+        if last == Some(filed.first) {
+            let position = filed.through.plus(1);
+            found.push(Witness { name: name.clone(), lineage, position, hash: None });
+        }
+        found.push(Witness { name, lineage, position: filed.through, hash: Some(filed.hash) });
     }
     Ok(found)
 }

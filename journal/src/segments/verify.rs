@@ -102,6 +102,11 @@ impl Report {
 
 /// Checks the journal in a folder.
 pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
+    verify_each(dir, &mut |_| ())
+}
+
+/// Checks the journal in a folder; `each` is shown every record that counts, in order.
+pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<Report, VerifyError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| VerifyError { path, source }
@@ -133,7 +138,7 @@ pub fn verify(dir: &Path) -> Result<Report, VerifyError> {
             return Ok(report);
         }
         let is_last = at + 1 == files.len();
-        match segment(&mut report, path, bytes, before, is_last).map_err(failed(path))? {
+        match segment(&mut report, path, bytes, before, is_last, each).map_err(failed(path))? {
             Ok(next) => chain = Some(next),
             Err(outcome) => {
                 report.outcome = outcome;
@@ -158,6 +163,7 @@ fn segment(
     mut bytes: Vec<u8>,
     chain: Chain,
     is_last: bool,
+    each: &mut dyn FnMut(&Record),
 ) -> io::Result<Result<Chain, Outcome>> {
     let finding = |offset: usize, position, reason| Finding {
         file: path.to_owned(),
@@ -173,6 +179,7 @@ fn segment(
         let bad = record.events().find(|(_, line)| serde_json::from_slice::<IgnoredAny>(line).is_err());
         bad_event = bad_event.or(bad.map(|(position, _)| position));
         report.count(record);
+        each(record);
     });
     let scan = match scan {
         Ok(scan) => scan,

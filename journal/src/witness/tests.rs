@@ -72,6 +72,13 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
     loss.witnesses = vec![witness(second, 180, Weight::Differs), witness(first, 90, Weight::Differs)];
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(89), Some(Position::new(180))));
     assert!(loss.to_string().contains("snapshot 90 names another record at position 90 of lineage"));
+    loss.witnesses = vec![witness(unknown, 150, Weight::Foreign)];
+    assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), None), "the journal stays whole");
+    assert_eq!(loss.abandoned(), [unknown]);
+    assert!(
+        loss.to_string().contains("snapshot 150 names a record of another history at position 150"),
+        "{loss}"
+    );
     let empty = Loss { head: None, lineages: None, witnesses: vec![witness(first, 7, Weight::Ahead)] };
     assert_eq!((empty.at(), empty.abandoned()), (Position::ZERO, vec![first]));
 }

@@ -5,9 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use chancery_events::name::FleetName;
+use chancery_journal::Cursor;
 use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
 use chancery_journal::kafka::{Filled, Found, fill};
 use chancery_journal::segments::Against;
+use chancery_projector::{FoundRows, Tuning};
 
 use super::{client, options};
 use crate::config::{Config, Place};
@@ -98,16 +101,15 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
 /// then. Says of each fleet what it did. Must not be called where other tasks would wait.
 pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -> Result<()>) -> Result<()> {
     let (brokers, prefix) = named(config)?;
-    let mut wanted = Vec::new();
-    for (fleet, partition) in &config.fleets {
-        let mut journal = journal_options(config, data, fleet);
-        ensure!(journal.dir.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
-        journal.against = Against::Witnesses(loss::witnesses(data, fleet, None)?);
-        wanted.push((fleet, *partition, journal));
+    for fleet in config.fleets.keys() {
+        let journal = journal_options(config, data, fleet).dir;
+        ensure!(journal.is_dir(), "there is no journal of fleet {fleet} in {}", data.display());
     }
     // Held to the end: no server of this folder begins meanwhile.
     let _folder = Folder::take(data)?;
-    for (fleet, partition, journal) in wanted {
+    for (fleet, partition) in &config.fleets {
+        let (mut journal, partition) = (journal_options(config, data, fleet), *partition);
+        journal.against = Against::Witnesses(loss::witnesses(data, fleet, rows(data, fleet)?)?);
         let options = options(&config.kafka, brokers, prefix, partition, journal)?;
         let filled = fill(&options, time).with_context(|| format!("import the journal of fleet {fleet}"))?;
         let Filled { found, records, bytes, head } = filled;
@@ -126,6 +128,15 @@ pub fn import(config: &Config, data: &Path, time: Duration, say: impl Fn(&str) -
         ))?;
     }
     Ok(())
+}
+
+/// Where the read models of a fleet stand, if there are any.
+fn rows(data: &Path, fleet: &FleetName) -> Result<Option<Cursor>> {
+    let dir = data.join("fleets").join(fleet.as_str()).join("rows");
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    Ok(FoundRows::open(&dir, Tuning::default()).context("open the read models")?.cursor())
 }
 
 /// What is wrong with partitions at the moment.

@@ -11,9 +11,10 @@ use proptest::prelude::*;
 use super::super::catalog::{file_name, list, lock};
 use super::super::postings::{Key, Postings, left_over, path, write};
 use super::super::shelf::Shelf;
-use super::super::{SegmentJournal, verify};
+use super::super::{Against, SegmentJournal, verify};
 use super::*;
 use crate::journal::Journal;
+use crate::witness::Weight;
 
 fn subject(name: u8) -> Subject {
     format!("replica/thing-{name}").parse().expect("a subject")
@@ -111,7 +112,12 @@ fn shelf(journal: &SegmentJournal) -> &'static str {
 }
 
 fn some() -> Vec<Record> {
-    let name = |at: usize, event: usize| ((at * 7 + event * 5) % 11) as u8;
+    some_from(0)
+}
+
+/// Records of the same positions, about other things.
+fn some_from(start: usize) -> Vec<Record> {
+    let name = |at: usize, event: usize| ((at * 7 + event * 5 + start) % 11) as u8;
     let names: Vec<Vec<u8>> = (0..60).map(|at| (0..=at % 4).map(|event| name(at, event)).collect()).collect();
     records(&names)
 }
@@ -252,6 +258,25 @@ fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
     fs::remove_dir(&files[0]).expect("removed");
     assert_eq!(about(&*journal.source(), &of, Position::ZERO), naive(&records, &of, Position::ZERO));
     until("it is filed", || shelf(&journal) == "filed" && files[0].is_file());
+}
+
+#[test]
+fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
+    let (_dir, _, files) = filed(&some());
+    let dir = tempfile::tempdir().expect("a folder");
+    let options =
+        Options { against: Against::Witnesses(Vec::new()), ..options(dir.path(), 1 << 20, 1 << 20) };
+    let journal = opened(&options);
+    let other = some_from(1);
+    for record in &other {
+        journal.append(record.clone()).expect("queued");
+    }
+    journal.close().expect("closed");
+    fs::copy(&files[0], path(&dir.path().join(file_name(Position::FIRST)))).expect("copied");
+    let Err(OpenError::Short { loss, .. }) = SegmentJournal::open_on(arc(NoSync), &options, sink().0) else {
+        panic!("it holds another record where the first segment of the file ended")
+    };
+    assert!(loss.witnesses.iter().all(|(_, weight)| *weight == Weight::Differs), "{loss}");
 }
 
 #[test]

@@ -32,11 +32,14 @@ impl Digest {
         Digest::from_bits(u128::from_be_bytes(half))
     }
 
-    /// The digest with the first 48 bits of another one, which is the same for all of one producer's.
+    /// The digest with the first 24 bits of an actor's, then the first 24 bits of a producer's: the same for all of one
+    /// actor's, and for all of one producer's.
     #[must_use]
-    pub const fn under(self, producer: Digest) -> Digest {
+    pub const fn under(self, actor: Digest, producer: Digest) -> Digest {
         const LOW: u64 = (1 << 16) - 1;
-        Digest { high: producer.high & !LOW | self.high & LOW, low: self.low }
+        const ACTOR: u64 = !(u64::MAX >> 24);
+        let producer = producer.high >> 24 & !ACTOR & !LOW;
+        Digest { high: actor.high & ACTOR | producer | self.high & LOW, low: self.low }
     }
 
     /// The first 48 bits.

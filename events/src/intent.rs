@@ -40,11 +40,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// Which repeats are the same intent: actor, source and id. The first 48 bits are those of actor and source.
+    /// Which repeats are the same intent: actor, source and id. The first 24 bits are the actor's, the next 24 those of
+    /// actor and source.
     pub fn key(&self) -> Digest {
         let (actor, source) = (self.actor.as_str().as_bytes(), self.source.as_str().as_bytes());
         let producer = Digest::of(&[actor, source]);
-        Digest::of(&[actor, source, self.id.as_str().as_bytes()]).under(producer)
+        Digest::of(&[actor, source, self.id.as_str().as_bytes()]).under(Digest::of(&[actor]), producer)
     }
 
     /// Whether a repeat asks for the same: the typed body, with the expected version.

@@ -1,16 +1,18 @@
 //! Idempotency keys: the first verdict on each, as long as the window lasts.
 //!
-//! A *producer* is an actor with a source; the first bits of a key name it. Each producer has a *floor*: the highest
-//! time of its keys that were removed. An intent at or below its producer's floor is refused, never decided again:
-//! whether it was decided cannot be told any more. One producer's keys never move the floor of another.
+//! A *producer* is an actor with a source; the first bits of a key name the actor, the next ones the producer. Each
+//! producer has a *floor*: the highest time of its keys that were removed. An intent at or below its producer's floor is
+//! refused, never decided again: whether it was decided cannot be told any more. One actor's keys never move the floor of
+//! another, however many sources it names.
 //!
 //! | what is removed | when |
 //! |---|---|
 //! | a key | [`AGE`] after it was decided |
-//! | the key decided first of the producer that has most | there are more than [`COUNT`] keys |
-//! | the floor of a producer without keys, the lowest first | there are more than [`FLOORS`] |
+//! | the key decided first of the producer that has most, of the actor that has most | there are more than [`COUNT`] keys |
+//! | the floor of a producer without keys, the lowest first: it raises that of its actor | there are more than [`FLOORS`] |
+//! | the floor of an actor without producers, the lowest first: it raises the common floor | there are more than [`FLOORS`] |
 //!
-//! A floor that is removed raises the common floor, which is that of every producer without a floor of its own. Age is
+//! A producer without a floor of its own has that of its actor, and an actor without one the common floor. Age is
 //! counted in journal time from the decision, and not from the intent's own time: a journal whose time is wrong keeps
 //! the keys of intents that are dated correctly.
 
@@ -31,7 +33,7 @@ use serde::{Deserialize, Serialize, Serializer};
 const AGE: Duration = Duration::from_hours(7 * 24);
 /// Maximum number of keys, of all producers.
 const COUNT: usize = 250_000;
-/// Maximum number of floors of producers without keys.
+/// Maximum number of floors of producers without keys, and of actors without producers.
 const FLOORS: usize = 100_000;
 
 /// The first verdict on a key.
@@ -62,6 +64,13 @@ pub struct Accepted {
 
 /// The first bits of a producer's keys.
 pub(crate) type Producer = u64;
+/// The first bits of an actor's keys.
+pub(crate) type ActorBits = u64;
+
+/// Whose producer it is.
+const fn actor_of(producer: Producer) -> ActorBits {
+    producer >> 24
+}
 
 /// The keys of a fleet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -72,16 +81,22 @@ pub struct Keys {
     /// By producer.
     #[serde(rename = "floors", serialize_with = "floors")]
     windows: FxHashMap<Producer, Window>,
-    /// Of producers without a window.
+    #[serde(serialize_with = "actor_floors")]
+    actors: FxHashMap<ActorBits, ActorWindows>,
+    /// Of actors without windows of their own.
     floor: Time,
-    /// Windows with keys, by the number of those, and by when the first was decided.
+    /// Actors with keys, by the number of those.
     #[serde(skip)]
-    by_size: BTreeSet<(usize, Producer)>,
+    by_actor: BTreeSet<(usize, ActorBits)>,
+    /// Windows with keys, by when the first was decided.
     #[serde(skip)]
     by_time: BTreeSet<(Time, Producer)>,
     /// Windows without keys, by their floor.
     #[serde(skip)]
     empty: BTreeSet<(Time, Producer)>,
+    /// Actors without windows, by their floor.
+    #[serde(skip)]
+    idle: BTreeSet<(Time, ActorBits)>,
     #[serde(skip)]
     undo: Option<Vec<Undo>>,
     #[serde(skip)]
@@ -109,17 +124,32 @@ struct Window {
     floor: Time,
 }
 
+/// The windows of one actor.
+#[derive(Clone, Debug, Default)]
+struct ActorWindows {
+    windows: usize,
+    keys: usize,
+    /// Those with keys, by the number of those.
+    by_size: BTreeSet<(usize, Producer)>,
+    /// Of producers without a window.
+    floor: Time,
+}
+
 /// Keys as they are in a snapshot.
 #[derive(Deserialize)]
 struct StoredKeys {
     known: FxHashMap<Digest, Known>,
     floors: BTreeMap<Producer, Time>,
+    actors: BTreeMap<ActorBits, Time>,
     floor: Time,
 }
 
 impl From<StoredKeys> for Keys {
     fn from(stored: StoredKeys) -> Keys {
         let mut keys = Keys { floor: stored.floor, ..Keys::default() };
+        for (actor, floor) in stored.actors {
+            keys.put_actor(actor, floor);
+        }
         for (producer, floor) in stored.floors {
             keys.change(producer, |window| window.floor = floor);
         }
@@ -135,19 +165,33 @@ impl From<StoredKeys> for Keys {
 impl PartialEq for Keys {
     /// What is known, whatever could be taken back.
     fn eq(&self, other: &Keys) -> bool {
-        self.floor == other.floor && self.known == other.known && self.floors() == other.floors()
+        let floors = |keys: &Keys| (keys.floor, keys.floors(), keys.actor_floors());
+        self.known == other.known && floors(self) == floors(other)
     }
 }
 
 /// One change, to be taken back.
 #[derive(Clone, Debug)]
 enum Undo {
-    /// A new key, and the floor of its producer, if that had one of its own.
-    Added(Digest, Option<Time>),
+    /// A new key, and what there was of its own before.
+    Added(Digest, Before),
     /// A key that was removed, and the floor of its producer before.
     Removed(Digest, Box<Known>, Time),
-    /// A floor that was removed.
-    Floor(Producer, Time),
+    /// A floor that was removed, and that of its actor before.
+    Floor(Producer, Time, Time),
+    /// The floor of an actor, which was removed.
+    Actor(ActorBits, Time),
+}
+
+/// What there was before a key came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Before {
+    /// Nothing of its actor.
+    Nothing,
+    /// Its actor, and no window of its producer.
+    Actor,
+    /// The window of its producer.
+    Window,
 }
 
 /// What [`Keys::roll_back`] needs.
@@ -164,7 +208,12 @@ impl Keys {
 
     /// The highest time of a removed key of the key's producer, as far as that is known.
     pub fn floor(&self, key: Digest) -> Time {
-        self.windows.get(&key.prefix()).map_or(self.floor, |window| window.floor)
+        let producer = key.prefix();
+        self.windows.get(&producer).map_or_else(|| self.floor_of(actor_of(producer)), |window| window.floor)
+    }
+
+    fn floor_of(&self, actor: ActorBits) -> Time {
+        self.actors.get(&actor).map_or(self.floor, |own| own.floor)
     }
 
     /// How many keys are known.
@@ -182,32 +231,52 @@ impl Keys {
         self.windows.iter().map(|(producer, window)| (*producer, window.floor)).collect()
     }
 
+    /// The floor of each actor that has one of its own.
+    fn actor_floors(&self) -> BTreeMap<ActorBits, Time> {
+        self.actors.iter().map(|(actor, own)| (*actor, own.floor)).collect()
+    }
+
     /// Remembers a key that is decided now, and removes what is too old, or too much.
     pub(crate) fn remember(&mut self, key: Digest, known: Known) {
-        let now = known.decided;
-        let floor = self.windows.get(&key.prefix()).map(|window| window.floor);
         // The first verdict stays.
         if self.known.contains_key(&key) {
             return;
         }
+        let (now, producer) = (known.decided, key.prefix());
+        let before = match self.windows.get(&producer) {
+            Some(_) => Before::Window,
+            None if self.actors.contains_key(&actor_of(producer)) => Before::Actor,
+            None => Before::Nothing,
+        };
         self.known.insert(key, known);
-        self.change(key.prefix(), |window| window.keys.push_back((now, key)));
-        self.note(Undo::Added(key, floor));
+        self.change(producer, |window| window.keys.push_back((now, key)));
+        self.note(Undo::Added(key, before));
         let start = now.before(AGE);
         while let Some((_, producer)) = self.by_time.first().copied().filter(|(time, _)| *time < start) {
             self.remove_first(producer);
         }
         while self.known.len() > self.bounds.keys
-            && let Some((_, producer)) = self.by_size.last().copied()
+            && let Some((_, actor)) = self.by_actor.last()
+            && let Some((_, producer)) = self.actors.get(actor).and_then(|own| own.by_size.last().copied())
         {
             self.remove_first(producer);
         }
         while self.empty.len() > self.bounds.floors
-            && let Some((floor, producer)) = self.empty.pop_first()
+            && let Some((floor, producer)) = self.empty.first().copied()
         {
+            let actor = actor_of(producer);
+            self.note(Undo::Floor(producer, floor, self.floor_of(actor)));
+            if let Some(own) = self.actors.get_mut(&actor) {
+                own.floor = own.floor.max(floor);
+            }
+            self.drop_window(producer);
+        }
+        while self.idle.len() > self.bounds.floors
+            && let Some((floor, actor)) = self.idle.first().copied()
+        {
+            self.note(Undo::Actor(actor, floor));
             self.floor = self.floor.max(floor);
-            self.windows.remove(&producer);
-            self.note(Undo::Floor(producer, floor));
+            self.drop_actor(actor);
         }
     }
 
@@ -229,12 +298,46 @@ impl Keys {
 
     /// Changes a producer's window, which is made if there is none, and what is sorted by it.
     fn change(&mut self, producer: Producer, change: impl FnOnce(&mut Window)) {
-        if self.windows.contains_key(&producer) {
-            self.sort(producer, false);
+        self.sort(producer, false);
+        if !self.windows.contains_key(&producer) {
+            let (actor, common) = (actor_of(producer), self.floor);
+            let own = self.actors.entry(actor);
+            let own = own.or_insert_with(|| ActorWindows { floor: common, ..ActorWindows::default() });
+            self.idle.remove(&(own.floor, actor));
+            own.windows += 1;
+            self.windows.insert(producer, Window { floor: own.floor, ..Window::default() });
         }
-        let floor = self.floor;
-        change(self.windows.entry(producer).or_insert_with(|| Window { floor, ..Window::default() }));
+        if let Some(window) = self.windows.get_mut(&producer) {
+            change(window);
+        }
         self.sort(producer, true);
+    }
+
+    /// Removes a producer's window; its actor stays.
+    fn drop_window(&mut self, producer: Producer) {
+        self.sort(producer, false);
+        let actor = actor_of(producer);
+        if self.windows.remove(&producer).is_some()
+            && let Some(own) = self.actors.get_mut(&actor)
+        {
+            own.windows -= 1;
+            if own.windows == 0 {
+                self.idle.insert((own.floor, actor));
+            }
+        }
+    }
+
+    /// Puts an actor there that has no windows.
+    fn put_actor(&mut self, actor: ActorBits, floor: Time) {
+        self.actors.insert(actor, ActorWindows { floor, ..ActorWindows::default() });
+        self.idle.insert((floor, actor));
+    }
+
+    /// Removes an actor that has no windows.
+    fn drop_actor(&mut self, actor: ActorBits) {
+        if let Some(own) = self.actors.remove(&actor) {
+            self.idle.remove(&(own.floor, actor));
+        }
     }
 
     /// Puts a window where it belongs among the others, or takes it out.
@@ -246,13 +349,19 @@ impl Keys {
                 set.remove(&item);
             }
         }
+        let actor = actor_of(producer);
         let Some(window) = self.windows.get(&producer) else { return };
-        match window.keys.front() {
-            Some((first, _)) => {
-                mark(&mut self.by_size, (window.keys.len(), producer), put);
-                mark(&mut self.by_time, (*first, producer), put);
-            }
-            None => mark(&mut self.empty, (window.floor, producer), put),
+        let Some((first, _)) = window.keys.front() else {
+            return mark(&mut self.empty, (window.floor, producer), put);
+        };
+        mark(&mut self.by_time, (*first, producer), put);
+        let Some(own) = self.actors.get_mut(&actor) else { return };
+        let size = window.keys.len();
+        mark(&mut own.by_size, (size, producer), put);
+        self.by_actor.remove(&(own.keys, actor));
+        own.keys = if put { own.keys + size } else { own.keys - size };
+        if own.keys > 0 {
+            self.by_actor.insert((own.keys, actor));
         }
     }
 
@@ -270,15 +379,17 @@ impl Keys {
     pub(crate) fn roll_back(&mut self, before: KeysBefore) {
         for undo in self.undo.take().unwrap_or_default().into_iter().rev() {
             match undo {
-                Undo::Added(key, floor) => {
+                Undo::Added(key, before) => {
+                    let producer = key.prefix();
                     self.known.remove(&key);
-                    self.change(key.prefix(), |window| {
+                    self.change(producer, |window| {
                         window.keys.pop_back();
                     });
-                    // It had no window: the key was its first.
-                    if floor.is_none() {
-                        self.sort(key.prefix(), false);
-                        self.windows.remove(&key.prefix());
+                    if before != Before::Window {
+                        self.drop_window(producer);
+                    }
+                    if before == Before::Nothing {
+                        self.drop_actor(actor_of(producer));
                     }
                 }
                 Undo::Removed(key, known, floor) => {
@@ -288,7 +399,13 @@ impl Keys {
                     });
                     self.known.insert(key, *known);
                 }
-                Undo::Floor(producer, floor) => self.change(producer, |window| window.floor = floor),
+                Undo::Floor(producer, floor, of_actor) => {
+                    self.change(producer, |window| window.floor = floor);
+                    if let Some(own) = self.actors.get_mut(&actor_of(producer)) {
+                        own.floor = of_actor;
+                    }
+                }
+                Undo::Actor(actor, floor) => self.put_actor(actor, floor),
             }
         }
         self.floor = before.floor;
@@ -305,6 +422,15 @@ fn in_order<S: Serializer>(known: &FxHashMap<Digest, Known>, serializer: S) -> R
 /// The floors alone: the rest follows from the keys.
 fn floors<S: Serializer>(windows: &FxHashMap<Producer, Window>, serializer: S) -> Result<S::Ok, S::Error> {
     let floors: BTreeMap<_, _> = windows.iter().map(|(producer, window)| (producer, window.floor)).collect();
+    serializer.collect_map(floors)
+}
+
+/// The floors of actors alone, for the same reason.
+fn actor_floors<S: Serializer>(
+    actors: &FxHashMap<ActorBits, ActorWindows>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let floors: BTreeMap<_, _> = actors.iter().map(|(actor, own)| (actor, own.floor)).collect();
     serializer.collect_map(floors)
 }
 

@@ -1,9 +1,15 @@
 use super::*;
 use crate::testing::Dice;
 
-/// The `n`th key of a producer.
-fn key(producer: u64, n: u64) -> Digest {
-    Digest::of(&[&n.to_be_bytes()]).under(Digest::of(&[&producer.to_be_bytes()]))
+/// The `n`th key of an actor with one source.
+fn key(actor: u64, n: u64) -> Digest {
+    key_of(actor, 0, n)
+}
+
+/// The `n`th key of a source of an actor.
+fn key_of(actor: u64, source: u64, n: u64) -> Digest {
+    let [actor, source, n] = [actor, source, n].map(u64::to_be_bytes);
+    Digest::of(&[&n]).under(Digest::of(&[&actor]), Digest::of(&[&actor, &source]))
 }
 
 fn known(n: u64, at: Time, decided: Time) -> Known {
@@ -71,12 +77,41 @@ fn producers_without_number_are_bounded_and_move_no_floor_of_a_producer_with_key
     }
 }
 
+#[test]
+fn sources_without_number_cost_their_actor_its_keys_and_floors_and_no_other_actor_any() {
+    let mut keys = bounded(100, 10);
+    for n in 0..20 {
+        keys.remember(key(0, n), known(n, at(n), at(100)));
+    }
+    for source in 0..5000 {
+        keys.remember(key_of(1, source, 1), known(1, at(400), at(100)));
+    }
+    assert!((0..20).all(|n| keys.get(key(0, n)).is_some()), "those of the actor with the fewest stay");
+    assert_eq!((keys.known.len(), keys.windows.len()), (100, 91));
+    assert_eq!(keys.floor(key_of(1, 9999, 1)), at(400), "the actor's own floor has risen");
+    assert_eq!((keys.floor(key(0, 0)), keys.floor(key(2, 0))), (Time::EPOCH, Time::EPOCH), "no other has");
+}
+
+#[test]
+fn within_an_actor_the_source_with_most_keys_loses_its_own() {
+    let mut keys = bounded(100, 10);
+    for n in 0..10 {
+        keys.remember(key_of(1, 1, n), known(n, at(n), at(n)));
+    }
+    for n in 0..1000 {
+        keys.remember(key_of(1, 2, n), known(n, at(400), at(100)));
+    }
+    assert!((0..10).all(|n| keys.get(key_of(1, 1, n)).is_some()));
+    assert_eq!((keys.floor(key_of(1, 1, 0)), keys.floor(key_of(1, 2, 0))), (Time::EPOCH, at(400)));
+}
+
 /// Keys, in the plainest way.
 #[derive(Default)]
 struct Naive {
     /// With when each was decided, in that order, and its intent's time.
     known: Vec<(Digest, Time, Time)>,
     floors: BTreeMap<Producer, Time>,
+    actors: BTreeMap<ActorBits, Time>,
     floor: Time,
 }
 
@@ -85,23 +120,38 @@ impl Naive {
         if self.known.iter().any(|(known, ..)| *known == key) {
             return;
         }
-        self.floors.entry(key.prefix()).or_insert(self.floor);
+        let of_actor = *self.actors.entry(actor_of(key.prefix())).or_insert(self.floor);
+        self.floors.entry(key.prefix()).or_insert(of_actor);
         self.known.push((key, now, time));
         while let Some(place) = self.known.iter().position(|(_, decided, _)| *decided < now.before(AGE)) {
             self.remove(place);
         }
         while self.known.len() > bounds.keys {
-            let (_, most) = self.floors.keys().map(|p| (self.count(*p), *p)).max().expect("producers");
+            let of = |actor| self.known.iter().filter(|(key, ..)| actor_of(key.prefix()) == actor).count();
+            let (_, actor) = self.actors.keys().map(|actor| (of(*actor), *actor)).max().expect("actors");
+            let own = self.floors.keys().filter(|producer| actor_of(**producer) == actor);
+            let (_, most) = own.map(|p| (self.count(*p), *p)).max().expect("producers");
             self.remove(self.known.iter().position(|(key, ..)| key.prefix() == most).expect("it has keys"));
         }
         loop {
             let mut empty: Vec<_> = self.floors.iter().map(|(producer, floor)| (*floor, *producer)).collect();
             empty.retain(|(_, producer)| self.count(*producer) == 0);
             if empty.len() <= bounds.floors {
-                return;
+                break;
             }
             let (floor, producer) = *empty.iter().min().expect("one");
             self.floors.remove(&producer);
+            let own = self.actors.get_mut(&actor_of(producer)).expect("its actor is known");
+            *own = (*own).max(floor);
+        }
+        loop {
+            let mut idle: Vec<_> = self.actors.iter().map(|(actor, floor)| (*floor, *actor)).collect();
+            idle.retain(|(_, actor)| !self.floors.keys().any(|producer| actor_of(*producer) == *actor));
+            if idle.len() <= bounds.floors {
+                return;
+            }
+            let (floor, actor) = *idle.iter().min().expect("one");
+            self.actors.remove(&actor);
             self.floor = self.floor.max(floor);
         }
     }
@@ -126,14 +176,14 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
         let mut now = at(1_000_000);
         for n in 0..400 {
             now = now + Duration::from_secs(dice.of(&[0, 1, 60, 86_400]));
-            let key = key(dice.below(9), dice.below(30));
+            let key = key_of(dice.below(8), dice.below(3), dice.below(30));
             let time =
                 now.before(Duration::from_secs(dice.below(1000))) + Duration::from_secs(dice.below(1300));
             if dice.below(4) == 0 {
                 let same = keys.clone();
                 let before = keys.begin();
                 for _ in 0..dice.below(20) {
-                    let other = self::key(dice.below(12), dice.below(60));
+                    let other = key_of(dice.below(10), dice.below(4), dice.below(60));
                     keys.remember(other, known(n, time, now + Duration::from_secs(dice.of(&[0, 700_000]))));
                 }
                 keys.roll_back(before);
@@ -144,7 +194,8 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
             let times: BTreeMap<_, _> = keys.known.iter().map(|(key, known)| (*key, known.at)).collect();
             let expected: BTreeMap<_, _> = naive.known.iter().map(|(key, _, time)| (*key, *time)).collect();
             assert_eq!(times, expected, "seed {seed}, {n}");
-            assert_eq!((keys.floors(), keys.floor), (naive.floors.clone(), naive.floor), "seed {seed}, {n}");
+            let floors = (keys.floors(), keys.actor_floors(), keys.floor);
+            assert_eq!(floors, (naive.floors.clone(), naive.actors.clone(), naive.floor), "seed {seed}, {n}");
             let json = serde_json::to_string(&keys).expect("JSON");
             let again: Keys = serde_json::from_str(&json).expect("keys");
             assert_eq!(sorted(&again), sorted(&keys), "seed {seed}, {n}");
@@ -156,6 +207,7 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
 fn sorted(keys: &Keys) -> String {
     let windows: BTreeMap<_, _> = keys.windows.iter().collect();
     let known: BTreeMap<_, _> = keys.known.iter().collect();
-    let order = (&keys.by_size, &keys.by_time, &keys.empty);
-    format!("{known:?} {windows:?} {order:?} {:?}", keys.floor)
+    let actors: BTreeMap<_, _> = keys.actors.iter().collect();
+    let order = (&keys.by_actor, &keys.by_time, &keys.empty, &keys.idle);
+    format!("{known:?} {windows:?} {actors:?} {order:?} {:?}", keys.floor)
 }

@@ -72,7 +72,8 @@ impl Maker {
 
     fn context(&self, ahead: u64) -> Context {
         let next = self.fleet.head().plus(ahead);
-        Context { now: self.now, next, lineage: self.lineage, actor: None, replicas: u32::MAX }
+        let (now, lineage) = (self.now, self.lineage);
+        Context { now, wall: now, next, lineage, actor: None, replicas: u32::MAX }
     }
 
     /// Folds as the decider does: each step can be taken back.

@@ -130,8 +130,14 @@ impl Maker {
         };
         let cause = self.fleet.head().plus(1);
         let actor = Some(request.actor.clone());
-        let context =
-            Context { now: self.now, next: cause.plus(2), lineage: self.lineage, actor, replicas: u32::MAX };
+        let context = Context {
+            now: self.now,
+            wall: self.now,
+            next: cause.plus(2),
+            lineage: self.lineage,
+            actor,
+            replicas: u32::MAX,
+        };
         let decided = decide(&self.fleet, &request, &context);
         let said = verdict(&self.fleet, &request, &decided, &context);
         let facts = decided.map_err(|refusal| anyhow!("{refusal:?}"))?;

@@ -39,6 +39,8 @@ bodies! {
         InboxRefused = "inbox.refused.v1",
         /// The inbox is answered up to a place, though nothing else tells.
         InboxAdvanced = "inbox.advanced.v1",
+        /// Time has passed, and nothing else was recorded for long.
+        TimeRecorded = "time.recorded.v1",
         /// An entity is left alone, because working on it failed in a way that must not happen.
         EntityParked = "entity.parked.v1",
         /// A cluster is so.

@@ -15,6 +15,8 @@ use crate::fleet::DeploymentKey;
 pub struct Context {
     /// The commit's time.
     pub now: Time,
+    /// The wall clock, by which senders date intents, if it is followed and ahead of the commit's time; else that.
+    pub wall: Time,
     /// The position that the first fact of the decision will have.
     pub next: Position,
     /// The journal's identity.

@@ -55,7 +55,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
         let floor = fleet.keys().floor(request.key());
         if time <= floor {
             let Request { actor, source, .. } = request;
-            let retry = match floor.since(ctx.now) {
+            let retry = match floor.since(ctx.wall) {
                 Duration::ZERO => "dated now".to_owned(),
                 wait => format!("in {} s, dated then", wait.as_secs() + 1),
             };
@@ -65,8 +65,9 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
             );
             return Err(Refusal::new(Code::Expired, detail));
         }
-        if time > ctx.now + AHEAD {
-            let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.now);
+        // Journal time may be far behind a clock that is right: after the machine slept, or its clock was set.
+        if time > ctx.wall + AHEAD {
+            let detail = format!("it is dated {time}, more than five minutes ahead of {}", ctx.wall);
             return Err(Refusal::new(Code::FromTheFuture, detail));
         }
     }
@@ -213,6 +214,8 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::IntentRefused(fact) => refused(fleet, fact, at),
         // What is answered of an inbox stands in the header; no entity changes by it.
         Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => {}
+        // The time is the record's.
+        Fact::TimeRecorded(_) => {}
         Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),

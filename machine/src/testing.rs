@@ -171,6 +171,7 @@ impl World {
         let next = self.fleet.head().plus(1 + skip);
         Context {
             now: self.now,
+            wall: self.now,
             next,
             lineage: self.lineage,
             actor: Some(name("ann")),

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::record::Watermark;
+use chancery_events::time::Time;
 use chancery_journal::{Delivery, Journal, SkipReason, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{Fold, FoldError};
@@ -90,6 +91,17 @@ impl Desk {
         if duty.wait_for(|duty| matches!(duty, Duty::Decides(_))).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Why the wall clock is not trusted, if that is so: of a server that follows, beside the last record of the journal
+    /// as it is now.
+    pub async fn clock_trouble(&self, last: Option<Time>) -> Option<String> {
+        if self.here().is_some() {
+            return self.clock.trouble();
+        }
+        let (clock, last) = (Arc::clone(&self.clock), last?);
+        let admitted = tokio::task::spawn_blocking(move || clock.admit(last)).await;
+        admitted.ok().and_then(Result::err).map(|error| error.to_string())
     }
 
     /// The decider, if it is here.
@@ -242,6 +254,7 @@ impl Office {
             let clock = Arc::clone(&self.clock);
             tokio::task::spawn_blocking(move || clock.admit(last)).await??;
         }
+        self.clock.follow();
         let inbox = match self.beside.clone() {
             Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
             None => None,

@@ -8,6 +8,9 @@
 //! | by at most `clock.max_gap` | it decides | journal time follows the wall clock |
 //! | by more; the kernel calls the clock synchronised, or the operator accepted it | it decides | the same |
 //! | by more | the server ends with an error, and nothing is recorded | journal time follows the monotonic clock; `/readyz` is 503 |
+//!
+//! `/readyz` of a server that follows is 503 while it would end with that error. A decider records the time when nothing
+//! else has been recorded for a quarter of `clock.max_gap`.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
@@ -42,8 +45,8 @@ pub fn is_synchronised() -> bool {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "cannot decide: the wall clock is at {wall}, {days} days ahead of the journal's last record at {last}; clock.max_gap is \
-     {max_days} days, and the kernel does not report a synchronised clock\nhint: set the clock; if it is right, start the \
-     server with --accept-clock"
+     {max_days} days, and the kernel does not report a synchronised clock\nhint: set the clock; if it is right, as after \
+     the fleet was switched off for so long, start the server once with --accept-clock"
 )]
 pub struct ClockAhead {
     wall: Time,
@@ -85,18 +88,26 @@ impl WallClock {
         if self.is_trusted.load(Ordering::Acquire) { Duration::MAX } else { self.max_gap }
     }
 
+    /// After how long without a record a decider records the time: often enough that a journal whose server runs is
+    /// never behind a clock that is right. `None` where the clock is followed wherever it goes.
+    pub fn record_every(&self) -> Option<Duration> {
+        (self.max_gap < Duration::MAX).then(|| (self.max_gap / 4).max(Duration::from_secs(1)))
+    }
+
     /// Whether a decider may start behind a record of this time. Blocks for as long as systemd takes to answer.
     pub fn admit(&self, last: Time) -> Result<(), ClockAhead> {
         let wall = now();
         let ahead = wall.since(last);
         if ahead <= self.max_gap() || (self.is_synchronised)() {
-            self.tell(None);
             return Ok(());
         }
         let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
-        let error = ClockAhead { wall, last, days, max_days };
-        self.tell(Some(error.to_string()));
-        Err(error)
+        Err(ClockAhead { wall, last, days, max_days })
+    }
+
+    /// A decider starts that follows the clock.
+    pub fn follow(&self) {
+        self.tell(None);
     }
 
     /// The clock of a running decider has leapt ahead by so much, or is back.
@@ -126,7 +137,7 @@ impl WallClock {
         }
     }
 
-    /// Why the clock is not followed, if that is so.
+    /// Why a decider that runs does not follow the clock, if that is so.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -4,17 +4,14 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use chancery_tests::lanes::clock::library;
 use chancery_tests::{Server, until};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Ten years.
 const AHEAD: &str = "+315576000";
 
 /// A server under libfaketime, and the file that says how far ahead its clock is.
-fn server() -> Option<(Server, std::path::PathBuf)> {
-    let Ok(library) = library() else {
-        println!("skipped: libfaketime is not installed");
-        return None;
-    };
+fn server() -> (Server, std::path::PathBuf) {
+    let library = library().expect("libfaketime, which tests/run installs");
     let mut server = Server::new();
     let clock = server.home().join("clock");
     std::fs::write(&clock, "+0").expect("a file");
@@ -28,7 +25,7 @@ fn server() -> Option<(Server, std::path::PathBuf)> {
     say_synchronised(&server, "no");
     let path = std::env::var("PATH").unwrap_or_default();
     server.set("PATH", &format!("{}:{path}", bin.display()));
-    Some((server, clock))
+    (server, clock)
 }
 
 fn say_synchronised(server: &Server, word: &str) {
@@ -41,8 +38,8 @@ fn capability(server: &Server, name: &str) -> u64 {
     server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}))
 }
 
-/// Asks for something by an intent that is dated now, by this machine's clock. Its position.
-fn dated(server: &Server, id: &str) -> u64 {
+/// Asks for something by an intent that is dated now, by this machine's clock. The answer.
+fn ask_dated(server: &Server, id: &str) -> Value {
     let now = chancery::wall_clock::now().to_string();
     let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
     let event = json!({
@@ -52,19 +49,26 @@ fn dated(server: &Server, id: &str) -> u64 {
     let headers = [("content-type", "application/cloudevents+json")];
     let answer =
         server.client().send("POST", "/v1/fleets/default/intents", &headers, event.to_string().as_bytes());
-    answer.json()["position"].as_u64().unwrap_or_else(|| panic!("{}", answer.text))
+    answer.json()
+}
+
+/// The same of one that is decided. Its position.
+fn dated(server: &Server, id: &str) -> u64 {
+    let answer = ask_dated(server, id);
+    assert!(answer["verdict"].is_string(), "{answer}");
+    answer["position"].as_u64().expect("a position")
 }
 
 /// The year of the last event.
 fn year(server: &Server) -> i32 {
     let events = server.cli(&["events", "-o", "jsonl"]);
-    let last: serde_json::Value = serde_json::from_str(events.lines().last().expect("events")).expect("JSON");
+    let last: Value = serde_json::from_str(events.lines().last().expect("events")).expect("JSON");
     last["time"].as_str().expect("a time")[..4].parse().expect("a year")
 }
 
 #[test]
 fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_or_synchronised() {
-    let Some((mut server, clock)) = server() else { return };
+    let (mut server, clock) = server();
     server.start_again();
     capability(&server, "a");
     let now = year(&server);
@@ -96,7 +100,7 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
 
 #[test]
 fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_readyz_says_so() {
-    let Some((mut server, clock)) = server() else { return };
+    let (mut server, clock) = server();
     server.start_again();
     capability(&server, "a");
     let now = year(&server);
@@ -110,6 +114,31 @@ fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_rea
     until("readyz says that the clock is back", || {
         let _ = capability(&server, "c");
         (server.client().get("/readyz").status == 200).then_some(())
+    });
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn intents_dated_by_a_clock_that_was_late_and_is_right_again_are_decided_at_once() {
+    let (mut server, clock) = server();
+    // As after a machine without a clock of its own was started, or one that was suspended has woken.
+    std::fs::write(&clock, "-3600").expect("a file");
+    server.start_again();
+    assert_eq!(ask_dated(&server, "early")["code"], "from_the_future", "by a clock that is an hour late");
+    std::fs::write(&clock, "+0").expect("a file");
+    let first = dated(&server, "one");
+    assert_eq!(dated(&server, "one"), first, "a repeat gets the first verdict");
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn a_server_to_which_nothing_happens_records_the_time() {
+    let mut server = Server::new();
+    server.set("CHANCERY_CLOCK_MAX_GAP", "4s");
+    server.start_again();
+    let recorded = || server.cli(&["events", "-o", "jsonl"]).matches("chancery.time.recorded.v1").count();
+    until("more time has passed without another event than a start allows", || {
+        (recorded() > 4).then_some(())
     });
     assert_eq!(server.stop(), Some(0));
 }

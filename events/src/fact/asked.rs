@@ -95,6 +95,8 @@ body! {
         /// The offset of the first input that is not answered yet.
         next: u64,
     }
+    /// Body of [`Fact::TimeRecorded`]. It changes no entity: the time is the record's.
+    TimeRecorded {}
     /// Body of [`Fact::EntityParked`].
     EntityParked {
         /// Which.

@@ -15,6 +15,8 @@ impl Fact {
             Fact::IntentRefused(x) => x.subject.iter().cloned().collect(),
             // What came of a place in a topic is about none of our entities.
             Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => Vec::new(),
+            // The header holds it all.
+            Fact::TimeRecorded(_) => Vec::new(),
             Fact::EntityParked(x) => vec![x.subject.clone()],
             Fact::ClusterApplied(x) => vec![S::Cluster(x.name.clone())],
             Fact::ClusterActivityChanged(x) => vec![S::Cluster(x.name.clone())],

@@ -6,13 +6,14 @@ use chancery_events::refusal::Code;
 use serde_json::json;
 
 use crate::context::Context;
-use crate::decide::{Repeat, evolve, repeat, verdict};
+use crate::decide::{Repeat, decide, evolve, repeat, verdict};
 use crate::meta::At;
 use crate::testing::{World, intent};
 
 fn context(world: &World) -> Context {
     Context {
         now: world.now,
+        wall: world.now,
         next: world.fleet.head().plus(1),
         lineage: world.fleet.lineages().current,
         actor: None,
@@ -80,6 +81,19 @@ fn an_intent_from_the_future_is_refused() {
             Ok(_) => assert!(holds),
             Err(refusal) => assert!(!holds && refusal.code == Code::FromTheFuture),
         }
+    }
+}
+
+#[test]
+fn an_intent_that_is_dated_by_a_clock_that_journal_time_has_not_reached_is_decided() {
+    let mut world = World::new();
+    let mut request =
+        world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
+    let hour = Duration::from_hours(1);
+    request.time = Some(world.now + hour);
+    for (wall, holds) in [(world.now, false), (world.now + hour, true)] {
+        let context = Context { wall, ..context(&world) };
+        assert_eq!(decide(&world.fleet, &request, &context).is_ok(), holds, "by a clock at {wall}");
     }
 }
 

@@ -130,6 +130,7 @@ impl Driver {
         let actor = Some("tester".parse().expect("an actor"));
         Context {
             now: self.now,
+            wall: self.now,
             next: self.next.plus(ahead),
             lineage: self.lineage,
             actor,

@@ -26,12 +26,14 @@ pub struct Clock {
     steady: Duration,
     max_gap: Duration,
     leap: Option<Duration>,
+    wall: Time,
 }
 
 impl Clock {
     /// Begins at the later of the wall clock and the journal's last time.
     pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
-        Clock { time: last.max(wall), steady, max_gap: Duration::MAX, leap: None }
+        let time = last.max(wall);
+        Clock { time, steady, max_gap: Duration::MAX, leap: None, wall: time }
     }
 
     /// Follows a wall clock that is ahead by no more than this from now on.
@@ -42,6 +44,11 @@ impl Clock {
     /// How far ahead the wall clock is, if it is too far to be followed.
     pub fn leap(&self) -> Option<Duration> {
         self.leap
+    }
+
+    /// The wall clock as it was read last, if it is followed and ahead of the journal's time; else that.
+    pub fn wall(&self) -> Time {
+        self.wall
     }
 
     /// The journal's time at this reading.
@@ -58,6 +65,7 @@ impl Clock {
         } else {
             (self.time + passed * 5 / 4).min(wall).max(plain)
         };
+        self.wall = if self.leap.is_some() { self.time } else { self.time.max(wall) };
         self.time
     }
 }
@@ -113,6 +121,8 @@ mod tests {
         for (now, steady, expected, leaps, case) in steps {
             assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}");
             assert_eq!(clock.leap().is_some(), leaps, "{case}");
+            let dated = if leaps { wall(expected) } else { wall(now.max(expected)) };
+            assert_eq!(clock.wall(), dated, "what intents are dated by: {case}");
         }
         clock.bound(Duration::MAX);
         assert_eq!((clock.read(reading(5000, 42)), clock.leap()), (wall(148), None), "it is trusted");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{EntityParked, Fact, TermStarted};
+use chancery_events::fact::{EntityParked, Fact, TermStarted, TimeRecorded};
 use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::intent::Request;
 use chancery_events::name::FleetName;
@@ -127,6 +127,12 @@ pub struct Core {
     /// The end of the chain as decided, durable or not.
     sealed: (Position, Hash),
     time: Time,
+    /// See [`Context::wall`].
+    wall: Time,
+    /// When the last record was sealed.
+    recorded: Time,
+    /// Time is recorded when nothing else has been for so long.
+    record_every: Option<Duration>,
     draft: Draft,
     begins: Option<Begins>,
     durable: Head,
@@ -168,6 +174,9 @@ impl Core {
             term,
             sealed: (position, hash),
             time,
+            wall: time,
+            recorded: time,
+            record_every: None,
             draft: Draft::new(),
             begins: Some(Begins::Term),
             durable: Head { position, hash, term },
@@ -224,7 +233,30 @@ impl Core {
     }
 
     fn context(&self, next: Position) -> Context {
-        Context { now: self.time, next, lineage: self.lineage, actor: None, replicas: self.settings.replicas }
+        let (now, wall) = (self.time, self.wall.max(self.time));
+        Context { now, wall, next, lineage: self.lineage, actor: None, replicas: self.settings.replicas }
+    }
+
+    /// The wall clock, as far as it is followed: senders date intents by theirs.
+    pub fn set_wall(&mut self, wall: Time) {
+        self.wall = wall;
+    }
+
+    /// Records the time when nothing else has been recorded for so long.
+    pub fn record_time_every(&mut self, span: Duration) {
+        self.record_every = Some(span);
+    }
+
+    /// When the time is to be recorded, if nothing else is before.
+    fn time_due(&self) -> Option<Time> {
+        self.record_every.map(|span| self.recorded + span)
+    }
+
+    /// So that a server that starts later can tell a clock that is right from one that has leapt.
+    fn record_time(&mut self) {
+        if self.draft.is_empty() && self.time_due().is_some_and(|due| due <= self.time) {
+            self.commit_own(TimeRecorded {}.into());
+        }
     }
 
     /// Moves time on, between commits only: all of a commit happens at one time.
@@ -437,6 +469,7 @@ impl Core {
         self.set_time(now);
         self.sweep();
         self.carry_watermark();
+        self.record_time();
         for _ in 0..STEPS {
             if self.is_full() {
                 return true;
@@ -495,7 +528,7 @@ impl Core {
             prev: self.sealed.1,
         };
         let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
-        self.sealed = (record.last(), record.hash());
+        (self.sealed, self.recorded) = ((record.last(), record.hash()), self.time);
         self.in_flight.push_back(self.sealed);
         Some(record)
     }
@@ -552,7 +585,7 @@ impl Core {
     pub fn next_due(&self) -> Option<Time> {
         let watermark = self.inbox.as_ref().and_then(Reading::due);
         let due = next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due());
-        due.chain(watermark).min()
+        due.chain(watermark).chain(self.time_due()).min()
     }
 
     /// The durable head.

@@ -82,6 +82,11 @@ impl Driver {
         self.clock.bound(max_gap);
     }
 
+    /// Records the time when nothing else has been recorded for so long.
+    pub fn record_time_every(&mut self, span: std::time::Duration) {
+        self.core.record_time_every(span);
+    }
+
     /// How far ahead the wall clock is, if it is not followed.
     pub fn clock_leap(&self) -> Option<std::time::Duration> {
         self.clock.leap()
@@ -112,6 +117,7 @@ impl Driver {
     /// Someone asks. The answer is an effect, when it is durable.
     pub fn intent(&mut self, ticket: Ticket, request: &Request, at: Reading) {
         let now = self.clock.read(at);
+        self.core.set_wall(self.clock.wall());
         self.core.intent(ticket, request, now);
         self.waiting.extend(self.core.early());
     }
@@ -119,6 +125,7 @@ impl Driver {
     /// A letter of the inbox. Its answer stands in the journal.
     pub fn letter(&mut self, letter: &Letter, at: Reading) {
         let now = self.clock.read(at);
+        self.core.set_wall(self.clock.wall());
         self.core.letter(letter, now);
         self.waiting.extend(self.core.early());
     }

@@ -290,11 +290,11 @@ impl Core {
         self.commit_own(InboxAdvanced { topic, next }.into());
     }
 
-    /// A fact about the inbox has no cause in the journal: it is its own, as a takeover is.
-    fn commit_own(&mut self, fact: Fact) {
+    /// A fact about the inbox, or the time, has no cause in the journal: it is its own, as a takeover is.
+    pub(super) fn commit_own(&mut self, fact: Fact) {
         let (cause, type_name) = (self.next(), fact.type_name());
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
-            tracing::error!(type_name, %failure, "a fact about the inbox could not be folded");
+            tracing::error!(type_name, %failure, "a fact without a cause could not be folded");
         }
     }
 }

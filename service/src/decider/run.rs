@@ -122,6 +122,9 @@ impl Loop {
         let head = start.head.as_ref();
         let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, reading(began));
         driver.bound_clock(clock.max_gap());
+        if let Some(span) = clock.record_every() {
+            driver.record_time_every(span);
+        }
         Loop {
             driver,
             inputs,

@@ -211,6 +211,33 @@ fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
 }
 
 #[test]
+fn the_time_is_recorded_when_nothing_else_has_been_for_long_and_not_before() {
+    let mut rig = Rig::new();
+    let (began, every) = (rig.now, Duration::from_hours(24));
+    rig.core.record_time_every(every);
+    let types = |rig: &Rig| -> Vec<&'static str> {
+        let lines = rig.journal.iter().flat_map(|record| record.events().map(|(_, line)| line.to_vec()));
+        lines.map(|line| Event::read(&line).expect("an event").type_name()).collect()
+    };
+    let count = |rig: &Rig| types(rig).iter().filter(|name| **name == "time.recorded.v1").count();
+    assert_eq!(rig.core.next_due(), Some(began + every));
+    rig.now = began + every.saturating_sub(Duration::from_secs(1));
+    rig.cluster();
+    rig.settle();
+    rig.now = began + every;
+    rig.settle();
+    assert_eq!(count(&rig), 0, "something else was recorded");
+    for day in 1..=3 {
+        rig.now = began + every * (day + 1);
+        rig.settle();
+        rig.settle();
+        assert_eq!(count(&rig), day as usize, "once a day");
+    }
+    let last = rig.journal.last().expect("a record").header().time;
+    assert_eq!(last, rig.now);
+}
+
+#[test]
 fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     let mut rig = Rig::new();
     let request = rig.request("cluster.delete", &json!({"name": "nowhere"}));

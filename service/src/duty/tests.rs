@@ -275,7 +275,10 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     let wrong = Server::with_clock(&log, "wrong", None, turn, Turns::Told(told), untrusted);
     let error = wrong.office.await.expect("no panic").expect_err("it does not decide");
     assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
-    assert!(wrong.desk.clock.trouble().is_some(), "which /readyz says");
+    let last = log.source().head().map(|head| head.time);
+    assert!(wrong.desk.clock_trouble(last).await.is_some(), "which /readyz says");
+    let later = Some(crate::wall_clock::now() + Duration::from_hours(1));
+    assert!(wrong.desk.clock_trouble(later).await.is_none(), "another server has recorded the time since");
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
     let (turn, told) = watch::channel(true);

@@ -253,10 +253,11 @@ impl Api {
     /// Ready, if the rows of every fleet reach what is durable now within a second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
         for (name, app) in &self.fleets {
-            if let Some(trouble) = app.desk.clock.trouble() {
+            let head = app.source.head();
+            if let Some(trouble) = app.desk.clock_trouble(head.map(|head| head.time)).await {
                 return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
             }
-            let tail = app.source.head().map_or_else(Default::default, |head| head.position);
+            let tail = head.map_or_else(Default::default, |head| head.position);
             read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {
                 problem.detail.insert_str(0, &format!("fleet {name}: "));
                 problem

@@ -98,7 +98,11 @@ impl Checker {
         let lineage = record.header().lineage;
         let own = matches!(
             fact,
-            Fact::TermStarted(_) | Fact::LineageStarted(_) | Fact::InboxRefused(_) | Fact::InboxAdvanced(_)
+            Fact::TermStarted(_)
+                | Fact::LineageStarted(_)
+                | Fact::InboxRefused(_)
+                | Fact::InboxAdvanced(_)
+                | Fact::TimeRecorded(_)
         );
         let before = if own { cause <= position } else { cause < position };
         demand!(1, before && cause > Position::ZERO, "its cause, {cause}, does not stand before it");
@@ -147,7 +151,7 @@ impl Checker {
     fn fact(&mut self, fact: &Fact, at: At) -> Check {
         let world = &mut self.world;
         match fact {
-            Fact::TermStarted(_) => Ok(()),
+            Fact::TermStarted(_) | Fact::TimeRecorded(_) => Ok(()),
             Fact::LineageStarted(x) => {
                 demand!(
                     1,

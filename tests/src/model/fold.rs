@@ -88,6 +88,7 @@ impl Entities {
             | Fact::IntentRefused(_)
             | Fact::InboxRefused(_)
             | Fact::InboxAdvanced(_)
+            | Fact::TimeRecorded(_)
             | Fact::EntityParked(_)
             | Fact::ObjectJudged(_)
             | Fact::VolumeCreated(_)

@@ -111,8 +111,9 @@ async fn ask(decider: &Decider, n: &mut u64, type_name: &str, data: Value) -> Re
         traceparent: None,
         intent,
     };
+    let bytes = request.intent.data_json().len();
     loop {
-        match decider.ask(request.clone()).await {
+        match decider.ask(request.clone(), bytes).await {
             Ok(verdict) => match &*verdict.result {
                 Ok(_) => return Ok(()),
                 Err(refusal) => bail!("{type_name}: {refusal:?}"),

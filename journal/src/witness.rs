@@ -98,15 +98,21 @@ pub struct Loss {
     pub lineages: Option<Lineages>,
     /// The witnesses that are against the journal, the one with the highest position first.
     pub witnesses: Vec<(Witness, Weight)>,
+    /// The last position before the first difference at which a witness names the very record of the journal.
+    pub agreed: Position,
 }
 
 impl Loss {
-    /// The last position that no witness contradicts.
+    /// The last position up to which the journal is what it was. Where it differs at a position, the two histories may
+    /// have parted long before: what counts then is what a witness agrees on.
     pub fn at(&self) -> Position {
         let head = self.head.map_or(Position::ZERO, |head| head.position);
-        let differs = self.witnesses.iter().filter(|(_, weight)| *weight == Weight::Differs);
-        let before = differs.map(|(witness, _)| Position::new(witness.position.get() - 1));
-        before.fold(head, Position::min)
+        if self.differs() { self.agreed.min(head) } else { head }
+    }
+
+    /// Whether the journal holds another record than a witness names: it was written on from an older copy.
+    pub fn differs(&self) -> bool {
+        self.witnesses.iter().any(|(_, weight)| *weight == Weight::Differs)
     }
 
     /// The highest position that is known to be missing.
@@ -170,17 +176,22 @@ pub fn against<E>(
     witnesses: &[Witness],
     recorded: impl Fn(Position) -> Result<Option<Hash>, E>,
 ) -> Result<Option<Loss>, E> {
-    let mut against = Vec::new();
+    let (mut against, mut agreed) = (Vec::new(), Vec::new());
     for witness in witnesses.iter().filter(|witness| witness.position > Position::ZERO) {
         let is_within = head.is_some_and(|head| witness.position <= head.position);
         let recorded = if is_within { recorded(witness.position)? } else { None };
         let weight = weigh(witness, head.map(|head| head.position), lineages.as_ref(), recorded);
         if matches!(weight, Weight::Ahead | Weight::Differs | Weight::Foreign) {
             against.push((witness.clone(), weight));
+        } else if weight == Weight::Agrees && witness.hash.is_some() {
+            agreed.push(witness.position);
         }
     }
     against.sort_by_key(|(witness, _)| std::cmp::Reverse(witness.position));
-    Ok((!against.is_empty()).then_some(Loss { head, lineages, witnesses: against }))
+    let differs = against.iter().filter(|(_, weight)| *weight == Weight::Differs);
+    let first = differs.map(|(witness, _)| witness.position).min().unwrap_or(Position::MAX);
+    let agreed = agreed.into_iter().filter(|position| *position < first).max().unwrap_or(Position::ZERO);
+    Ok((!against.is_empty()).then_some(Loss { head, lineages, witnesses: against, agreed }))
 }
 
 /// The hash of the record that ends at the position, if one does. That it cannot be read says nothing about that.

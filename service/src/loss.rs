@@ -98,10 +98,13 @@ pub(crate) fn tell(cut: &Cut) {
 fn report(loss: &Loss, lineage: Lineage) {
     let (first, last) = (loss.at().plus(1), loss.missing_through());
     tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
-    let missing = last.map_or_else(
-        || "what is missing is of another history".to_owned(),
-        |last| format!("known to be missing: positions {first} to {last}, and perhaps more"),
-    );
+    let missing = match last {
+        None => "what is missing is of another history".to_owned(),
+        Some(_) if loss.differs() => {
+            format!("from position {first} on it may be another history than it was")
+        }
+        Some(last) => format!("known to be missing: positions {first} to {last}, and perhaps more"),
+    };
     note!(
         "chancery: a loss was accepted, and the journal continues as lineage {lineage}. {missing}: {loss}. what an executor \
          runs that was decided there is reported as an orphan, and left in place"

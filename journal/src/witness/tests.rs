@@ -61,7 +61,7 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
         time: chancery_events::time::Time::from_micros(1),
     });
     let ahead = vec![witness(unknown, 300, Weight::Ahead), witness(second, 250, Weight::Ahead)];
-    let mut loss = Loss { head, lineages: Some(lineages), witnesses: ahead };
+    let mut loss = Loss { head, lineages: Some(lineages), witnesses: ahead, agreed: Position::new(60) };
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), Some(Position::new(300))));
     assert_eq!(loss.abandoned(), [unknown]);
     let said = format!(
@@ -70,7 +70,7 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
     );
     assert_eq!(loss.to_string(), said);
     loss.witnesses = vec![witness(second, 180, Weight::Differs), witness(first, 90, Weight::Differs)];
-    assert_eq!((loss.at(), loss.missing_through()), (Position::new(89), Some(Position::new(180))));
+    assert_eq!((loss.at(), loss.missing_through()), (Position::new(60), Some(Position::new(180))));
     assert!(loss.to_string().contains("snapshot 90 names another record at position 90 of lineage"));
     loss.witnesses = vec![witness(unknown, 150, Weight::Foreign)];
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), None), "the journal stays whole");
@@ -79,6 +79,43 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
         loss.to_string().contains("snapshot 150 names a record of another history at position 150"),
         "{loss}"
     );
-    let empty = Loss { head: None, lineages: None, witnesses: vec![witness(first, 7, Weight::Ahead)] };
+    let empty = Loss {
+        head: None,
+        lineages: None,
+        witnesses: vec![witness(first, 7, Weight::Ahead)],
+        agreed: Position::ZERO,
+    };
     assert_eq!((empty.at(), empty.abandoned()), (Position::ZERO, vec![first]));
+}
+
+#[test]
+fn of_a_journal_that_differs_only_what_a_witness_agrees_on_before_that_counts() {
+    let (_, lineages) = journal();
+    let second = lineages.current;
+    let head = Cursor {
+        position: Position::new(200),
+        hash: hash(200),
+        term: chancery_events::id::Term::FIRST,
+        writer: chancery_events::id::Writer::from_random(1),
+        lineage: second,
+        time: chancery_events::time::Time::from_micros(1),
+    };
+    let witness = |position, hash| Witness {
+        name: "a snapshot".into(),
+        lineage: second,
+        position: Position::new(position),
+        hash,
+    };
+    let cases = [
+        (vec![(180, 1)], 0, "the histories may have parted anywhere"),
+        (vec![(140, 140), (180, 1)], 140, "a snapshot of before they parted agrees"),
+        (vec![(140, 140), (150, 2), (180, 1), (190, 190)], 140, "one of a third history parted before that"),
+        (vec![(140, 140), (300, 300)], 200, "nothing differs"),
+    ];
+    for (named, expected, why) in cases {
+        let witnesses: Vec<_> = named.into_iter().map(|(at, of)| witness(at, Some(hash(of)))).collect();
+        let recorded = |at: Position| Ok::<_, ()>(Some(hash(at.get())));
+        let loss = against(Some(head), Some(lineages.clone()), &witnesses, recorded).expect("it reads");
+        assert_eq!(loss.expect("a loss").at(), Position::new(expected), "{why}");
+    }
 }

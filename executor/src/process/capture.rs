@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::num::{NonZeroU16, NonZeroU64};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
@@ -96,6 +96,9 @@ pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, Fi
 pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
+    if !pipe.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::new(ErrorKind::NotFound, format!("{} is no pipe", pipe_of(base).display())));
+    }
     Ok(Capture { pipe, files: Files::open(base.to_owned(), limits)? })
 }
 

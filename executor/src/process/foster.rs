@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::task::Poll;
 use std::time::Duration;
 
-use chancery_events::observation::{Exit, ProcessStatus};
+use chancery_events::observation::{Exit, Hope, ProcessStatus};
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -26,6 +26,7 @@ use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
 use super::identity::{Boot, Handle};
 use super::proof::{self, Rest, StartedIn};
+use super::trampoline::hope;
 use super::wire::LONGEST_GRACE;
 use crate::durable::Lock;
 
@@ -83,9 +84,11 @@ impl Foster {
                     for name in process.outputs() {
                         match capture::take_over(&folder.file(&name), output) {
                             Ok(capture) => captures.push(watched(capture)?),
+                            Err(error) if hope(&error) == Hope::Retry => return Err(error),
                             // Its output goes elsewhere; that is no reason to leave it alone.
-                            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                            Err(error) => return Err(error),
+                            Err(error) => {
+                                tracing::warn!(%error, output = name, "an orphan's output is not kept");
+                            }
                         }
                     }
                 }

@@ -44,7 +44,11 @@ pub(super) fn find(
         match group.populated() {
             // The node is not known any more.
             Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
-            Populated::No => group::remove(&group.path)?,
+            Populated::No => {
+                if let Err(error) = group::remove(&group.path) {
+                    tracing::warn!(%error, incarnation = %id, "an empty control group stays");
+                }
+            }
             Populated::Unknown(why) => {
                 tracing::warn!(why, incarnation = %id, "cannot find out whether anything is left of it");
             }

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "it is a list")]
 fn run_tests() -> ExitCode {
     macro_rules! trials {
         ($($module:ident::$name:ident),* $(,)?) => {
@@ -116,6 +117,8 @@ fn run_tests() -> ExitCode {
         proofs::a_process_that_cannot_be_read_is_not_taken_for_absent,
         proofs::a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarnation,
         proofs::a_file_system_that_does_not_answer_holds_up_no_end,
+        proofs::an_empty_group_that_cannot_be_removed_keeps_no_executor_from_its_start,
+        proofs::a_pipe_of_an_output_that_was_replaced_holds_up_no_end,
         proofs::daemons_of_others_end_with_their_incarnation,
         proofs::a_group_of_an_incarnation_without_directory_is_ended,
         proofs::a_stopped_supervisor_holds_up_neither_stop_nor_kill,

@@ -615,6 +615,45 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
     assert!(!is_alive(child.0));
 }
 
+pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from_its_start() {
+    let root = Root::new();
+    let Some(groups) = root.groups() else { return };
+    let inner = groups.join(id(1).to_string()).join("inner");
+    std::fs::create_dir_all(&inner).unwrap();
+    let mount = |program: &str, args: &[&str]| {
+        let done = Command::new(program).args(args).arg(&inner).stderr(Stdio::null()).status();
+        done.is_ok_and(|status| status.success())
+    };
+    if mount("mount", &["-t", "tmpfs", "none"]) {
+        let opened = Processes::open(config(root.path())).await;
+        assert!(mount("umount", &[]));
+        opened.unwrap();
+    } else {
+        eprintln!("skipped: nothing can be mounted here");
+    }
+    let _ = std::fs::remove_dir(&inner);
+}
+
+pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
+    let root = Root::new();
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    kill_supervisors(&root);
+    let [out, err] = ["out", "err"].map(|name| root.folder(id(1)).join(format!("web-0.{name}.pipe")));
+    for pipe in [&out, &err] {
+        std::fs::remove_file(pipe).unwrap();
+    }
+    std::fs::write(&out, "no pipe").unwrap();
+    symlink(&err, &err).unwrap();
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 2, Effect::Kill, &sleeper(1))).await;
+    let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
+    let then = until(&processes, id(1), "the kill is answered", is_answered).await;
+    assert!(is_ended(&then), "{then:?}");
+}
+
 pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
     for cgroup in WAYS {
         let root = Root::new();

@@ -26,13 +26,13 @@ use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
 use super::identity::{Boot, Handle};
 use super::proof::{self, Rest, StartedIn};
+use super::sweeps::Pause;
 use super::trampoline::hope;
 use super::wire::LONGEST_GRACE;
 use crate::durable::Lock;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
-const SWEEP: Duration = Duration::from_millis(100);
 /// Between two searches for what cannot be found now.
 const SEARCH: Duration = Duration::from_secs(1);
 /// Time until it is reported that an end cannot be proved: what ends meanwhile may allow the proof.
@@ -53,6 +53,7 @@ pub(super) struct Foster {
     captures: Vec<AsyncFd<Capture>>,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
+    pause: Pause,
     /// When to look again though nothing died.
     next: Option<Instant>,
 }
@@ -108,6 +109,7 @@ impl Foster {
             captures,
             chunk,
             kill_at: None,
+            pause: Pause::default(),
             next,
         })
     }
@@ -153,6 +155,9 @@ impl Foster {
         if let Some(kill_at) = self.kill_at {
             if now >= kill_at {
                 self.signal_all(Signal::KILL);
+                if dead.is_none() {
+                    self.pause.lengthen();
+                }
             }
             self.next = Some(self.look_again(now));
         } else {
@@ -169,7 +174,7 @@ impl Foster {
         if self.doubted.is_some_and(|since| now > since + DOUBT) {
             return now + SEARCH;
         }
-        if self.living.is_empty() || kill_at <= now { now + SWEEP } else { kill_at }
+        if self.living.is_empty() || kill_at <= now { now + self.pause.length() } else { kill_at }
     }
 
     /// Begins to end everything, or brings the time of killing nearer.

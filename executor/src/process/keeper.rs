@@ -51,8 +51,8 @@ use crate::plan::Aim;
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two sweeps that kill what is left.
-const SWEEP: Duration = Duration::from_millis(50);
+/// Between two looks whether anything is left in the control group alone.
+const GROUP: Duration = Duration::from_millis(50);
 /// So often a pipe is emptied before others are looked at: a flood of output must not hold back an order.
 const COPIES: usize = 16;
 
@@ -311,6 +311,7 @@ impl Keeper {
             }
             if self.ending.as_ref().is_some_and(|ending| Instant::now() >= ending.kill_at) {
                 self.sweep(Signal::KILL);
+                self.ending.iter_mut().for_each(Ending::swept);
             }
             self.copy_output();
             if self.serve() == Mine::No {
@@ -408,11 +409,8 @@ impl Keeper {
     /// Sleeps until something may have happened.
     fn wait(&self, left: &Left) -> io::Result<()> {
         let now = Instant::now();
-        let group = (*left == Left::InGroup).then_some(SWEEP);
-        let sweep = self.ending.as_ref().map(|ending| {
-            let until = ending.kill_at.saturating_duration_since(now);
-            if until.is_zero() { SWEEP } else { until }
-        });
+        let group = (*left == Left::InGroup).then_some(GROUP);
+        let sweep = self.ending.as_ref().map(|ending| ending.kill_at.saturating_duration_since(now));
         let look = self.looks_at().map(|at| at.saturating_duration_since(now));
         let timeout = sweep.into_iter().chain(look).chain(group).min();
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;

@@ -60,6 +60,7 @@ mod reader;
 mod reboot;
 mod removal;
 mod start;
+mod sweeps;
 mod tender;
 mod trampoline;
 mod volumes;

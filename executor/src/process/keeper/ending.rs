@@ -12,13 +12,24 @@ use super::super::folder::{Cause, End, Phase, remove_groups};
 use super::super::group::{self, IncarnationCgroup, Populated};
 use super::super::identity::{Handle, Stat, descendants};
 use super::super::log::log;
+use super::super::sweeps::Pause;
 use super::super::trampoline::NotExecuted;
 use super::super::{reboot, wire};
 use super::{Keeper, StartOf};
 
 /// It is under way.
 pub(super) struct Ending {
+    /// When everything is killed, or what is left of that is killed again.
     pub(super) kill_at: Instant,
+    pause: Pause,
+}
+
+impl Ending {
+    /// Everything was killed now.
+    pub(super) fn swept(&mut self) {
+        self.kill_at = Instant::now() + self.pause.length();
+        self.pause.lengthen();
+    }
 }
 
 /// Whether anything is left.
@@ -83,7 +94,7 @@ impl Keeper {
         if let Some(ending) = &mut self.ending {
             ending.kill_at = ending.kill_at.min(kill_at);
         } else {
-            self.ending = Some(Ending { kill_at });
+            self.ending = Some(Ending { kill_at, pause: Pause::default() });
             self.sweep(Signal::TERM);
         }
     }

@@ -11,5 +11,21 @@ macro_rules! note {
 
 /// See [`note!`].
 pub fn write(line: Arguments<'_>) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let _ = std::io::stderr().write_all(plain(&format!("{line}\n")).as_bytes());
+}
+
+/// Text that a terminal only shows: what a server or a payload sent may hold sequences that command it.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_commands_no_terminal() {
+        let sent = "one\u{1b}]0;title\u{7}\n\ttwo\u{9b}31m\r";
+        assert_eq!(plain(sent), "one ]0;title \n\ttwo 31m ");
+    }
 }

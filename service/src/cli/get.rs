@@ -11,6 +11,7 @@ use super::disruption;
 use super::error::{CliError, Exit};
 use super::flags::Get;
 use super::kind::Kind;
+use super::table::one_line;
 use super::watch;
 
 use crate::note;
@@ -142,7 +143,7 @@ fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Res
 
 /// What the entity is called in paths and on command lines.
 pub(super) fn name_of(kind: Kind, item: &Value) -> String {
-    let text = |field: &str| item[field].as_str().unwrap_or("?").to_owned();
+    let text = |field: &str| one_line(item[field].as_str().unwrap_or("?"));
     match kind {
         Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
         Kind::Disruption => format!("{}/{}", text("node"), text("name")),

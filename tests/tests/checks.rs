@@ -492,7 +492,7 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
         (0..count).map(|_| std::net::TcpStream::connect(&address).expect("it listens")).collect()
     };
     set_up(&client, &sleeper());
-    let below = held(90);
+    let below = held(40);
     // Many segments of the journal begin meanwhile, and rows are written.
     for n in 0..30 {
         let mut spec = client.read("plans/web")["spec"].clone();

@@ -10,7 +10,7 @@ use chancery_machine::keys::Accepted;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::mailbox::Mailbox;
-use super::way::{Room, Share};
+use super::way::{Room, Share, pieces};
 
 /// The answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
@@ -73,7 +73,7 @@ pub struct Decider {
     /// As many as that.
     pub(super) quarter: usize,
     /// What intents may have waiting: all of the queue.
-    pub(super) intents: Arc<Semaphore>,
+    intents: Arc<Semaphore>,
 }
 
 impl Decider {
@@ -89,7 +89,9 @@ impl Decider {
     /// Asks for a verdict on an intent of so many bytes.
     pub async fn ask(&self, request: Request, bytes: usize) -> Result<Verdict, NoVerdict> {
         let (answer, verdict) = oneshot::channel();
-        let room = self.room(bytes).ok_or(NoVerdict::Busy)?;
+        let pieces = pieces(bytes, self.queue.max_capacity());
+        let room = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
+        let room = Room(room.map_err(|_| NoVerdict::Busy)?);
         self.queue.try_send(Input::Intent(Box::new(request), answer, room)).map_err(|_| NoVerdict::Busy)?;
         verdict.await.map_err(|_| NoVerdict::Unknown)
     }

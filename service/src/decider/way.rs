@@ -25,7 +25,7 @@ pub struct Way {
 
 /// A letter's or an intent's part of what may wait. It is free when this is dropped.
 #[derive(Debug)]
-pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] OwnedSemaphorePermit);
+pub struct Room(#[expect(dead_code, reason = "held until it is dropped")] pub(super) OwnedSemaphorePermit);
 
 /// A message's part of what may wait. It is free when this is dropped.
 #[derive(Debug)]
@@ -40,12 +40,6 @@ impl Decider {
         Way { decider: self.clone(), connection, own: Arc::new(Semaphore::new(SHARE)) }
     }
 
-    /// Room for an intent of so many bytes, if there is some.
-    pub(super) fn room(&self, bytes: usize) -> Option<Room> {
-        let pieces = pieces(bytes, 2 * self.half);
-        Arc::clone(&self.intents).try_acquire_many_owned(pieces).ok().map(Room)
-    }
-
     /// A letter of the inbox: waits for room. Letters come to the decider in the order in which they are posted.
     pub async fn post(&self, letter: Letter) -> Result<(), Stopped> {
         let pieces = pieces(letter.bytes(), self.quarter);
@@ -55,7 +49,7 @@ impl Decider {
 }
 
 /// How many pieces so many bytes are.
-fn pieces(bytes: usize, most: usize) -> u32 {
+pub(super) fn pieces(bytes: usize, most: usize) -> u32 {
     u32::try_from((1 + bytes / PIECE).min(most)).unwrap_or(u32::MAX)
 }
 
@@ -163,18 +157,18 @@ mod tests {
     async fn intents_that_wait_are_bounded_in_bytes_also_when_nobody_waits_for_their_answers() {
         let (queue, mut inputs) = mpsc::channel(64);
         let decider = Decider::over(queue);
+        let request = || Request {
+            id: "a".parse().expect("a name"),
+            source: "test".parse().expect("a name"),
+            actor: "ann".parse().expect("a name"),
+            time: None,
+            expect: None,
+            claim: None,
+            traceparent: None,
+            intent: PolicyDelete { name: "p".parse().expect("a name") }.into(),
+        };
         let ask = async |bytes: usize| {
-            let request = Request {
-                id: "a".parse().expect("a name"),
-                source: "test".parse().expect("a name"),
-                actor: "ann".parse().expect("a name"),
-                time: None,
-                expect: None,
-                claim: None,
-                traceparent: None,
-                intent: PolicyDelete { name: "p".parse().expect("a name") }.into(),
-            };
-            let mut asked = pin!(decider.ask(request, bytes));
+            let mut asked = pin!(decider.ask(request(), bytes));
             // Given up as soon as it waits for its answer.
             poll_fn(|context| Poll::Ready(asked.as_mut().poll(context).is_pending())).await
         };
@@ -189,5 +183,10 @@ mod tests {
             assert!(ask(1).await, "what has been dealt with makes room");
         }
         assert!(!ask(1).await);
+        let (queue, _inputs) = mpsc::channel(1);
+        let decider = Decider::over(queue);
+        let mut large = pin!(decider.ask(request(), 100 * PIECE));
+        let waits = poll_fn(|context| Poll::Ready(large.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "a large one has all of the smallest queue");
     }
 }

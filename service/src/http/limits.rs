@@ -69,7 +69,7 @@ impl Limits {
             body: count(set.body),
             messages: 16 << 20,
             uploads: 64 << 20,
-            bodies: 64 << 20,
+            bodies: 32 << 20,
             page: 4 << 20,
             answers: 64 << 20,
             lists: 4,

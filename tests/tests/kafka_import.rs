@@ -296,6 +296,28 @@ fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
 }
 
 #[test]
+fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
+    let target = Target::new(shared(1), "shorter");
+    let mut server = Server::start();
+    let fleet = server.data().join("fleets/default");
+    let (journal, aside) = (fleet.join("journal"), fleet.join("aside"));
+    server.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    let copied = Command::new("cp").arg("-a").args([&journal, &aside]).status().expect("cp");
+    assert!(copied.success());
+    server.start_again();
+    server.client().must("capability.apply", &json!({"name": "b", "spec": {"type": "T", "score": 1}}));
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    std::fs::remove_dir_all(&journal).expect("removed");
+    std::fs::rename(&aside, &journal).expect("put back");
+    std::fs::remove_dir_all(fleet.join("snapshots")).expect("removed");
+    let refused = target.import(server.data(), "default");
+    assert!(!refused.status.success(), "{}", told(&refused));
+    assert!(told(&refused).contains("the cursor of the read models in "), "{}", told(&refused));
+    assert_eq!(target.written(), 0, "nothing was sent");
+}
+
+#[test]
 fn a_partition_that_holds_anything_is_left_alone() {
     let target = Target::new(shared(1), "holds");
     let (written, other) = (Written::new(20), Written::new(2));

@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -134,10 +134,17 @@ async fn open(
                 .with_context(|| format!("open fleet {name}"))
         });
     }
-    let mut fleets = Vec::new();
+    let (mut fleets, mut errors) = (Vec::new(), Vec::new());
     while let Some(opened) = opening.join_next().await {
-        fleets.push(opened.context("join a fleet")??);
+        match opened.context("join a fleet")? {
+            Ok(fleet) => fleets.push(fleet),
+            // All of them are shown: what an operator accepts at the next start holds for every fleet.
+            Err(error) if config.journal == Place::Embedded => errors.push(format!("{error:#}")),
+            Err(error) => return Err(error),
+        }
     }
+    errors.sort();
+    ensure!(errors.is_empty(), "{}", errors.join("\n"));
     Ok(fleets)
 }
 

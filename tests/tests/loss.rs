@@ -336,3 +336,17 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     server.start_again();
 }
+
+#[test]
+fn every_fleet_that_has_lost_something_is_named_before_a_loss_is_accepted() {
+    let mut server = Server::start_with(&[("CHANCERY_FLEETS", "one,two,whole")]);
+    assert_eq!(server.stop(), Some(0), "{}", server.log());
+    let lost = ["one", "two"].map(|fleet| server.data().join("fleets").join(fleet).join("journal"));
+    for journal in &lost {
+        fs::remove_dir_all(journal).expect("removed");
+    }
+    let Err(refused) = server.try_start_again() else { panic!("two journals are gone") };
+    for journal in &lost {
+        assert!(refused.said.contains(&journal.display().to_string()), "{}", refused.said);
+    }
+}

@@ -28,6 +28,10 @@ impl Lineages {
 
     /// Continues under `current`, as the fact that starts it says.
     pub fn start(&mut self, current: Lineage, fact: &LineageStarted) {
+        // What is given up may reach back before the end of an earlier ancestor.
+        for (_, end) in &mut self.ancestors {
+            *end = (*end).min(fact.at);
+        }
         self.ancestors.extend(fact.abandoned.iter().map(|lineage| (*lineage, Position::ZERO)));
         self.ancestors.push((fact.previous, fact.at));
         self.current = current;
@@ -130,6 +134,18 @@ mod tests {
         ];
         for (lineage, position, expected, why) in cases {
             assert_eq!(lineages.has(lineage, Position::new(position)), expected, "{why}");
+        }
+        let third = Lineage::from_random(5);
+        let mut shortened = lineages.clone();
+        let fact = LineageStarted {
+            previous: second,
+            at: Position::new(60),
+            missing_through: None,
+            abandoned: Vec::new(),
+        };
+        shortened.start(third, &fact);
+        for (lineage, position, expected) in [(first, 60, true), (first, 61, false), (second, 61, false)] {
+            assert_eq!(shortened.has(lineage, Position::new(position)), expected, "given up behind 60");
         }
         let head = Position::new(500);
         assert!(!lineages.issued(second, Position::new(900), head), "it has not come so far");

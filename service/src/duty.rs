@@ -100,7 +100,7 @@ impl Desk {
             return self.clock.trouble();
         }
         let (clock, last) = (Arc::clone(&self.clock), last?);
-        let admitted = tokio::task::spawn_blocking(move || clock.admit(last)).await;
+        let admitted = tokio::task::spawn_blocking(move || clock.try_admit(last)).await;
         admitted.ok().and_then(Result::err).map(|error| error.to_string())
     }
 

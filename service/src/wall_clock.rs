@@ -13,10 +13,11 @@
 //! else has been recorded for a quarter of `clock.max_gap`.
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use chancery_events::time::Time;
@@ -27,6 +28,10 @@ use crate::fleet::journal_options;
 
 /// Pause before the kernel is asked again whether a clock that has leapt is synchronised.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
+/// How long systemd may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Pause between looks whether it has answered.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The wall clock.
 pub fn now() -> Time {
@@ -37,8 +42,25 @@ pub fn now() -> Time {
 /// Whether the kernel reports a synchronised clock, as `adjtimex` says it. systemd asks it: a safe program cannot.
 pub fn is_synchronised() -> bool {
     let mut ask = Command::new("timedatectl");
-    ask.args(["show", "--property=NTPSynchronized", "--value"]).stdin(Stdio::null()).stderr(Stdio::null());
-    ask.output().is_ok_and(|said| said.status.success() && said.stdout.trim_ascii() == b"yes")
+    ask.args(["show", "--property=NTPSynchronized", "--value"]).stdin(Stdio::null());
+    ask.stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut child) = ask.spawn() else { return false };
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(None) if began.elapsed() < ANSWER => std::thread::sleep(LOOK),
+            Ok(status) => break status,
+            Err(_) => break None,
+        }
+    };
+    let Some(status) = status else {
+        // Without an answer nothing is known.
+        let _ = (child.kill(), child.wait());
+        return false;
+    };
+    let mut said = Vec::new();
+    let is_read = child.stdout.is_some_and(|mut output| output.read_to_end(&mut said).is_ok());
+    is_read && status.success() && said.trim_ascii() == b"yes"
 }
 
 /// The wall clock is further ahead of the journal than is believed.
@@ -61,6 +83,8 @@ pub struct WallClock {
     max_gap: Duration,
     is_trusted: AtomicBool,
     is_synchronised: fn() -> bool,
+    /// Held while the system is asked whether the clock is synchronised.
+    asks: Mutex<()>,
     trouble: Mutex<Option<String>>,
 }
 
@@ -70,7 +94,7 @@ impl WallClock {
     /// Follows the clock at most so far ahead, unless it is accepted or synchronised.
     pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
         let (is_trusted, trouble) = (AtomicBool::new(is_accepted), Mutex::new(None));
-        WallClock { max_gap, is_trusted, is_synchronised, trouble }
+        WallClock { max_gap, is_trusted, is_synchronised, asks: Mutex::default(), trouble }
     }
 
     /// As the configuration says.
@@ -96,9 +120,25 @@ impl WallClock {
 
     /// Whether a decider may start behind a record of this time. Blocks for as long as systemd takes to answer.
     pub fn admit(&self, last: Time) -> Result<(), ClockAhead> {
+        let _asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        self.judge(last, self.is_synchronised)
+    }
+
+    /// The same for whoever only wants to know: while the system is asked already, the clock counts as not synchronised,
+    /// so that questions without number hold no more than one thread.
+    pub fn try_admit(&self, last: Time) -> Result<(), ClockAhead> {
+        let _asks = match self.asks.try_lock() {
+            Ok(asks) => asks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return self.judge(last, || false),
+        };
+        self.judge(last, self.is_synchronised)
+    }
+
+    fn judge(&self, last: Time, is_synchronised: impl FnOnce() -> bool) -> Result<(), ClockAhead> {
         let wall = now();
         let ahead = wall.since(last);
-        if ahead <= self.max_gap() || (self.is_synchronised)() {
+        if ahead <= self.max_gap() || is_synchronised() {
             return Ok(());
         }
         let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
@@ -166,4 +206,36 @@ pub fn doctor(config: &Config) -> Result<(String, bool)> {
         }
     }
     Ok((text, is_well))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static ANSWERED: AtomicBool = AtomicBool::new(false);
+
+    fn answers_late() -> bool {
+        ASKED.store(true, Ordering::Release);
+        while !ANSWERED.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    #[test]
+    fn while_the_system_does_not_answer_nobody_else_waits_for_it() {
+        let clock = WallClock::new(Duration::from_secs(1), false, answers_late);
+        let last = Time::EPOCH;
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| clock.try_admit(last).is_ok());
+            while !ASKED.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(clock.try_admit(last).is_err(), "nothing is known yet");
+            ANSWERED.store(true, Ordering::Release);
+            assert!(first.join().expect("no panic"));
+        });
+        assert!(clock.try_admit(last).is_ok());
+    }
 }

@@ -386,12 +386,14 @@ impl Keeper {
                 return Mine::No;
             }
             let Ok(mut client) = Client::new(stream) else { continue };
-            if self.said().is_none_or(|frame| client.say(&frame)) {
-                self.clients.push(client);
+            if let Some(frame) = self.said() {
+                // One that has gone may have asked before: it is read below, and dropped then.
+                client.say(&frame);
             }
+            self.clients.push(client);
         }
         let mut requests = Vec::new();
-        self.clients.retain_mut(|client| client.flush() && client.read(&mut requests));
+        self.clients.retain_mut(|client| client.read(&mut requests) && client.flush());
         for request in requests {
             match request {
                 Request::Status => self.say(),

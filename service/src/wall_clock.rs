@@ -124,8 +124,8 @@ impl WallClock {
         self.judge(last, self.is_synchronised)
     }
 
-    /// The same for whoever only wants to know: while the system is asked already, the clock counts as not synchronised,
-    /// so that questions without number hold no more than one thread.
+    /// Whether a decider might start behind a record of this time, for a report. While another report asks the system,
+    /// the clock counts as not synchronised, so that reports without number hold no more than one thread.
     pub fn try_admit(&self, last: Time) -> Result<(), ClockAhead> {
         let _asks = match self.asks.try_lock() {
             Ok(asks) => asks,

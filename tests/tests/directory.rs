@@ -100,7 +100,7 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on(
             (fleet.join("journal/00000000000000000001.post-new"), Kind::Directory),
             (fleet.join("snapshots/00000000000000000009.tmp"), Kind::Directory),
             (fleet.join("snapshots/00000000000000000003.snap"), Kind::Directory),
-            // To open it waits for whoever writes into it.
+            // Opening a pipe waits for a writer.
             (fleet.join("snapshots/00000000000000000004.snap"), Kind::Pipe),
             (server.data().join("address.tmp"), Kind::Directory),
         ],

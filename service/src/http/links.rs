@@ -116,7 +116,7 @@ impl Links {
 
 /// Opens a link: its answer lasts as long as it does.
 ///
-/// Its number is given away when the decider has the connection: a hello that came before would be that of nobody.
+/// The number of a link is given away when the decider has the connection: a hello that came before would be lost.
 pub(super) async fn open(
     app: &Arc<App>,
     decider: &Decider,
@@ -174,7 +174,7 @@ impl Pump {
 
     async fn run(mut self, mailbox: Mailbox, given: oneshot::Sender<()>) {
         if self.open.way.connected(mailbox).await.is_ok() {
-            // Whoever asked for the link may be gone: then the other half of it is closed.
+            // The client that asked for the link may be gone: then the other half of it is closed.
             let _ = given.send(());
             let why = self.carry().await;
             tracing::info!(link = %self.id, why, "a link is closed");

@@ -318,7 +318,9 @@ async fn the_decider_has_a_link_before_anything_can_be_said_on_it() {
     let id = response.headers()["chancery-link"].to_str().expect("an id");
     let said = request(Method::POST, &format!("/links/{id}/messages?after=0"), &LINES, heartbeat(1));
     assert_eq!(world.send(said).await.status, 204);
-    let Input::Connected(connection, _mailbox) = hear(&mut world).await else { panic!("said to nobody") };
+    let Input::Connected(connection, _mailbox) = hear(&mut world).await else {
+        panic!("the decider has no link")
+    };
     assert_eq!(beat(&mut world, connection).await, 1);
 }
 

@@ -61,6 +61,11 @@ fn bind(canary: &Path, at: &Path) -> Result<()> {
 fn some_work(campaign: &mut Campaign) -> Result<(String, PathBuf)> {
     let volume_users = campaign.host.volume_users()?;
     campaign.deploy(3);
+    let client = campaign.client();
+    until("three replicas of web run, and no other is left", || {
+        let all = client.items("replicas?plan=web&limit=1000");
+        (all.len() == 3 && all.iter().all(|replica| replica["phase"] == "running")).then_some(())
+    });
     let found = until("a payload runs", || {
         let mains = campaign.host.alive_mains().ok()?.into_iter();
         let mut mains = mains.filter(|(incarnation, _)| !volume_users.contains(incarnation));

@@ -143,12 +143,9 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     until(&processes, id(1), "its process is unknown", is_unknown).await;
     processes.carry_out(command(id(1), 2, Effect::Stop, &daemon())).await;
     let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
-    // Which process is named depends on what other tests run.
+    // Which process is named, or whether one is, depends on what other tests run and start meanwhile.
     let why = failed(&refused).unwrap();
-    assert!(
-        why.starts_with("cannot prove its end: process ") && why.ends_with(" may be left of it"),
-        "{why}"
-    );
+    assert!(why.starts_with("cannot prove its end: process"), "{why}");
     assert_eq!(refused.revision, 2);
     processes.carry_out(Order { attempt: 2, ..command(id(1), 2, Effect::Kill, &daemon()) }).await;
     until(&processes, id(1), "each attempt is", |report| failed(report).is_some()).await;

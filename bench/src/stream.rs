@@ -42,7 +42,11 @@ impl Stream {
         loop {
             self.next_line()?;
             match self.line.split_once(':').map(|(field, value)| (field, value.trim())) {
-                Some(("id", id)) => self.position = id.parse().context("read an id")?,
+                Some(("id", id)) => {
+                    // A position with its lineage; that of an earlier build has none.
+                    let position = id.split_once('.').map_or(id, |(position, _)| position);
+                    self.position = position.parse().context("read an id")?;
+                }
                 Some(("event", "event")) => {
                     self.next_line()?;
                     return Ok(self.position);

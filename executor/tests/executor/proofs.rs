@@ -145,7 +145,10 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
     // Which process is named, or whether one is, depends on what other tests run and start meanwhile.
     let why = failed(&refused).unwrap();
-    assert!(why.starts_with("cannot prove its end: process"), "{why}");
+    let names_a_process =
+        why.starts_with("cannot prove its end: process ") && why.ends_with(" may be left of it");
+    let is_outrun = why == "cannot prove its end: processes are started faster than all can be read";
+    assert!(names_a_process || is_outrun, "{why}");
     assert_eq!(refused.revision, 2);
     processes.carry_out(Order { attempt: 2, ..command(id(1), 2, Effect::Kill, &daemon()) }).await;
     until(&processes, id(1), "each attempt is", |report| failed(report).is_some()).await;

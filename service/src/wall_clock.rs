@@ -85,6 +85,8 @@ pub struct WallClock {
     is_synchronised: fn() -> bool,
     /// Held while the system is asked whether the clock is synchronised.
     asks: Mutex<()>,
+    /// What the system said when it was last asked.
+    was_synchronised: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
 
@@ -93,8 +95,14 @@ const DAY: u64 = 24 * 60 * 60;
 impl WallClock {
     /// Follows the clock at most so far ahead, unless it is accepted or synchronised.
     pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
-        let (is_trusted, trouble) = (AtomicBool::new(is_accepted), Mutex::new(None));
-        WallClock { max_gap, is_trusted, is_synchronised, asks: Mutex::default(), trouble }
+        WallClock {
+            max_gap,
+            is_trusted: AtomicBool::new(is_accepted),
+            is_synchronised,
+            asks: Mutex::default(),
+            was_synchronised: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        }
     }
 
     /// As the configuration says.
@@ -121,18 +129,26 @@ impl WallClock {
     /// Whether a decider may start behind a record of this time. Blocks for as long as systemd takes to answer.
     pub fn admit(&self, last: Time) -> Result<(), ClockAhead> {
         let _asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
-        self.judge(last, self.is_synchronised)
+        self.judge(last, || self.ask())
     }
 
     /// Whether a decider might start behind a record of this time, for a report. While another report asks the system,
-    /// the clock counts as not synchronised, so that reports without number hold no more than one thread.
+    /// the last answer counts, so that reports without number hold no more than one thread.
     pub fn try_admit(&self, last: Time) -> Result<(), ClockAhead> {
         let _asks = match self.asks.try_lock() {
             Ok(asks) => asks,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return self.judge(last, || false),
+            Err(TryLockError::WouldBlock) => {
+                return self.judge(last, || self.was_synchronised.load(Ordering::Acquire));
+            }
         };
-        self.judge(last, self.is_synchronised)
+        self.judge(last, || self.ask())
+    }
+
+    fn ask(&self) -> bool {
+        let answer = (self.is_synchronised)();
+        self.was_synchronised.store(answer, Ordering::Release);
+        answer
     }
 
     fn judge(&self, last: Time, is_synchronised: impl FnOnce() -> bool) -> Result<(), ClockAhead> {
@@ -236,6 +252,16 @@ mod tests {
             ANSWERED.store(true, Ordering::Release);
             assert!(first.join().expect("no panic"));
         });
-        assert!(clock.try_admit(last).is_ok());
+        ASKED.store(false, Ordering::Release);
+        ANSWERED.store(false, Ordering::Release);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| clock.try_admit(last).is_ok());
+            while !ASKED.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(clock.try_admit(last).is_ok(), "the last answer counts");
+            ANSWERED.store(true, Ordering::Release);
+            assert!(second.join().expect("no panic"));
+        });
     }
 }

@@ -87,6 +87,11 @@ impl fmt::Display for Place {
 }
 
 impl Place {
+    /// The number of the file within its file system.
+    pub(super) fn inode(self) -> u64 {
+        self.inode
+    }
+
     fn from(metadata: &Metadata) -> Place {
         Place { device: metadata.dev(), inode: metadata.ino() }
     }

@@ -181,12 +181,16 @@ pub(super) fn has_open(pid: u32, files: &BTreeMap<OsString, Place>) -> bool {
     })
 }
 
-/// Whether a process holds a lock (`flock(2)`) on a file. What is not locked is not looked up, as above.
+/// Whether a process holds a lock (`flock(2)`) on a file. Where no lock is on a file of that inode nothing
+/// is looked up, as above.
 pub(super) fn has_locked(pid: u32, file: Place) -> bool {
     descriptors(pid).iter().any(|descriptor| {
         let info = descriptor.file_name().map(|number| format!("/proc/{pid}/fdinfo/{}", number.display()));
         let info = info.and_then(|info| std::fs::read_to_string(info).ok()).unwrap_or_default();
-        info.contains("FLOCK") && matches!(Place::of(descriptor), Ok(Some(found)) if found == file)
+        let is_its_inode = |line: &str| {
+            line.contains("FLOCK") && line.split([' ', ':']).any(|word| word.parse() == Ok(file.inode()))
+        };
+        info.lines().any(is_its_inode) && matches!(Place::of(descriptor), Ok(Some(found)) if found == file)
     })
 }
 

@@ -31,15 +31,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
 use chancery_events::observation::{Hope, Report, Saw};
 use chancery_events::protocol::{Command, ObjectSpec};
 use serde::{Deserialize, Serialize};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 mod capture;
 mod client;
@@ -90,6 +93,9 @@ use volumes::Warden;
 /// Keepers that are being started at once: each writes to the disk and executes two programs.
 const STARTS_AT_ONCE: usize = 16;
 const TENDER_THREADS: usize = 4;
+const VOLUME_THREADS: usize = 4;
+/// How long a list waits until all volumes were looked at. Longer, and the disk that they are on does not answer.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Where processes are kept and what keeps them.
 #[derive(Clone, Debug)]
@@ -124,20 +130,119 @@ pub struct KeeperProgram {
 #[derive(Debug)]
 pub struct Processes {
     shared: Arc<Shared>,
-    /// A tender ends when its sender is dropped; what it tends goes on.
-    tenders: Mutex<BTreeMap<ObjectId, mpsc::Sender<Ask>>>,
+    tenders: Arc<Tenders>,
     /// What earlier lives left is not listed before it was looked at.
-    settling: tokio::sync::Mutex<Vec<oneshot::Receiver<()>>>,
-    /// Tenders write to disks and look through `/proc`: on threads of their own, nobody else waits for that.
-    runtime: Option<tokio::runtime::Runtime>,
+    settling: tokio::sync::Mutex<Settling>,
+    runtimes: Option<[Runtime; 2]>,
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
         self.shared.removals.stop();
-        if let Some(runtime) = self.runtime.take() {
+        self.shared.is_closed.store(true, Ordering::Release);
+        self.tenders.lock().clear();
+        for runtime in self.runtimes.take().into_iter().flatten() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// What earlier lives left and was not looked at yet.
+#[derive(Debug)]
+struct Settling {
+    incarnations: Vec<oneshot::Receiver<()>>,
+    volumes: Option<JoinHandle<io::Result<()>>>,
+    /// Volumes were waited for in vain.
+    is_late: bool,
+}
+
+impl Settling {
+    /// Waits for volumes, once, and not for long: of what is not listed nothing is concluded. It is asked for.
+    async fn look_at_volumes(&mut self, shared: &Arc<Shared>, tenders: &Arc<Tenders>) {
+        let folder = shared.volumes();
+        let folder = folder.display();
+        let Some(finding) = &mut self.volumes else { return };
+        let patience = if self.is_late { Duration::ZERO } else { ANSWER };
+        match tokio::time::timeout(patience, finding)
+            .await
+            .map(|found| found.map_err(io::Error::other).flatten())
+        {
+            Ok(Ok(())) => self.volumes = None,
+            Ok(Err(error)) => {
+                tracing::error!(%error, %folder, "find the volumes of earlier lives; the next list tries again");
+                self.volumes = Some(tenders.start_to_find_volumes(shared));
+            }
+            Err(_) => {
+                if !self.is_late {
+                    tracing::error!(%folder, "the disk of volumes does not answer; what is not listed is told when it does");
+                }
+                self.is_late = true;
+            }
+        }
+    }
+}
+
+/// The tasks that tend objects. They write to disks and look through `/proc`: on threads of their own, nobody else waits
+/// for that. The disk that volumes are on is another one, perhaps, and may not answer: what looks at it has threads of its
+/// own, and nothing else waits for those.
+#[derive(Debug)]
+struct Tenders {
+    /// A tender ends when its sender is dropped; what it tends goes on.
+    senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<Ask>>>,
+    incarnations: Handle,
+    volumes: Handle,
+}
+
+impl Tenders {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<Ask>>> {
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tender of an object; a new one if there is none, or if the last one broke. What is new says through `settled`
+    /// when it has looked at what is there.
+    fn tender(
+        &self,
+        shared: &Arc<Shared>,
+        tended: Tended,
+        settled: Option<oneshot::Sender<()>>,
+    ) -> mpsc::Sender<Ask> {
+        let object = tended.object();
+        let mut senders = self.lock();
+        if let Some(known) = senders.get(&object).filter(|sender| !sender.is_closed()) {
+            return known.clone();
+        }
+        let (sender, asks) = mpsc::channel(1);
+        let shared = shared.clone();
+        match tended {
+            Tended::Incarnation(id, folder, lost) => {
+                drop(self.incarnations.spawn(Tender::new(id, folder, shared, lost).tend(asks, settled)));
+            }
+            Tended::Volume(id) => drop(self.volumes.spawn(Warden::new(id, shared).tend(asks, settled))),
+        }
+        senders.insert(object, sender.clone());
+        sender
+    }
+
+    fn start_to_find_volumes(self: &Arc<Tenders>, shared: &Arc<Shared>) -> JoinHandle<io::Result<()>> {
+        let (tenders, shared) = (self.clone(), shared.clone());
+        self.volumes.spawn(async move { tenders.find_volumes(shared).await })
+    }
+
+    /// Finds the volumes that earlier lives left, and tends them; returns when all were looked at.
+    async fn find_volumes(&self, shared: Arc<Shared>) -> io::Result<()> {
+        let root = shared.volumes();
+        let found = tokio::task::spawn_blocking(move || volumes::find(&root)).await;
+        let mut settling = Vec::new();
+        for id in found.map_err(io::Error::other)?? {
+            let (settled, settles) = oneshot::channel();
+            self.tender(&shared, Tended::Volume(id), Some(settled));
+            settling.push(settles);
+        }
+        for settles in settling {
+            // An error says that the task broke, or that one was there before: it is listed when it says something.
+            let _ = settles.await;
+        }
+        Ok(())
     }
 }
 
@@ -156,10 +261,14 @@ struct Shared {
     starts: Arc<Semaphore>,
     /// Held from looking whether volumes are there until the run that uses them is recorded, and from looking whether a
     /// volume is used until its end is.
-    using: Mutex<()>,
+    using: Arc<tokio::sync::Mutex<()>>,
+    /// Where volumes are looked at.
+    volume_threads: Handle,
     /// One volume is measured at a time.
     measures: Arc<Semaphore>,
     removals: Removals,
+    /// Another executor may be at work over the root: what hung meanwhile changes nothing any more.
+    is_closed: AtomicBool,
 }
 
 /// What a task tends.
@@ -201,6 +310,19 @@ impl Processes {
         let boot = given_boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
         let watcher = Arc::new(Watcher::default());
         let looks = watcher.clone();
+        let threads = |name: &str, count| {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(count).thread_name(name).enable_all().build()
+        };
+        let runtime = threads("chancery-tender", TENDER_THREADS)?;
+        let volumes = match threads("chancery-volume", VOLUME_THREADS) {
+            Ok(volumes) => volumes,
+            Err(error) => {
+                // It must not be dropped where others run.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
         let shared = Arc::new(Shared {
             root,
             program,
@@ -212,64 +334,36 @@ impl Processes {
             watcher,
             board,
             starts,
-            using: Mutex::default(),
+            using: Arc::default(),
+            volume_threads: volumes.handle().clone(),
             measures: Arc::new(Semaphore::new(1)),
             removals: Removals::default(),
+            is_closed: AtomicBool::new(false),
         });
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(TENDER_THREADS)
-            .thread_name("chancery-tender")
-            .enable_all()
-            .build()?;
         runtime.spawn(async move { looks.look_for_ever().await });
         let handle = runtime.handle().clone();
+        let tenders = Arc::new(Tenders {
+            senders: Mutex::default(),
+            incarnations: handle.clone(),
+            volumes: volumes.handle().clone(),
+        });
+        let finding = tenders.start_to_find_volumes(&shared);
         let processes = Processes {
             shared: shared.clone(),
-            tenders: Mutex::default(),
-            settling: tokio::sync::Mutex::default(),
-            runtime: Some(runtime),
+            tenders,
+            settling: Settling { incarnations: Vec::new(), volumes: Some(finding), is_late: false }.into(),
+            runtimes: Some([runtime, volumes]),
         };
         let found =
             tokio::task::spawn_blocking(move || shared.find(&handle)).await.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
         for tended in found {
             let (settled, settles) = oneshot::channel();
-            processes.tend(tended, Some(settled));
-            settling.push(settles);
+            processes.tenders.tender(&processes.shared, tended, Some(settled));
+            settling.incarnations.push(settles);
         }
         drop(settling);
         Ok(processes)
-    }
-
-    fn tend(&self, tended: Tended, settled: Option<oneshot::Sender<()>>) -> mpsc::Sender<Ask> {
-        let (sender, asks) = mpsc::channel(1);
-        let (object, shared) = (tended.object(), self.shared.clone());
-        match (&self.runtime, tended) {
-            (Some(runtime), Tended::Incarnation(id, folder, lost)) => {
-                drop(runtime.spawn(Tender::new(id, folder, shared, lost).tend(asks, settled)));
-            }
-            (Some(runtime), Tended::Volume(id)) => {
-                drop(runtime.spawn(Warden::new(id, shared).tend(asks, settled)));
-            }
-            // It is being dropped.
-            (None, _) => {}
-        }
-        self.lock_tenders().insert(object, sender.clone());
-        sender
-    }
-
-    fn lock_tenders(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<Ask>>> {
-        self.tenders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The tender of an object; a new one if there is none, or if the last one broke.
-    fn tender(&self, object: ObjectId, node: Option<&NodeName>) -> mpsc::Sender<Ask> {
-        let known = self.lock_tenders().get(&object).filter(|sender| !sender.is_closed()).cloned();
-        let tended = || match object {
-            ObjectId::Incarnation(id) => Tended::Incarnation(id, self.shared.folder(id, node), None),
-            ObjectId::Volume(id) => Tended::Volume(id),
-        };
-        known.unwrap_or_else(|| self.tend(tended(), None))
     }
 
     async fn ask(
@@ -278,8 +372,13 @@ impl Processes {
         node: Option<&NodeName>,
         ask: impl FnOnce(oneshot::Sender<()>) -> Ask,
     ) {
+        let whom = match object {
+            ObjectId::Incarnation(id) => Tended::Incarnation(id, self.shared.folder(id, node), None),
+            ObjectId::Volume(id) => Tended::Volume(id),
+        };
         let (done, answered) = oneshot::channel();
-        if self.tender(object, node).send(ask(done)).await.is_err() || answered.await.is_err() {
+        let tender = self.tenders.tender(&self.shared, whom, None);
+        if tender.send(ask(done)).await.is_err() || answered.await.is_err() {
             tracing::error!(%object, "an order was dropped; the decider will give it again");
         }
     }
@@ -310,21 +409,25 @@ impl Orchestrator for Processes {
     }
 
     async fn forget(&self, object: ObjectId) {
-        if !self.lock_tenders().contains_key(&object) {
+        if !self.tenders.lock().contains_key(&object) {
             return;
         }
         self.ask(object, None, Ask::Forget).await;
-        let mut tenders = self.lock_tenders();
+        let mut tenders = self.tenders.lock();
         if tenders.get(&object).is_some_and(mpsc::Sender::is_closed) {
             tenders.remove(&object);
         }
     }
 
     async fn list(&self) -> Vec<Report> {
-        for settles in self.settling.lock().await.drain(..) {
+        let mut settling = self.settling.lock().await;
+        while let Some(settles) = settling.incarnations.last_mut() {
             // An error says that the tender broke; what it tends is then not listed, and still there.
             let _ = settles.await;
+            settling.incarnations.pop();
         }
+        settling.look_at_volumes(&self.shared, &self.tenders).await;
+        drop(settling);
         self.shared.board.list()
     }
 
@@ -334,6 +437,14 @@ impl Orchestrator for Processes {
 }
 
 impl Shared {
+    /// Fails when the executor was closed.
+    fn check_open(&self) -> io::Result<()> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(io::Error::other("the executor was closed while the disk of volumes did not answer"));
+        }
+        Ok(())
+    }
+
     /// Where an incarnation is kept, or will be. One that was removed unseen has no node.
     fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> Folder {
         Folder::at(match node {
@@ -345,10 +456,6 @@ impl Shared {
     /// Where volumes are kept.
     fn volumes(&self) -> PathBuf {
         volumes::root(&self.root)
-    }
-
-    fn lock_using(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.using.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a folder is moved before its files are removed one by one, so that half of it is never taken for whole.
@@ -376,7 +483,7 @@ impl Shared {
         self.removals.start(on, moved, keep_output);
     }
 
-    /// What earlier lives left: volumes, folders of incarnations, and what runs though its folder was lost.
+    /// What earlier lives left of incarnations: folders, and what runs though its folder was lost.
     fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -386,8 +493,7 @@ impl Shared {
                 tracing::warn!(folder = %path.display(), "not ours: left as it is");
             }
         }
-        let mut found: Vec<Tended> =
-            volumes::find(&self.volumes())?.into_iter().map(Tended::Volume).collect();
+        let mut found = Vec::new();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
         let mut kept = BTreeSet::new();

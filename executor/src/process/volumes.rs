@@ -131,8 +131,9 @@ impl Warden {
                 biased;
                 ask = asks.recv() => match ask {
                     None => return,
+                    Some(_) if self.shared.check_open().is_err() => return,
                     Some(Ask::Order { order, spec, done }) => {
-                        self.order(order, spec);
+                        self.order(order, spec).await;
                         self.settle();
                         let _ = done.send(());
                     }
@@ -241,6 +242,7 @@ impl Warden {
 
     /// Records what is so from now on. If that fails, what is on disk counts, and is looked at again.
     fn keep(&mut self, kept: Kept) -> io::Result<()> {
+        self.shared.check_open()?;
         let written = self.home.keep(&kept, self.is);
         self.found = written.is_ok().then_some(Found::Ours(kept));
         self.is = written.as_ref().ok().copied();
@@ -266,7 +268,7 @@ impl Warden {
         self.shared.board.show(Report { object: self.volume.into(), revision, saw });
     }
 
-    fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
+    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
         self.look();
         match &self.found {
             Some(Found::Nothing | Found::Ours(_)) => {}
@@ -295,7 +297,7 @@ impl Warden {
             // A volume is never changed.
             Step::Adopt | Step::Change => self.adopt(order, spec),
             Step::Bury if order.aim == Aim::Up => self.take_as_it_is(order, spec),
-            Step::End(_) | Step::Bury => self.destroy(order, spec),
+            Step::End(_) | Step::Bury => self.destroy(order, spec).await,
         };
         if let Err(error) = carried_out {
             self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
@@ -305,6 +307,7 @@ impl Warden {
     fn make(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
         let kept = Kept { volume: self.volume, order, spec, phase: Phase::Accepted };
+        self.shared.check_open()?;
         mark::make(&self.shared.root)?;
         self.shown = None;
         self.keep(kept.clone())?;
@@ -313,6 +316,7 @@ impl Warden {
             let message = format!("{capacity} bytes are asked for, and {free} are free");
             return self.keep(Kept { phase: Phase::Failed { message, hope: Hope::Retry }, ..kept });
         }
+        self.shared.check_open()?;
         self.home.make_data()?;
         self.keep(Kept { phase: Phase::Made, ..kept })
     }

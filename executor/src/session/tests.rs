@@ -1,9 +1,10 @@
 use chancery_events::fact::Effect;
-use chancery_events::id::{IncarnationId, Instance, Position, ScopeId, SessionId, Term};
+use chancery_events::id::{IncarnationId, Instance, Position, ScopeId, SessionId, Term, VolumeId};
 use chancery_events::observation::Saw;
-use chancery_events::protocol::{Life, RunSpec, Standing};
+use chancery_events::protocol::{Life, ObjectSpec, RunSpec, Standing};
 use chancery_events::record::Hash;
 use chancery_events::spec::Runtime;
+use serde_json::json;
 
 use super::*;
 
@@ -134,6 +135,52 @@ fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
     core.handle(secs(0), Input::Done(id(7)));
     let out = core.handle(secs(0), part(vec![command(9, 1)], None));
     assert_eq!((asks(&out), begun(&out)), (None, vec![9]));
+}
+
+#[test]
+fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
+    let volume = |position: u64, revision: u32| {
+        let spec = json!({"name": "data", "node": "n1", "class": "disk", "capacity": 1});
+        let spec = ObjectSpec::Volume(serde_json::from_value(spec).unwrap());
+        let object = VolumeId::issue(lineage(), Position::new(position)).into();
+        Command { object, spec, ..command(position, revision) }
+    };
+    let mounting = |position: u64, revision: u32, effect: Effect| {
+        let mut command = Command { effect, ..command(position, revision) };
+        let ObjectSpec::Run(spec) = &mut command.spec else { panic!("a run") };
+        let payload = json!({
+            "name": "web", "processes": 1, "memory": null, "ports": [], "coordinates": {}, "run": null, "ready": null,
+            "mounts": [{"path": "/data", "volume": VolumeId::issue(lineage(), Position::new(1)).to_string()}],
+        });
+        spec.payloads = vec![serde_json::from_value(payload).unwrap()];
+        command
+    };
+    let heard = |command| Input::Heard(FromDecider::Command { envelope: envelope(head(100, 1, 3)), command });
+    // None of these is answered; there are two slots of each kind.
+    let volumes = (1..=5).map(|position| volume(position, 1));
+    let users = (6..=9).map(|position| mounting(position, 1, Effect::Ensure));
+    let (mut core, out) = attached(volumes.chain(users).collect());
+    assert_eq!(begun(&out), [1, 2]);
+    assert_eq!(begun(&core.handle(secs(0), heard(command(90, 1)))), [90]);
+    // What ends looks at no volume, also before its start had its turn.
+    assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, Effect::Stop)))), [9]);
+    assert_eq!(begun(&core.handle(secs(0), heard(command(91, 1)))), [0; 0], "these have two slots as well");
+    assert_eq!(begun(&core.handle(secs(0), Input::Done(id(90)))), [91]);
+    // Of what is ordered of an object meanwhile, the newest is kept.
+    for revision in 2..5 {
+        assert_eq!(begun(&core.handle(secs(0), heard(volume(1, revision)))), [0; 0]);
+    }
+    let mut last = Vec::new();
+    let mut at_work = vec![volume(1, 1).object, volume(2, 1).object];
+    while let Some(object) = at_work.pop() {
+        for output in core.handle(secs(0), Input::Done(object)) {
+            let Output::Begin(Work::CarryOut(command)) = output else { panic!("{output:?}") };
+            at_work.push(command.object);
+            last.push((command.object.position().get(), command.revision));
+        }
+    }
+    last.sort_unstable();
+    assert_eq!(last, [(1, 4), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1)]);
 }
 
 #[test]

@@ -140,6 +140,7 @@ fn run_tests() -> ExitCode {
         volumes::a_run_and_a_destruction_at_once_end_in_one_of_both,
         replaced::a_folder_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back,
         replaced::without_the_disk_that_volumes_are_on_nothing_is_said_of_them_and_none_is_made,
+        replaced::a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else,
         lives::keepers_at_once_start_one_set,
         lives::a_late_keeper_starts_nothing,
         lives::a_folder_deeper_than_a_socket_path_works,

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
@@ -14,7 +14,8 @@ use rustix::process::Signal;
 
 use crate::volumes::{failed, make, order, volume};
 use crate::world::{
-    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+    Root, SilentMount, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec,
+    until, wait_until,
 };
 
 const WAYS: [CgroupSetting; 2] = [CgroupSetting::Detect, CgroupSetting::Off];
@@ -431,49 +432,34 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
 
 /// A file system that answers nothing, and a process that has it open.
 struct Silent {
-    directory: tempfile::TempDir,
-    programs: Vec<std::process::Child>,
+    mount: SilentMount,
+    user: Child,
+    _directory: tempfile::TempDir,
 }
 
 impl Silent {
     fn new(privileges: &str) -> Option<Silent> {
         let directory = tempfile::tempdir().unwrap();
-        let point = directory.path().display().to_string();
-        let options = "fd=3,rootmode=40000,user_id=0,group_id=0";
-        let script = format!(
-            "exec 3<>/dev/fuse && mount -i -t fuse -o {options} none {point} 2>/dev/null && exec sleep 3600"
-        );
-        let mount = Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).spawn().unwrap();
-        let mut silent = Silent { directory, programs: vec![mount] };
-        let is_mounted =
-            || std::fs::read_to_string("/proc/mounts").unwrap().lines().any(|line| line.contains(&point));
-        while !is_mounted() {
-            if silent.programs[0].try_wait().unwrap().is_some() {
-                eprintln!("skipped: this machine does not allow a file system in user space");
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let mount = SilentMount::at(directory.path())?;
+        let point = directory.path().display();
         let opened =
             format!("import os, time; os.open('{point}', os.O_PATH); print(1, flush=True); time.sleep(3600)");
         let mut user = Command::new("setpriv");
         user.args(privileges.split_ascii_whitespace())
             .args(["python3", "-c", &opened])
             .stdout(Stdio::piped());
-        silent.programs.push(user.spawn().unwrap());
+        let mut user = user.spawn().unwrap();
         let mut said = [0];
-        std::io::Read::read_exact(silent.programs[1].stdout.as_mut().unwrap(), &mut said).unwrap();
-        Some(silent)
+        std::io::Read::read_exact(user.stdout.as_mut().unwrap(), &mut said).unwrap();
+        Some(Silent { mount, user, _directory: directory })
     }
 }
 
 impl Drop for Silent {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.directory.path()).status();
-        for program in &mut self.programs {
-            let _ = program.kill();
-            let _ = program.wait();
-        }
+        self.mount.end();
+        let _ = self.user.kill();
+        let _ = self.user.wait();
     }
 }
 

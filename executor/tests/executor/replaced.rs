@@ -2,15 +2,19 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 
 use chancery_events::fact::Effect;
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command as Order, Standing};
 use chancery_executor::Orchestrator as _;
 use chancery_executor::process::Processes;
+use tokio::task::JoinSet;
 
-use crate::volumes::{data, failed, fill, make, order, volume};
-use crate::world::{PATIENCE, Root, is_ready, until};
+use crate::volumes::{data, failed, fill, make, order, volume, writer};
+use crate::world::{
+    PATIENCE, Root, SilentMount, command, id, is_ended, is_ready, sleeper, until, wait_until,
+};
 
 /// What an executor says of the first volume.
 async fn said(processes: &Processes) -> Vec<Saw> {
@@ -97,4 +101,59 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
     processes.carry_out(met).await;
     until(&processes, volume(1), "it is there", is_ready).await;
     assert_eq!(names(&data(&root, 1)).len(), 6);
+}
+
+pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else() {
+    let root = Root::new();
+    let processes = root.open().await;
+    for position in 1..=8 {
+        make(&processes, position).await;
+    }
+    processes.carry_out(command(id(11), 1, Effect::Ensure, &sleeper(1))).await;
+    until(&processes, id(11), "it is ready", is_ready).await;
+    let Some(mut silent) = SilentMount::at(&root.path().join("volumes")) else { return };
+    // Under an executor that runs, and under one that starts then.
+    let met = |position| Order { standing: Standing::Met, ..order(position, 1, Effect::Ensure) };
+    let mut running = processes;
+    for round in [1, 2] {
+        // More than there are threads for.
+        let users = (12..=17).map(|position| command(id(position), round, Effect::Ensure, &writer(1)));
+        let shared = Arc::new(running);
+        let mut orders = JoinSet::new();
+        for order in (1..=8).map(met).chain(users) {
+            let shared = shared.clone();
+            orders.spawn(async move { shared.carry_out(order).await });
+        }
+        // They hang in different places; whoever gave them waits for none of them.
+        tokio::time::sleep(PATIENCE / 100).await;
+        orders.shutdown().await;
+        running = Arc::into_inner(shared).unwrap();
+        let fresh = id(20 + u64::from(round));
+        running.carry_out(command(fresh, 1, Effect::Ensure, &sleeper(1))).await;
+        until(&running, fresh, "another is ready", is_ready).await;
+        running.carry_out(command(fresh, 2, Effect::Stop, &sleeper(1))).await;
+        until(&running, fresh, "and ends", is_ended).await;
+        running.forget(fresh.into()).await;
+        assert!(running.list().await.iter().any(|report| report.object == id(11).into()), "it is listed");
+        if round == 1 {
+            drop(running);
+            running = root.open().await;
+        }
+    }
+    silent.end();
+    for position in 1..=8 {
+        running.carry_out(met(position)).await;
+        until(&running, volume(position), "it is there", is_ready).await;
+    }
+    for position in 12..=17 {
+        running.carry_out(command(id(position), 3, Effect::Ensure, &writer(1))).await;
+    }
+    let users = || (12..=17).map(|position| root.payloads_of(id(position)).len()).sum::<usize>();
+    wait_until("one of them starts", || users() > 0);
+    let is_refused = |report: &Report| failed(report).is_some_and(|why| why.contains("is used by"));
+    let refused = (12..=17).filter(|position| root.payloads_of(id(*position)).is_empty());
+    for position in refused {
+        until(&running, id(position), "another is refused", is_refused).await;
+    }
+    assert_eq!(users(), 1, "a volume has one user");
 }

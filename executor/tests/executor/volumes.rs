@@ -36,7 +36,7 @@ pub(crate) fn data(root: &Root, position: u64) -> PathBuf {
 }
 
 /// Writes a line into its volume with each start, and runs on.
-fn writer(position: u64) -> RunSpec {
+pub(crate) fn writer(position: u64) -> RunSpec {
     let script = "echo ${incarnation} >> ${volume./data}/lines && exec sleep 3600";
     mounting(position, payload("web", 1, &["sh", "-c", script]))
 }

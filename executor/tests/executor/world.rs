@@ -355,3 +355,46 @@ impl Subject for InMemory {
 pub(crate) async fn simulated_nodes_conform() {
     conformance::check(&InMemory(World::shared(Faults::default()))).await;
 }
+
+/// A file system in user space whose program answers nothing, until it is ended: then every call to it fails.
+pub(crate) struct SilentMount {
+    point: PathBuf,
+    program: std::process::Child,
+}
+
+impl SilentMount {
+    /// None where none can be mounted, with a line that says so.
+    pub(crate) fn at(point: &Path) -> Option<SilentMount> {
+        let shown = point.display().to_string();
+        let options = "fd=3,rootmode=40000,user_id=0,group_id=0";
+        let script = format!(
+            "exec 3<>/dev/fuse && mount -i -t fuse -o {options} none {shown} 2>/dev/null && exec sleep 3600"
+        );
+        let mut program = std::process::Command::new("sh");
+        let program = program.args(["-c", &script]).stderr(std::process::Stdio::null()).spawn().unwrap();
+        let mut mount = SilentMount { point: point.to_owned(), program };
+        let is_mounted =
+            || std::fs::read_to_string("/proc/mounts").unwrap().lines().any(|line| line.contains(&shown));
+        while !is_mounted() {
+            if mount.program.try_wait().unwrap().is_some() {
+                println!("skipped: this machine does not allow a file system in user space");
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Some(mount)
+    }
+
+    pub(crate) fn end(&mut self) {
+        let mut unmount = std::process::Command::new("umount");
+        let _ = unmount.arg("-l").arg(&self.point).stderr(std::process::Stdio::null()).status();
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+impl Drop for SilentMount {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -4,7 +4,7 @@ use std::io;
 
 use chancery_events::observation::Exit;
 use chancery_events::protocol::{ObjectSpec, RunSpec};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 
 use super::super::drift::Place;
 use super::super::folder::{Phase, Record, Wanted};
@@ -24,7 +24,7 @@ impl Tender {
         if let (Step::Start, Some(parent)) = (step, &self.shared.cgroup) {
             parent.warm_up();
         }
-        self.write(step, order, spec)?;
+        self.write(step, order, spec).await?;
         self.shown = None;
         match (step, &mut self.hold) {
             (Step::Start, _) => {
@@ -42,14 +42,9 @@ impl Tender {
     }
 
     /// Records the order; one that starts something, only while everything is there that it uses.
-    fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
-        let shared = self.shared.clone();
+    async fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
         let _using = match &spec {
-            Some(ObjectSpec::Run(spec)) if *step == Step::Start => {
-                let using = shared.lock_using();
-                volumes::check(&shared, spec, self.incarnation).map_err(io::Error::other)?;
-                Some(using)
-            }
+            Some(ObjectSpec::Run(spec)) if *step == Step::Start => self.check_volumes(spec).await?,
             Some(_) | None => None,
         };
         if let Hold::Nothing = self.hold {
@@ -76,6 +71,20 @@ impl Tender {
             self.hold = Hold::Unknown;
         }
         written
+    }
+
+    /// Checks that the incarnation may use its volumes; while the guard lives, none of them is destroyed.
+    async fn check_volumes(&self, spec: &RunSpec) -> io::Result<Option<OwnedMutexGuard<()>>> {
+        if spec.payloads.iter().all(|payload| payload.mounts.is_empty()) {
+            return Ok(None);
+        }
+        let using = self.shared.using.clone().lock_owned().await;
+        let (shared, spec, incarnation) = (self.shared.clone(), spec.clone(), self.incarnation);
+        // The disk that they are on may not answer: no other incarnation waits for that.
+        let check = move || volumes::check(&shared, &spec, incarnation);
+        let checked = self.shared.volume_threads.spawn_blocking(check).await.map_err(io::Error::other)?;
+        checked.map_err(io::Error::other)?;
+        Ok(Some(using))
     }
 
     /// What is wanted, with what this executor is configured with.

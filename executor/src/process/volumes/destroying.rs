@@ -27,9 +27,9 @@ impl Drop for Removal {
 }
 
 impl Warden {
-    pub(super) fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
+    pub(super) async fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let shared = self.shared.clone();
-        let _using = shared.lock_using();
+        let _using = shared.using.lock().await;
         let kept = match self.kept() {
             Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
             None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },

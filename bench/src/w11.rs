@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_journal::kafka::{Client, KafkaJournal, Options};
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, DefaultConsumerContext};
 use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -92,7 +92,7 @@ impl Set {
             }
         };
         let reader = match self {
-            Set::Same => client.reader(topic, 0, 0)?,
+            Set::Same => client.reader(topic, 0, 0, DefaultConsumerContext)?,
             Set::Defaults => {
                 let mut config = ClientConfig::new();
                 config.set("bootstrap.servers", client.brokers()).set("group.id", "bench");

@@ -37,6 +37,8 @@ bodies! {
         IntentRefused = "intent.refused.v1",
         /// Something in the inbox could not be made into an intent.
         InboxRefused = "inbox.refused.v1",
+        /// A message of the inbox that cannot be read is given up.
+        InboxSkipped = "inbox.skipped.v1",
         /// The inbox is answered up to a place, though nothing else tells.
         InboxAdvanced = "inbox.advanced.v1",
         /// Time has passed, and nothing else was recorded for long.

@@ -128,6 +128,8 @@ bodies! {
         OperationApprove = "operation.approve.v1",
         /// Operations should not run.
         OperationReject = "operation.reject.v1",
+        /// The inbox should continue behind a message that cannot be read.
+        InboxSkip = "inbox.skip.v1",
     }
 }
 
@@ -495,6 +497,14 @@ pub struct OperationReject {
     pub reason: String,
 }
 
+/// Body of [`Intent::InboxSkip`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InboxSkip {
+    /// The offset at which the inbox stands, as `/readyz` says it.
+    pub offset: u64,
+}
+
 impl Intent {
     /// What it is about; of many operations, the first.
     pub fn subject(&self) -> Option<Subject> {
@@ -532,6 +542,7 @@ impl Intent {
             Intent::VolumeDelete(x) => Subject::Volume(x.name.clone()),
             Intent::OperationApprove(x) => Subject::Operation(x.operations.first()?.operation),
             Intent::OperationReject(x) => Subject::Operation(*x.operations.first()?),
+            Intent::InboxSkip(_) => Subject::Fleet,
         })
     }
 }

@@ -38,6 +38,8 @@ pub struct Letter {
     pub offset: u64,
     /// Its headers, in their order. One without a value has an empty one.
     pub headers: Vec<(String, Vec<u8>)>,
+    /// The index, from zero, of its first header whose name is not UTF-8. Such a header is not among `headers`.
+    pub unreadable_header: Option<usize>,
     /// Its value, if it has one.
     pub value: Option<Vec<u8>>,
 }
@@ -66,6 +68,11 @@ impl Letter {
         if bytes > LARGEST {
             let detail = format!("read the record: it has {bytes} bytes, and at most {LARGEST} are taken");
             return Err(Refusal::new(Code::TooLarge, detail));
+        }
+        if let Some(index) = self.unreadable_header {
+            return Err(invalid(format!(
+                "read the name of header {index}, counted from 0: write it in UTF-8"
+            )));
         }
         let value = self.value.as_deref().ok_or_else(|| invalid("read the record: it has no value"))?;
         let form = self.form()?;

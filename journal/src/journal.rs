@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
@@ -53,6 +54,13 @@ pub trait Journal: Send + Sync {
     /// Reads the same journal.
     fn source(&self) -> Arc<dyn Source>;
 
+    /// From now on, an append that has no outcome after `within` is told as [`Delivery::Indefinite`]: for a process that is
+    /// told to end while the journal's storage does not answer. A journal whose appends do not wait for others takes no
+    /// notice.
+    fn bound_outcomes(&self, within: Duration) {
+        let _ = within;
+    }
+
     /// Lets everything queued become durable, then lets go of the journal. Nothing can be appended afterwards.
     fn close(&self) -> Result<(), CloseError>;
 }
@@ -68,6 +76,11 @@ pub trait Source: Send + Sync {
 
     /// The records from the one that holds `from` on. Beyond the head there are none yet.
     fn records(&self, from: Position) -> Result<Records, ReadError>;
+
+    /// What keeps this from following the journal, if anything does.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 
     /// The records with events about the subject at `from` or after it, or that issue its id, in order, up to the
     /// head as it is while they are read; others may be among them. A journal that knows where they are reads no

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, IntentAccepted, IntentRefused, Outcome};
+use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentRefused, Outcome};
 use chancery_events::id::Position;
 use chancery_events::intent::{Intent, Request};
 use chancery_events::observation::Observation;
@@ -117,6 +117,8 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::VolumeDelete(ask) => volume::delete(fleet, ask, ctx),
         Intent::OperationApprove(ask) => operation::approve(fleet, ask, ctx),
         Intent::OperationReject(ask) => operation::reject(fleet, ask, ctx),
+        // Whether the inbox stands there, the decider's reader knows.
+        Intent::InboxSkip(ask) => Ok(vec![InboxSkipped { offset: ask.offset }.into()]),
     }
 }
 
@@ -213,7 +215,7 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::IntentAccepted(fact) => accepted(fleet, fact, at),
         Fact::IntentRefused(fact) => refused(fleet, fact, at),
         // What is answered of an inbox stands in the header; no entity changes by it.
-        Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => {}
+        Fact::InboxRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => {}
         // The time is the record's.
         Fact::TimeRecorded(_) => {}
         Fact::EntityParked(fact) => return park(fleet, &fact.subject, &fact.detail, at),

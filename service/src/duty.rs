@@ -29,6 +29,7 @@ use crate::decider::core::Settings;
 use crate::decider::inbox::{Inbox, InboxGone};
 use crate::decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use crate::rows::States;
+use crate::troubles::{FleetPart, FleetTroubles};
 use crate::wall_clock::{ClockAhead, WallClock};
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
@@ -65,6 +66,8 @@ pub struct Desk {
     pub own: Arc<str>,
     /// Whether the wall clock is trusted.
     pub clock: Arc<WallClock>,
+    /// What keeps parts of the fleet from working on this server.
+    pub troubles: Arc<FleetTroubles>,
 }
 
 impl Desk {
@@ -72,7 +75,13 @@ impl Desk {
     pub fn with(decider: Decider) -> Desk {
         let (_, duty) = watch::channel(Duty::Decides(decider));
         let (_, there) = watch::channel(None);
-        Desk { duty, decider: there, own: "".into(), clock: Arc::new(WallClock::trusted()) }
+        Desk {
+            duty,
+            decider: there,
+            own: "".into(),
+            clock: Arc::new(WallClock::trusted()),
+            troubles: Arc::default(),
+        }
     }
 
     /// Where they go now.
@@ -128,9 +137,15 @@ pub trait Beside: Send + Sync {
     /// [`InboxGone`] ends the server; whatever else fails is tried again. Blocks.
     fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>>;
 
-    /// Begins; it ends when the decider does. `inbox` is where letters are to be read, and up to where they must be
+    /// Begins; it ends when the decider does. `writer` is the decider's. `inbox` is where letters are to be read, and up to where they must be
     /// before deadlines count.
-    fn begin(&self, decider: &Decider, inbox: Option<(u64, u64)>, source: Arc<dyn Source>) -> Result<()>;
+    fn begin(
+        &self,
+        decider: &Decider,
+        writer: Writer,
+        inbox: Option<Inbox>,
+        source: Arc<dyn Source>,
+    ) -> Result<()>;
 }
 
 /// A server's share in deciding.
@@ -151,6 +166,8 @@ pub struct Office {
     pub duty: watch::Sender<Duty>,
     /// Whether the wall clock is trusted.
     pub clock: Arc<WallClock>,
+    /// What keeps parts of the fleet from working on this server.
+    pub troubles: Arc<FleetTroubles>,
 }
 
 impl Office {
@@ -160,10 +177,17 @@ impl Office {
             if !self.follow(turns.clone(), &mut drain).await? {
                 return Ok(());
             }
-            let (decider, ended) = match self.take_over().await {
+            let begun = tokio::select! {
+                biased;
+                _ = drain.wait_for(|drain| *drain) => return Ok(()),
+                begun = self.take_over() => begun,
+            };
+            let (decider, ended) = match begun {
                 Ok(begun) => begun,
                 Err(error) if is_final(&turns, &error) => return Err(error),
                 Err(error) => {
+                    self.troubles
+                        .report(FleetPart::Decider, format!("this server cannot take over: {error:#}"));
                     tracing::warn!(
                         error = format!("{error:#}"),
                         "this server could not take over; it tries again"
@@ -172,10 +196,13 @@ impl Office {
                     continue;
                 }
             };
+            self.troubles.clear(FleetPart::Decider);
             self.duty.send_replace(Duty::Decides(decider.clone()));
             let (why, following) = decide(&decider, ended, turns.clone(), &mut drain).await?;
             self.following = following;
             self.duty.send_replace(Duty::StandsBy);
+            self.troubles.clear(FleetPart::Inbox);
+            self.troubles.clear(FleetPart::Events);
             match (why, &turns) {
                 (Ended::Drained, _) if *drain.borrow() => return Ok(()),
                 (Ended::Drained, _) => tracing::info!("this server stands by"),
@@ -192,7 +219,7 @@ impl Office {
             tokio::select! {
                 biased;
                 _ = drain.wait_for(|drain| *drain) => return Ok(false),
-                () = turns.come() => return Ok(true),
+                turn = turns.come() => return turn.map(|()| true).map_err(Into::into),
                 delivery = self.following.deliveries.recv() => self.take(delivery)?,
             }
         }
@@ -259,16 +286,17 @@ impl Office {
             Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
             None => None,
         };
-        let letters = inbox.as_ref().map(|inbox| (inbox.next(), inbox.tail()));
+        let letters = inbox.clone();
         tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "this server decides");
-        let settings = Settings { writer: Writer::from_random(random()), inbox, ..self.settings.clone() };
+        let writer = Writer::from_random(random());
+        let settings = Settings { writer, inbox, ..self.settings.clone() };
         let following = self.lend();
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
         let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock };
         // What follows the journal has been lent: whatever fails now is the end.
         let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {
-            let also = beside.begin(&decider, letters, self.journal.source());
+            let also = beside.begin(&decider, writer, letters, self.journal.source());
             also.context(Lost("what goes on beside the decider could not be started"))?;
         }
         Ok((decider, ended))
@@ -301,7 +329,8 @@ async fn decide(
     let early = tokio::select! {
         over = &mut ended => Some(over),
         _ = drain.wait_for(|drain| *drain) => None,
-        () = turns.end() => None,
+        // Where the election has ended, following says so.
+        _ = turns.end() => None,
     };
     let over = if let Some(over) = early {
         over
@@ -314,24 +343,24 @@ async fn decide(
 }
 
 impl Turns {
-    /// Until it is this server's.
-    async fn come(&mut self) {
-        self.wait(true).await;
+    /// Waits until it is this server's turn.
+    async fn come(&mut self) -> Result<(), Lost> {
+        self.wait(true).await
     }
 
-    /// Until it is not any more.
-    async fn end(&mut self) {
-        self.wait(false).await;
+    /// Waits until it is not this server's turn any more.
+    async fn end(&mut self) -> Result<(), Lost> {
+        self.wait(false).await
     }
 
-    async fn wait(&mut self, is_ours: bool) {
-        let is_there = match self {
-            Turns::Ours => is_ours,
-            // Nobody tells any more: it stays as it is.
-            Turns::Told(told) => told.wait_for(|told| *told == is_ours).await.is_ok(),
-        };
-        if !is_there {
-            std::future::pending::<()>().await;
+    async fn wait(&mut self, is_ours: bool) -> Result<(), Lost> {
+        match self {
+            Turns::Ours if is_ours => Ok(()),
+            Turns::Ours => std::future::pending().await,
+            Turns::Told(told) => match told.wait_for(|told| *told == is_ours).await {
+                Ok(_) => Ok(()),
+                Err(_) => Err(Lost("the election has ended: this server would never decide again")),
+            },
         }
     }
 }

@@ -11,6 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Position, Writer};
@@ -31,6 +32,7 @@ use crate::executors::{self, Connections, Host, Means};
 use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
+use crate::troubles::FleetTroubles;
 use crate::wall_clock::WallClock;
 
 /// For builds without it.
@@ -92,7 +94,8 @@ impl Fleet {
         // Before the journal: where the rows stand is held against it.
         let rows = FoundRows::open(&home.join("rows"), tuning).context("open the read models")?;
         options.against = Against::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
-        let Opened { journal, head, beside } = Opened::open(config, partition, options, sink)?;
+        let troubles = Arc::new(FleetTroubles::default());
+        let Opened { journal, head, beside } = Opened::open(config, partition, options, &troubles, sink)?;
         let source = journal.source();
         let snapshots = Snapshots::open(home.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
@@ -134,8 +137,9 @@ impl Fleet {
             beside,
             duty,
             clock: Arc::clone(&clock),
+            troubles: Arc::clone(&troubles),
         };
-        let desk = Desk { duty: told, decider, own: Arc::clone(own), clock };
+        let desk = Desk { duty: told, decider, own: Arc::clone(own), clock, troubles };
         let mut rows = Rows {
             projector,
             source: Arc::clone(&source),
@@ -193,7 +197,7 @@ impl Fleet {
         stopped: watch::Receiver<bool>,
     ) -> Result<(Office, Turns, App, Running)> {
         // Not before all fleets are open: the turn may come from a server that decides.
-        let (turns, election) = stand(config, self.partition)?;
+        let (turns, election) = stand(config, self.partition, &self.desk)?;
         let connections = Connections::default();
         // The decider loses a session after one lease; then nobody waits for its link.
         let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
@@ -221,7 +225,15 @@ impl Fleet {
     }
 }
 
+/// How long an append may have no outcome when the server is told to stop: brokers may be away.
+const LAST_OUTCOMES: Duration = Duration::from_secs(4);
+
 impl Running {
+    /// Lets nothing wait for the journal's storage for long any more.
+    pub fn bound_outcomes(&self) {
+        self.journal.bound_outcomes(LAST_OUTCOMES);
+    }
+
     /// Waits until no executor works any more.
     pub async fn rests(&mut self) -> Result<()> {
         (&mut self.executors).await.context("join the executors")
@@ -284,11 +296,12 @@ impl Election {
 }
 
 /// Whose turn it is to decide: with an embedded journal always this server's.
-fn stand(config: &Config, partition: i32) -> Result<(Turns, Option<Election>)> {
+#[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "there is no election"))]
+fn stand(config: &Config, partition: i32, desk: &Desk) -> Result<(Turns, Option<Election>)> {
     match &config.journal {
         #[cfg(feature = "kafka")]
         Place::Kafka { brokers, prefix } => {
-            let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix, partition)?;
+            let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix, partition, desk)?;
             Ok((Turns::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]
@@ -302,7 +315,17 @@ impl Opened {
         not(feature = "kafka"),
         expect(clippy::needless_pass_by_value, reason = "they become those of a mirror")
     )]
-    fn open(config: &Config, partition: i32, options: Options, sink: Sink) -> Result<Opened> {
+    #[cfg_attr(
+        not(feature = "kafka"),
+        expect(unused_variables, reason = "an embedded journal has no such parts")
+    )]
+    fn open(
+        config: &Config,
+        partition: i32,
+        options: Options,
+        troubles: &Arc<FleetTroubles>,
+        sink: Sink,
+    ) -> Result<Opened> {
         match &config.journal {
             Place::Embedded => Opened::embedded(config, &options, sink),
             Place::Kafka { .. } if config.loss == OnLoss::Accept => bail!(
@@ -313,9 +336,11 @@ impl Opened {
             ),
             #[cfg(feature = "kafka")]
             Place::Kafka { brokers, prefix } => {
+                let fleet = Arc::clone(&options.fleet);
                 let (journal, head) =
                     crate::kafka::open(&config.kafka, brokers, prefix, partition, options, sink)?;
-                let posts = crate::kafka::Posts::new(&config.kafka, brokers, prefix, partition)?;
+                let posts =
+                    crate::kafka::Posts::new(&config.kafka, brokers, prefix, partition, &fleet, troubles)?;
                 Ok(Opened { journal, head, beside: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]

@@ -59,6 +59,7 @@ pub use serve::serve;
 pub use slots::RESERVED;
 
 use crate::duty::Desk;
+use crate::troubles::FleetPart;
 
 /// What the API shows.
 #[derive(Clone)]
@@ -125,6 +126,14 @@ pub struct App {
     pub logs: Arc<dyn Logs>,
     /// Executors outside this process.
     pub links: Arc<Links>,
+}
+
+impl App {
+    /// The parts of the fleet that stand still on this server, each with its reason.
+    fn troubles(&self) -> Vec<(FleetPart, String)> {
+        let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));
+        journal.into_iter().chain(self.desk.troubles.all()).collect()
+    }
 }
 
 /// The API without its listener.

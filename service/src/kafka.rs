@@ -3,11 +3,16 @@
 pub mod commands;
 pub mod election;
 mod export;
+mod exported;
+mod group;
+mod headers;
 mod inbox;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use chancery_events::id::Writer;
 use chancery_events::record::Watermark;
 use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
 use chancery_journal::kafka::{Client, KafkaJournal, Options};
@@ -16,15 +21,77 @@ use chancery_journal::{Cursor, Journal, Sink, Source};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::config::Kafka;
-use crate::decider::Decider;
+use crate::config::{Kafka, KafkaLogin, KafkaSecurity};
 use crate::decider::inbox::Inbox;
-use crate::duty::Beside;
-use election::Election;
+use crate::decider::{Decider, Input};
+use crate::duty::{Beside, Desk};
+use crate::troubles::{FleetPart, FleetTroubles};
+use election::{Candidate, Election};
 
 /// The cluster as the settings have it.
 pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
-    Ok(Client::new(brokers, settings.client.clone())?)
+    let mut properties = security(&settings.security)?;
+    let twice = settings.client.keys().find(|key| *key == "security.protocol" || key.starts_with("sasl."));
+    if let (Some(key), false) = (twice, properties.is_empty()) {
+        bail!(
+            "kafka.client sets {key}, which kafka.tls, kafka.username and kafka.password_file set: leave it out"
+        );
+    }
+    properties.extend(settings.client.clone());
+    Ok(Client::new(brokers, properties)?)
+}
+
+/// The settings of librdkafka for TLS and SASL.
+fn security(settings: &KafkaSecurity) -> Result<BTreeMap<String, String>> {
+    let KafkaSecurity { tls, ca_file, login } = settings;
+    let has_tls = cfg!(feature = "kafka-tls");
+    ensure!(
+        !tls || has_tls,
+        "this build reaches brokers without TLS: set kafka.tls to no, or build with --features kafka-tls"
+    );
+    ensure!(*tls || ca_file.is_none(), "kafka.ca_file is set, and kafka.tls is no: set it to yes");
+    let mut set = BTreeMap::new();
+    let protocol = match (tls, login) {
+        (true, Some(_)) => "sasl_ssl",
+        (true, None) => "ssl",
+        (false, Some(_)) => "sasl_plaintext",
+        (false, None) => return Ok(set),
+    };
+    let mut add = |name: &str, value: &str| set.insert(name.to_owned(), value.to_owned());
+    add("security.protocol", protocol);
+    if *tls {
+        add("enable.ssl.certificate.verification", "true");
+        add("ssl.endpoint.identification.algorithm", "https");
+    }
+    if let Some(file) = ca_file {
+        let shown = file.display();
+        std::fs::File::open(file).with_context(|| format!("read kafka.ca_file, {shown}"))?;
+        add(
+            "ssl.ca.location",
+            file.to_str().with_context(|| format!("kafka.ca_file: {shown} is not UTF-8"))?,
+        );
+    }
+    if *tls && ca_file.is_none() {
+        // The OpenSSL that is compiled in knows no place of the system's.
+        add("ssl.ca.location", "probe");
+    }
+    if let Some(KafkaLogin { mechanism, username, password_file }) = login {
+        ensure!(
+            *tls || *mechanism != "PLAIN",
+            "kafka.sasl_mechanism is plain, and kafka.tls is no: the password would be sent as it is"
+        );
+        ensure!(
+            has_tls || *mechanism == "PLAIN",
+            "this build has no SCRAM: set kafka.sasl_mechanism to plain, or build with --features kafka-tls"
+        );
+        let password = std::fs::read_to_string(password_file);
+        let password =
+            password.with_context(|| format!("read kafka.password_file, {}", password_file.display()))?;
+        add("sasl.mechanism", mechanism);
+        add("sasl.username", username);
+        add("sasl.password", password.strip_suffix('\n').unwrap_or(&password));
+    }
+    Ok(set)
 }
 
 /// Opens the journal. Must not be called where other tasks would wait.
@@ -73,30 +140,53 @@ pub fn stand(
     brokers: &str,
     prefix: &str,
     partition: i32,
+    desk: &Desk,
 ) -> Result<(Election, watch::Receiver<bool>)> {
-    let client = client(settings, brokers)?;
-    election::stand(&client, &Names::of(prefix).inbox, partition, settings.session)
+    election::stand(Candidate {
+        client: client(settings, brokers)?,
+        inbox: Names::of(prefix).inbox,
+        partition,
+        session: settings.session,
+        address: Arc::clone(&desk.own),
+        troubles: Arc::clone(&desk.troubles),
+    })
 }
 
 /// What goes on beside a decider: letters come in, events go out.
 pub struct Posts {
     letters: Option<inbox::Letters>,
     export: Option<export::Export>,
+    troubles: Arc<FleetTroubles>,
     runtime: Handle,
 }
 
 impl Posts {
     /// As the settings have it.
-    pub fn new(settings: &Kafka, brokers: &str, prefix: &str, partition: i32) -> Result<Posts> {
+    pub fn new(
+        settings: &Kafka,
+        brokers: &str,
+        prefix: &str,
+        partition: i32,
+        fleet: &Arc<str>,
+        troubles: &Arc<FleetTroubles>,
+    ) -> Result<Posts> {
         let (client, names) = (client(settings, brokers)?, Names::of(prefix));
         let letters = settings.inbox.clone().map(|binding| inbox::Letters {
             client: client.clone(),
             topic: names.inbox,
             partition,
             binding,
+            troubles: Arc::clone(troubles),
         });
-        let export = settings.events.then_some(export::Export { client, topic: names.events, partition });
-        Ok(Posts { letters, export, runtime: Handle::current() })
+        let export = settings.events.then(|| export::Export {
+            fleet: Arc::clone(fleet),
+            corrects: settings.correct_events,
+            client,
+            topic: names.events,
+            partition,
+            troubles: Arc::clone(troubles),
+        });
+        Ok(Posts { letters, export, troubles: Arc::clone(troubles), runtime: Handle::current() })
     }
 }
 
@@ -105,18 +195,67 @@ impl Beside for Posts {
         self.letters.as_ref().map(|letters| letters.take_up(watermark)).transpose()
     }
 
-    fn begin(&self, decider: &Decider, inbox: Option<(u64, u64)>, source: Arc<dyn Source>) -> Result<()> {
-        if let (Some(letters), Some((next, tail))) = (self.letters.clone(), inbox) {
-            let (decider, runtime) = (decider.clone(), self.runtime.clone());
-            let bring = move || letters.bring(next, tail, &decider, &runtime);
-            std::thread::Builder::new().name("inbox".into()).spawn(bring).context("start a thread")?;
+    fn begin(
+        &self,
+        decider: &Decider,
+        writer: Writer,
+        inbox: Option<Inbox>,
+        source: Arc<dyn Source>,
+    ) -> Result<()> {
+        if let (Some(letters), Some(inbox)) = (self.letters.clone(), inbox) {
+            let runtime = self.runtime.clone();
+            self.beside(FleetPart::Inbox, decider, move |decider| letters.bring(&inbox, decider, &runtime))?;
         }
         if let Some(export) = self.export.clone() {
-            let decider = decider.clone();
-            let run = move || export.run(&*source, &decider);
-            std::thread::Builder::new().name("export".into()).spawn(run).context("start a thread")?;
+            self.beside(FleetPart::Events, decider, move |decider| {
+                export.run(&*source, decider, writer);
+                Ok(())
+            })?;
         }
         Ok(())
+    }
+}
+
+impl Posts {
+    /// Starts a thread that works for as long as the decider is there. If the thread ends before, the decider ends too.
+    fn beside(
+        &self,
+        part: FleetPart,
+        decider: &Decider,
+        work: impl FnOnce(&Decider) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let (troubles, runtime) = (Arc::clone(&self.troubles), self.runtime.clone());
+        let ends = StepDown { part, decider: decider.clone(), troubles, runtime };
+        let run = move || match work(&ends.decider) {
+            Ok(()) => {}
+            // Until this server stands by: the next decider, here or elsewhere, reports what is wrong for itself.
+            Err(error) => ends.troubles.report(part, format!("{error:#}")),
+        };
+        std::thread::Builder::new().name(part.name().into()).spawn(run).context("start a thread")?;
+        Ok(())
+    }
+}
+
+/// Ends the decider when a thread beside it has ended, also by a panic: a fleet whose inbox or events topic stands still
+/// must not be decided for. The server that takes over begins both again.
+struct StepDown {
+    part: FleetPart,
+    decider: Decider,
+    troubles: Arc<FleetTroubles>,
+    runtime: Handle,
+}
+
+impl Drop for StepDown {
+    fn drop(&mut self) {
+        if self.decider.has_stopped() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.troubles.report(self.part, "its thread panicked; the log says why".to_owned());
+        }
+        tracing::error!(part = %self.part, "a thread has ended before the decider: this server steps down");
+        // A decider that has stopped meanwhile needs no input.
+        let _ = self.runtime.block_on(self.decider.tell(Input::Drain));
     }
 }
 

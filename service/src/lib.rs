@@ -17,6 +17,7 @@ pub mod open_files;
 pub mod remote;
 pub mod rows;
 pub mod server;
+pub mod troubles;
 
 pub mod cli;
 pub mod config;

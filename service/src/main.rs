@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, Command, Context, Executor, Local, Output};
@@ -152,7 +153,11 @@ fn serve(config: Config, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config)?;
     let folder = Folder::take(&config.data_dir)?.claim(copies)?;
     modes::warn(&config.data_dir);
-    if let Err(error) = runtime()?.block_on(server::run(config, folder)) {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(server::run(config, folder));
+    // A question to brokers that do not answer is not waited for.
+    runtime.shutdown_timeout(LAST_TASKS);
+    if let Err(error) = ended {
         note!("chancery: {error:#}");
         // Threads may wait for a disk that gives no answer.
         std::process::exit(1);
@@ -178,6 +183,9 @@ fn execute(flags: &Executor, config: &Config) -> Result<ExitCode> {
         }
     })
 }
+
+/// How long tasks may take to end when the server has ended.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")

@@ -95,6 +95,9 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
         std::process::exit(EXIT_AT_ONCE);
     });
     tracing::info!("stopping");
+    for fleet in &running {
+        fleet.bound_outcomes();
+    }
     let _ = stopping.send(true);
     http.await.context("join the API")?.context("serve the API")?;
     for fleet in &mut running {

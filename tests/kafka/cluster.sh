@@ -30,14 +30,29 @@ free_ports() {
   echo "${free[@]}"
 }
 
-# BROKERS ID CONTROLLER-PORT BROKER-PORT: the settings of one node.
+# BROKERS ID CONTROLLER-PORT BROKER-PORT [PROXY-PORT INNER-PORT]: the settings of one node. Clients are told of the
+# proxy's port, if there is one; brokers then reach each other at the inner one.
 settings() {
-  local brokers="$1" id="$2" roles=broker listeners="PLAINTEXT://127.0.0.1:$4" controller=100
+  local brokers="$1" id="$2" roles=broker listeners="PLAINTEXT://127.0.0.1:$4" controller=100 proxied=()
   local most=$(($1 / 2 + 1))
   if [ "$brokers" = 1 ]; then
     roles=broker,controller listeners+=",CONTROLLER://127.0.0.1:$3" controller=1
   elif [ "$id" = 100 ]; then
     roles=controller listeners="CONTROLLER://127.0.0.1:$3"
+  fi
+  if [ -n "${5:-}" ] && [ "$id" != 100 ]; then
+    listeners+=",INNER://127.0.0.1:$6"
+    proxied=('' '# Clients come through a proxy.' \
+      "advertised.listeners=PLAINTEXT://127.0.0.1:$5,INNER://127.0.0.1:$6" inter.broker.listener.name=INNER)
+    proxied+=("listener.security.protocol.map=PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT")
+  fi
+  if [ -n "${secure_port:-}" ]; then
+    listeners+=",SECURE://127.0.0.1:$secure_port"
+    proxied=('' '# Clients may come by TLS and SCRAM.' sasl.enabled.mechanisms=SCRAM-SHA-512 \
+      listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL \
+      listener.name.secure.ssl.keystore.type=PKCS12 "listener.name.secure.ssl.keystore.location=$dir/broker.p12" \
+      listener.name.secure.ssl.keystore.password=only-a-test \
+      'listener.name.secure.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;')
   fi
   cat "$scripts/node.properties"
   printf '%s\n' '' '# This node.' "node.id=$id" "process.roles=$roles" "listeners=$listeners" \
@@ -46,7 +61,7 @@ settings() {
     "default.replication.factor=$brokers" "min.insync.replicas=$most" \
     "offsets.topic.replication.factor=$brokers" \
     "transaction.state.log.replication.factor=$brokers" "transaction.state.log.min.isr=$most" \
-    '' "${CHANCERY_TEST_KAFKA_SETTINGS:-}"
+    "${proxied[@]}" '' "${CHANCERY_TEST_KAFKA_SETTINGS:-}"
 }
 
 # ID: whether a node runs or sleeps. A process id may have passed to somebody else, and a dead process that nobody has
@@ -107,20 +122,42 @@ ready() {
   fail "node $1 was not up after a minute"
 }
 
+# PORT: lets a single broker listen there by TLS and SCRAM, with a certificate of its own that is made now.
+secure() {
+  secure_port="$1"
+  keytool -genkeypair -alias broker -keyalg EC -dname CN=broker -ext SAN=ip:127.0.0.1 -validity 30 \
+    -keystore "$dir/broker.p12" -storetype PKCS12 -storepass only-a-test 2>/dev/null
+  keytool -exportcert -rfc -alias broker -keystore "$dir/broker.p12" -storepass only-a-test >"$dir/ca.pem" 2>/dev/null
+  echo "127.0.0.1:$secure_port" >"$dir/secure"
+  users=(--add-scram 'SCRAM-SHA-512=[name=chancery,password=secret]')
+}
+
 # BROKERS [OPTION OF THE JVM...]: makes a cluster in $dir and starts it.
 start_cluster() {
-  local brokers="$1" ids=(1) ports id cluster formats=() format clients=()
+  local brokers="$1" ids=(1) ports proxies inner=() id cluster formats=() format clients=() users=() secure_port=
   shift
   if [ "$brokers" = 3 ]; then
     ids=(100 1 2 3)
   fi
-  read -ra ports <<<"$(free_ports 4)"
+  # One for the controller and three for brokers; where clients come through proxies, three more for brokers; and one for
+  # clients that come by TLS.
+  read -ra ports <<<"$(free_ports 9)"
+  if [ -n "${CHANCERY_TEST_KAFKA_SECURE:-}" ]; then
+    secure "${ports[8]}"
+  fi
+  read -ra proxies <<<"${CHANCERY_TEST_KAFKA_PROXIES:-}"
   # The form wants - and _ for the last two digits; as the first one, - would be taken for an option.
   cluster="$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | tr -d '=')"
   for id in "${ids[@]}"; do
     mkdir -p "$dir/node-$id"
-    settings "$brokers" "$id" "${ports[0]}" "${ports[id % 100]}" >"$dir/node-$id/settings"
-    (become_java kafka.tools.StorageTool format --cluster-id "$cluster" --config "$dir/node-$id/settings") \
+    if [ "${#proxies[@]}" != 0 ] && [ "$id" != 100 ]; then
+      inner=("${proxies[id - 1]}" "${ports[id + 4]}")
+    else
+      inner=()
+    fi
+    settings "$brokers" "$id" "${ports[0]}" "${ports[id % 100]}" "${inner[@]}" >"$dir/node-$id/settings"
+    (become_java kafka.tools.StorageTool format --cluster-id "$cluster" --config "$dir/node-$id/settings" \
+      "${users[@]}") \
       >"$dir/node-$id/log" 2>&1 &
     formats+=($!)
     if [ "$id" != 100 ]; then
@@ -145,7 +182,7 @@ remove_cluster() {
       end KILL "$id"
     fi
   done
-  rm -rf "$dir"/node-*/ "$dir/bootstrap"
+  rm -rf "$dir"/node-*/ "$dir/bootstrap" "$dir/broker.p12" "$dir/ca.pem" "$dir/secure"
   if [ -d "$dir" ]; then
     rmdir --ignore-fail-on-non-empty "$dir"
   fi

@@ -3,6 +3,9 @@
 #
 #   CHANCERY_TEST_KAFKA           the folder that it is installed in
 #   CHANCERY_TEST_KAFKA_HEAP      the heap of a node or tool: 256m
+#   CHANCERY_TEST_KAFKA_PROXIES   ports on which something leads clients to the brokers, one for each broker
+#   CHANCERY_TEST_KAFKA_SECURE    if set, a single broker has a second listener, with TLS and SCRAM: `secure` in the cluster's
+#                                 folder says where, `ca.pem` is its certificate, `chancery` with `secret` may log in
 #   CHANCERY_TEST_KAFKA_SETTINGS  more settings of every node, one a line; they win over those of node.properties
 set -euo pipefail
 

@@ -69,7 +69,7 @@ pub fn letter(bytes: &[u8]) {
         let colon = line.windows(2).position(|two| two == b": ")?;
         Some((String::from_utf8_lossy(&line[..colon]).into_owned(), line[colon + 2..].to_vec()))
     };
-    let letter = Letter { offset: 0, headers: lines.filter_map(header).collect(), value };
+    let letter = Letter { headers: lines.filter_map(header).collect(), value, ..Letter::default() };
     match letter.request(&"ann".parse().expect("an actor")) {
         Ok(request) => {
             assert_eq!(request.actor.as_str(), "ann", "nobody else asks");

@@ -4,11 +4,15 @@
 //! Its nodes belong to a script, `tests/kafka/hold`, which lives as long as a pipe from here: when that is closed, by
 //! `Drop` or because this process ended, in whatever way, the script kills every node and removes the folder.
 
+pub mod proxy;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+
+use proxy::{Proxy, ProxyFaults, ProxyListener};
 
 /// A cluster of its own, which goes when this does. Brokers are 1, or 1, 2 and 3; beside three there is a controller,
 /// 100. Topics are made by nobody but who asks for them; with three brokers they have three replicas, of which two
@@ -18,6 +22,8 @@ pub struct Cluster {
     dir: PathBuf,
     bootstrap: String,
     holder: Child,
+    /// One before each broker, if clients are led through proxies.
+    proxies: Vec<Proxy>,
 }
 
 /// The cluster of one or of three brokers that the tests of this binary share. It is not for those that harm a node.
@@ -31,10 +37,34 @@ pub fn shared(brokers: usize) -> &'static Cluster {
 impl Cluster {
     /// Starts one and waits until every node is up. `brokers` is 1 or 3.
     pub fn start(brokers: usize) -> Cluster {
+        Cluster::start_behind(brokers, Vec::new(), false)
+    }
+
+    /// Starts one of a broker that may be reached by TLS and SCRAM, too: see [`Cluster::secure`].
+    pub fn start_secure() -> Cluster {
+        Cluster::start_behind(1, Vec::new(), true)
+    }
+
+    /// Where clients begin by TLS, and the file with the certificate of the authority. The user is `chancery`, the password
+    /// `secret`.
+    pub fn secure(&self) -> (String, PathBuf) {
+        let address = std::fs::read_to_string(self.dir.join("secure")).expect("the cluster has it");
+        (address.trim_end().to_owned(), self.dir.join("ca.pem"))
+    }
+
+    /// The same, with a proxy before each broker, through which clients reach the broker.
+    pub fn start_with_proxies(brokers: usize) -> Cluster {
+        Cluster::start_behind(brokers, (0..brokers).map(|_| Proxy::listen()).collect(), false)
+    }
+
+    fn start_behind(brokers: usize, proxies: Vec<(Proxy, ProxyListener)>, is_secure: bool) -> Cluster {
+        let ports: Vec<_> = proxies.iter().map(|(proxy, _)| proxy.port().to_string()).collect();
         let dir = tempfile::Builder::new().prefix("chancery-kafka-").tempdir().expect("a temporary folder");
         let mut holder = Command::new(script("hold"))
             .arg(brokers.to_string())
             .arg(dir.path())
+            .env("CHANCERY_TEST_KAFKA_PROXIES", ports.join(" "))
+            .env("CHANCERY_TEST_KAFKA_SECURE", if is_secure { "yes" } else { "" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -51,7 +81,25 @@ impl Cluster {
             panic!("Kafka did not start: {status}\n{why}");
         }
         let dir = dir.keep(); // the holder removes it
-        Cluster { dir, bootstrap: bootstrap.trim_end().to_owned(), holder }
+        let mut bootstrap = bootstrap.trim_end().to_owned();
+        let mut kept = Vec::new();
+        if !proxies.is_empty() {
+            let direct = bootstrap.split(',').map(|broker| broker.parse().expect("an address"));
+            for ((proxy, listener), broker) in proxies.into_iter().zip(direct) {
+                listener.lead_to(broker);
+                kept.push(proxy);
+            }
+            bootstrap = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",");
+        }
+        Cluster { dir, bootstrap, holder, proxies: kept }
+    }
+
+    /// What happens to the responses of all brokers from now on. There must be proxies.
+    pub fn set_faults(&self, faults: ProxyFaults) {
+        assert!(!self.proxies.is_empty(), "the cluster was started without proxies");
+        for proxy in &self.proxies {
+            proxy.set(faults);
+        }
     }
 
     /// Where clients begin: `host:port` of every broker, between commas.

@@ -1,12 +1,16 @@
 //! Fleets on a real Kafka: what producers and consumers meet who speak nothing but Kafka, and what outlives a server.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_tests::kafka::shared;
+use chancery_tests::kafka::proxy::ProxyFaults;
+use chancery_tests::kafka::{Cluster, shared};
 use chancery_tests::lanes::Lane;
 use chancery_tests::lanes::evidence::records;
 use chancery_tests::{Executor, Place, Server, Standbys, payloads, program, until};
@@ -163,6 +167,180 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     until("the last letter is answered", || (told(server, "capability.apply.v1").len() == 3).then_some(()));
     let row = server.client().get("/v1/fleets/default/capabilities/one").json();
     assert_eq!(row["version"], 1, "{row}");
+}
+
+#[test]
+fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
+    let cluster = Cluster::start_with_proxies(1);
+    let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
+    let mut standbys = Standbys::start(&cluster, "slow", 1, &settings);
+    standbys.servers[0].kill();
+    for i in 0..20 {
+        let name = format!("letter-{i}");
+        let event = json!({
+            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+            "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
+        });
+        let type_is = "content-type=application/cloudevents+json";
+        kcat(
+            &["-b", cluster.bootstrap(), "-t", "slow.inbox", "-P", "-p", "0", "-H", type_is],
+            &event.to_string(),
+        );
+    }
+    // Longer than any time after which a reader might take an empty poll for the end of the topic.
+    cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(4), ..ProxyFaults::default() });
+    standbys.servers[0].start_again();
+    standbys.decider();
+    cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(3), ..ProxyFaults::default() });
+    // Behind all others: when this one is answered, none of them comes any more.
+    standbys.servers[0]
+        .client()
+        .must("capability.apply", &json!({"name": "over-http", "spec": {"type": "T", "score": 1}}));
+    until("the letters are answered", || {
+        (told(&standbys.servers[0], "capability.apply.v1").len() == 21).then_some(())
+    });
+    assert!(told(&standbys.servers[0], "inbox.refused.v1").is_empty());
+}
+
+#[test]
+fn a_letter_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up() {
+    let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
+    let standbys = Standbys::start(shared(1), "header-names", 1, &settings);
+    let kcat_letter = |headers: &[&OsStr], value: &str| {
+        let mut kcat = Command::new("kcat")
+            .args(["-b", shared(1).bootstrap(), "-t", "header-names.inbox", "-P", "-p", "0"])
+            .args(headers.iter().flat_map(|header| [OsStr::new("-H"), *header]))
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("kcat runs");
+        kcat.stdin.take().expect("it is piped").write_all(value.as_bytes()).expect("kcat reads");
+        assert!(kcat.wait().expect("kcat ends").success());
+    };
+    let event = |name: &str| {
+        json!({
+            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+            "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
+        })
+        .to_string()
+    };
+    let good = OsStr::new("content-type=application/cloudevents+json");
+    let bad = OsStr::from_bytes(b"na\xffme=value");
+    kcat_letter(&[good, bad], &event("bad"));
+    kcat_letter(&[good], &event("good"));
+    let server = &standbys.servers[standbys.decider()];
+    until("the letter behind is answered", || (told(server, "capability.apply.v1").len() == 1).then_some(()));
+    let refused = told(server, "inbox.refused.v1");
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].to_string().contains("write it in UTF-8"), "{refused:?}");
+    assert_eq!(server.client().get("/readyz").status, 200);
+    // The exporter reads headers as well: what a stranger put into the events topic does not stop it.
+    let mut kcat = Command::new("kcat")
+        .args(["-b", shared(1).bootstrap(), "-t", "header-names.events", "-P", "-p", "0", "-H"])
+        .arg(bad)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("kcat runs");
+    kcat.stdin.take().expect("it is piped").write_all(b"{}").expect("kcat reads");
+    assert!(kcat.wait().expect("kcat ends").success());
+}
+
+/// Alters a byte of `text` where a broker keeps the partition 0 of a topic, without the broker's knowledge.
+fn damage(cluster: &Cluster, topic: &str, text: &str) {
+    let mut folders = vec![cluster.dir().to_owned()];
+    let mut damaged = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "log")
+                && path.parent().is_some_and(|parent| parent.ends_with(format!("{topic}-0")))
+            {
+                let bytes = std::fs::read(&path).expect("a segment");
+                let Some(at) = bytes.windows(text.len()).position(|bytes| bytes == text.as_bytes()) else {
+                    continue;
+                };
+                let file = std::fs::File::options().write(true).open(&path).expect("a segment");
+                std::os::unix::fs::FileExt::write_all_at(&file, b"#", at as u64).expect("it is written");
+                damaged += 1;
+            }
+        }
+    }
+    assert_eq!(damaged, 1, "copies of {text} in {topic}");
+}
+
+#[test]
+fn a_letter_whose_bytes_are_damaged_holds_the_inbox_up_until_it_is_skipped() {
+    let (topic, settings) = ("damaged.inbox", [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")]);
+    let mut standbys = Standbys::start(shared(1), "damaged", 1, &settings);
+    assert_eq!(standbys.servers[0].stop(), Some(0));
+    for name in ["first", "broken", "behind"] {
+        let event = json!({
+            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+            "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
+        });
+        let header = "content-type=application/cloudevents+json";
+        kcat(&["-b", shared(1).bootstrap(), "-t", topic, "-P", "-p", "0", "-H", header], &event.to_string());
+    }
+    damage(shared(1), topic, "broken");
+    standbys.servers[0].start_again();
+    let server = &standbys.servers[0];
+    let why = until("the inbox stands", || {
+        let answer = server.client().get("/readyz");
+        (answer.status == 503 && answer.text.contains("stands_still")).then_some(answer.text)
+    });
+    assert!(why.contains("offset 1") && why.contains("chancery inbox skip 1"), "{why}");
+    assert_eq!(told(server, "capability.apply.v1").len(), 1, "nothing behind it is taken");
+    let refused = server.run(&["inbox", "skip", "0"]);
+    assert!(!refused.status.success());
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("the inbox stands at offset 1"), "{refused}");
+    assert_eq!(server.cli(&["inbox", "skip", "1"]), "inbox message 1 skipped\n");
+    until("what is behind it is answered", || (told(server, "capability.apply.v1").len() == 2).then_some(()));
+    let skipped = told(server, "inbox.skipped.v1");
+    assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
+    until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
+    // The next decider does not meet it again.
+    assert_eq!(standbys.servers[0].stop(), Some(0));
+    standbys.servers[0].start_again();
+    let server = &standbys.servers[0];
+    until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
+    assert_eq!(told(server, "capability.apply.v1").len(), 2);
+}
+
+#[test]
+fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
+    let cluster = Cluster::start_with_proxies(1);
+    let mut standbys = Standbys::start(&cluster, "away", 1, &[SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")]);
+    let server = &mut standbys.servers[0];
+    server.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
+    cluster.set_faults(ProxyFaults { cuts: true, ..ProxyFaults::default() });
+    until("the server says that no broker answers", || {
+        let answer = server.client().get("/readyz");
+        (answer.status == 503 && answer.text.contains("journal: the brokers do not answer")).then_some(())
+    });
+    // Somebody waits for an answer that cannot come.
+    let client = server.client();
+    let asking = std::thread::spawn(move || {
+        client.intent("b", "capability.apply", &json!({"name": "b", "spec": {"type": "T", "score": 1}}))
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    let began = Instant::now();
+    server.stop();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let answer = asking.join().expect("it is answered");
+    assert!(answer.status >= 500, "{}: {}", answer.status, answer.text);
+}
+
+#[test]
+fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
+    let mut standbys = Standbys::start(shared(1), "deleted", 2, &[]);
+    shared(1).tool("kafka-topics", &["--delete", "--topic", "deleted.journal"]);
+    for server in &mut standbys.servers {
+        let status = until("the server ends", || server.ended());
+        assert!(!status.success(), "{status}");
+        assert!(server.log().contains("the brokers have no such topic"), "{}", server.log());
+    }
 }
 
 #[test]

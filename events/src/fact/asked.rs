@@ -88,6 +88,11 @@ body! {
         /// Why, for people.
         detail: String,
     }
+    /// Body of [`Fact::InboxSkipped`]. It changes no entity. The topic is that of the header's watermark.
+    InboxSkipped {
+        /// The offset of the message.
+        offset: u64,
+    }
     /// Body of [`Fact::InboxAdvanced`]. It changes no entity.
     InboxAdvanced {
         /// Which inbox, as in the header's watermark.

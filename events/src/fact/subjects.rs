@@ -14,7 +14,7 @@ impl Fact {
             Fact::IntentAccepted(x) => x.subject.iter().cloned().collect(),
             Fact::IntentRefused(x) => x.subject.iter().cloned().collect(),
             // What came of a place in a topic is about none of our entities.
-            Fact::InboxRefused(_) | Fact::InboxAdvanced(_) => Vec::new(),
+            Fact::InboxRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => Vec::new(),
             // The header holds it all.
             Fact::TimeRecorded(_) => Vec::new(),
             Fact::EntityParked(x) => vec![x.subject.clone()],

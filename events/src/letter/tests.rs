@@ -8,7 +8,7 @@ const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn letter(headers: &[(&str, &[u8])], value: &str) -> Letter {
     let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
-    Letter { offset: 7, headers, value: Some(value.as_bytes().to_vec()) }
+    Letter { offset: 7, headers, value: Some(value.as_bytes().to_vec()), ..Letter::default() }
 }
 
 const BINARY: &[(&str, &[u8])] = &[

@@ -17,13 +17,16 @@
 //! | reader | `queued.max.messages.kbytes=16384` | what is read ahead stays bounded |
 //! | reader | `auto.offset.reset=error` | an offset that is not there any more is a loss, never a place to go on |
 //! | reader | `isolation.level=read_committed` | an import counts whole or not at all; the library's default today, and nothing to leave to a default |
+//! | reader | `statistics.interval.ms=200` | how far the leader said that the partition goes is known from them alone |
+//! | reader | `check.crcs=true` | bytes that a broker's disk has altered are an error, and no message that this server alone sees |
 //! | reader | `enable.auto.commit=false` | the journal and the mirror say how far things are |
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -35,10 +38,18 @@ const FREE: [&str; 9] =
     ["security.", "sasl.", "ssl.", "enable.ssl.", "https.", "client.", "broker.address.", "socket.", "debug"];
 
 /// Which cluster, and how it is reached.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Client {
     brokers: String,
     extra: BTreeMap<String, String>,
+}
+
+/// Without the values of settings: one may be a password.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<_> = self.extra.keys().collect();
+        f.debug_struct("Client").field("brokers", &self.brokers).field("settings", &settings).finish()
+    }
 }
 
 /// A setting that is not for users to choose.
@@ -105,17 +116,29 @@ impl Client {
         config
     }
 
-    /// Reads one partition from an offset on.
-    pub fn reader(&self, topic: &str, partition: i32, from: i64) -> Result<BaseConsumer, KafkaError> {
-        let consumer = self.watcher()?;
+    /// A consumer of one partition from an offset on, with the callbacks of `context`.
+    pub fn reader<C: ConsumerContext + 'static>(
+        &self,
+        topic: &str,
+        partition: i32,
+        from: i64,
+        context: C,
+    ) -> Result<BaseConsumer<C>, KafkaError> {
+        let mut config = self.consumer();
+        config.set("statistics.interval.ms", "200");
+        let consumer: BaseConsumer<C> = config.create_with_context(context)?;
         let mut place = TopicPartitionList::new();
         place.add_partition_offset(topic, partition, Offset::Offset(from))?;
         consumer.assign(&place)?;
         Ok(consumer)
     }
 
-    /// Reads nothing yet: asks for offsets and metadata.
+    /// A consumer that reads nothing: it asks for offsets and metadata.
     pub fn watcher(&self) -> Result<BaseConsumer, KafkaError> {
+        self.consumer().create()
+    }
+
+    fn consumer(&self) -> ClientConfig {
         let mut config = self.config();
         config
             // Wanted by the library for any assignment; nothing is ever committed.
@@ -123,6 +146,7 @@ impl Client {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
+            .set("check.crcs", "true")
             .set("auto.offset.reset", "error")
             .set("isolation.level", "read_committed")
             .set("fetch.wait.max.ms", "100")
@@ -131,7 +155,7 @@ impl Client {
             .set("fetch.message.max.bytes", (4 * LARGEST).to_string())
             .set("queued.max.messages.kbytes", "16384")
             .set("allow.auto.create.topics", "false");
-        config.create()
+        config
     }
 }
 

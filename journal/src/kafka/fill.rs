@@ -32,7 +32,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::compare::{Comparison, Held, Other};
 use super::open::{OpenError, Partition};
 use super::place::{Before, Place};
-use super::reader::Reader;
+use super::reader::PartitionReader;
 use super::rest::{Rest, Unread, cluster, watermarks};
 use super::{KafkaJournal, Options, lock};
 use crate::chain::Cursor;
@@ -307,9 +307,9 @@ impl<'a> Filling<'a> {
         if begins > 0 {
             return Ok(Held::Other(Other::BeginsLate(begins)));
         }
-        let reader = Reader::open(&options.client, &options.topic, options.partition, begins);
-        let reader = reader.map_err(cluster(options, "read"))?;
-        let mut rest = Rest::new(options, &reader, begins, ends);
+        let reader = PartitionReader::open(&options.client, &options.topic, options.partition, begins);
+        let mut reader = reader.map_err(cluster(options, "read"))?;
+        let mut rest = Rest::new(options, &mut reader, begins, ends);
         let mut comparison = Comparison::new(self.source, &options.mirror.fleet, self.unknown())?;
         loop {
             match rest.next() {

@@ -53,7 +53,7 @@ pub use client::{Client, LARGEST, NotFree};
 pub use compare::Other;
 pub use fill::{FillError, Filled, Found, fill};
 pub use open::{OpenError, Opened, Partition};
-pub use reader::{is_gone, offsets};
+pub use reader::{PartitionReader, Polled, UnreadablePartition, offsets};
 
 /// What a mirror that has no room gets to make some.
 const ROOM: Duration = Duration::from_millis(1);
@@ -138,6 +138,10 @@ impl Journal for KafkaJournal {
 
     fn source(&self) -> Arc<dyn Source> {
         Arc::new(Both { mirror: self.shared.mirror.source(), recent: Arc::clone(&self.shared.recent) })
+    }
+
+    fn bound_outcomes(&self, within: Duration) {
+        self.shared.writing.bound_outcomes(within);
     }
 
     fn close(&self) -> Result<(), CloseError> {

@@ -27,7 +27,7 @@ use chancery_events::record::Hash;
 use rdkafka::error::KafkaError;
 
 use super::place::Place;
-use super::reader::Reader;
+use super::reader::PartitionReader;
 use super::recent::Recent;
 use super::rest::{Rest, Unread, cluster, watermarks};
 use super::writing::Writing;
@@ -199,7 +199,7 @@ impl fmt::Display for Partition {
 /// Everything that a journal consists of, not yet delivering.
 pub(super) struct Ready {
     pub(super) shared: Arc<Shared>,
-    pub(super) reader: Reader,
+    pub(super) reader: PartitionReader,
     pub(super) chain: Chain,
     pub(super) place: Option<Place>,
     pub(super) opened: Opened,
@@ -218,8 +218,8 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
     let (mirror, found) = SegmentJournal::open(&bare, follow(&recent, &broken))?;
     let (begins, ends) = watermarks(options)?;
     let start = Start::find(options, &*mirror.source(), begins)?;
-    let reader = Reader::open(&options.client, &options.topic, options.partition, start.offset);
-    let reader = reader.map_err(cluster(options, "read"))?;
+    let reader = PartitionReader::open(&options.client, &options.topic, options.partition, start.offset);
+    let mut reader = reader.map_err(cluster(options, "read"))?;
     let mut filling = Filling {
         options,
         same: mirror.source().records(start.chain.next())?,
@@ -232,7 +232,7 @@ pub(super) fn open(options: &Options) -> Result<Ready, OpenError> {
         read: 0,
         skipped: 0,
     };
-    filling.fill(&reader, start.offset, ends)?;
+    filling.fill(&mut reader, start.offset, ends)?;
     let Filling { chain, place, read, skipped, .. } = filling;
     let head = chain.at().copied();
     wait_for(&mirror, head.as_ref(), &broken)?;
@@ -320,7 +320,7 @@ struct Filling<'a> {
 }
 
 impl Filling<'_> {
-    fn fill(&mut self, reader: &Reader, from: i64, ends: i64) -> Result<(), OpenError> {
+    fn fill(&mut self, reader: &mut PartitionReader, from: i64, ends: i64) -> Result<(), OpenError> {
         let (options, mut is_placed) = (self.options, self.place.is_none());
         let mut rest = match self.place {
             Some(_) => Rest::from_a_record(options, reader, from, ends),

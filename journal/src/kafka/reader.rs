@@ -1,11 +1,15 @@
 //! One partition, read in order from an offset on.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::ClientContext;
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
-use rdkafka::message::Message as _;
+use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
@@ -18,6 +22,13 @@ pub(super) const ASKING: Duration = Duration::from_secs(10);
 pub(super) const NEWS: Duration = Duration::from_secs(3);
 /// Before it is asked for again.
 pub(super) const AGAIN: Duration = Duration::from_millis(100);
+
+/// Pause between questions whether a topic is still there, and how long each may take.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Readers that must fail at a message until it is one that cannot be read.
+const FAILURES: u32 = 3;
+/// A topic that no broker knows for so long was deleted.
+const DELETED: Duration = Duration::from_secs(5);
 
 /// How long a new leader may take: brokers count one as dead after nine seconds, unless they are told otherwise.
 const ELECTION: Duration = Duration::from_secs(30);
@@ -64,64 +75,327 @@ fn passes(code: Code) -> bool {
     )
 }
 
-/// What comes next.
-pub(super) enum Next {
-    /// A record's value, and its offset. One without a value is empty.
-    Value(i64, Arc<[u8]>),
-    /// Nothing stands behind what was read, as of now.
-    End,
-    /// Nothing came in the time given.
+/// What a poll of a partition gave.
+pub enum Polled<'a> {
+    /// The next message.
+    Message(BorrowedMessage<'a>),
+    /// No message came in the time given; see [`PartitionReader::reached`] for whether more is known to be there.
     Nothing,
 }
 
-/// What stood there is not there any more.
+/// A message that was there, or whose place is known, cannot be read any more.
 #[derive(Debug, thiserror::Error)]
-#[error("read {topic} partition {partition}: {reason}")]
-pub(super) struct Gone {
+#[error("read {topic} partition {partition} behind offset {offset}: {reason}")]
+pub struct UnreadablePartition {
     topic: String,
     partition: i32,
-    reason: KafkaError,
+    /// The offset from which reading went on.
+    offset: i64,
+    reason: UnreadableReason,
 }
 
-/// See the module.
-pub(super) struct Reader {
-    consumer: BaseConsumer,
-    topic: String,
-    partition: i32,
+#[derive(Debug, thiserror::Error)]
+enum UnreadableReason {
+    #[error(transparent)]
+    Client(#[from] KafkaError),
+    #[error("the brokers have no such topic, or no such partition of it, any more")]
+    Deleted,
 }
 
-impl Reader {
-    pub(super) fn open(
-        client: &Client,
-        topic: &str,
-        partition: i32,
-        from: i64,
-    ) -> Result<Reader, KafkaError> {
-        let consumer = client.reader(topic, partition, from)?;
-        Ok(Reader { consumer, topic: topic.to_owned(), partition })
+impl UnreadablePartition {
+    /// The offset of the first message that was not read.
+    pub fn offset(&self) -> i64 {
+        self.offset
     }
 
-    /// Waits for the next record. What passes by itself (a broker that is away, a leader that is elected) is waited for.
-    pub(super) fn next(&self, wait: Duration) -> Result<Next, Gone> {
-        match self.consumer.poll(wait) {
-            None => Ok(Next::Nothing),
-            Some(Ok(message)) => {
-                Ok(Next::Value(message.offset(), message.payload().unwrap_or_default().into()))
-            }
-            Some(Err(KafkaError::PartitionEOF(_))) => Ok(Next::End),
-            Some(Err(error)) if is_gone(&error) || is_unreadable(&error) => {
-                Err(Gone { topic: self.topic.clone(), partition: self.partition, reason: error })
-            }
-            Some(Err(error)) => {
-                tracing::warn!(%error, topic = self.topic, partition = self.partition, "reading waits");
-                Ok(Next::Nothing)
-            }
+    /// Whether the message is not there any more, as against one whose bytes are not those that were written, or are in
+    /// a form that this build does not read.
+    pub fn is_removed(&self) -> bool {
+        match &self.reason {
+            UnreadableReason::Client(error) => is_gone(error),
+            UnreadableReason::Deleted => true,
         }
     }
 }
 
+/// One partition of a topic, read in order from an offset on.
+///
+/// A reader says up to which offset everything has been read ([`PartitionReader::reached`]). That follows from what the
+/// leader of the partition said, never from the time in which nothing came: a fetch may be slow.
+///
+/// A message counts as one that cannot be read only if several readers in turn could not read it, and the leader says that
+/// it is there: a connection to something else than a broker gives the same errors.
+pub struct PartitionReader {
+    client: Client,
+    consumer: BaseConsumer<EndOfPartition>,
+    topic: String,
+    partition: i32,
+    /// The offset behind the last message that was read, or behind the end that was reached.
+    reached: i64,
+    /// Whether anything is known about `reached`: a message came, or an end.
+    is_known: bool,
+    /// Since the brokers said that they do not know the partition.
+    doubt: Option<TopicDoubt>,
+    /// How often reading has failed at `reached`.
+    failures: u32,
+    /// The consumer has gone past what it could not read: another one is needed.
+    is_spoilt: bool,
+}
+
+/// A topic of which brokers said that they do not know it. One that has just started says so, too.
+struct TopicDoubt {
+    since: Instant,
+    asked: Instant,
+}
+
+impl TopicDoubt {
+    fn new() -> TopicDoubt {
+        TopicDoubt { since: Instant::now(), asked: Instant::now() }
+    }
+
+    /// Asks the brokers, once a second: whether the partition is there, if that is settled.
+    fn settle(
+        &mut self,
+        consumer: &BaseConsumer<EndOfPartition>,
+        topic: &str,
+        partition: i32,
+    ) -> Option<bool> {
+        if self.asked.elapsed() < ASK_AGAIN {
+            return None;
+        }
+        self.asked = Instant::now();
+        let Ok(metadata) = consumer.fetch_metadata(Some(topic), ASK_AGAIN) else {
+            // Brokers that do not answer say nothing about it.
+            self.since = Instant::now();
+            return None;
+        };
+        let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+        if partitions.any(|is| is.id() == partition) {
+            return Some(true);
+        }
+        (self.since.elapsed() > DELETED).then_some(false)
+    }
+}
+
+impl PartitionReader {
+    /// Reads the partition from the offset `from` on.
+    pub fn open(
+        client: &Client,
+        topic: &str,
+        partition: i32,
+        from: i64,
+    ) -> Result<PartitionReader, KafkaError> {
+        let consumer = client.reader(topic, partition, from, EndOfPartition::of(partition))?;
+        Ok(PartitionReader {
+            client: client.clone(),
+            consumer,
+            topic: topic.to_owned(),
+            partition,
+            reached: from,
+            is_known: false,
+            doubt: None,
+            failures: 0,
+            is_spoilt: false,
+        })
+    }
+
+    /// Waits for the next message. What passes by itself (a broker that is away, a leader that is elected) is waited for.
+    pub fn poll(&mut self, wait: Duration) -> Result<Polled<'_>, UnreadablePartition> {
+        if self.is_spoilt {
+            let context = EndOfPartition::of(self.partition);
+            match self.client.reader(&self.topic, self.partition, self.reached, context) {
+                Ok(consumer) => (self.consumer, self.is_spoilt) = (consumer, false),
+                Err(error) => {
+                    tracing::warn!(%error, topic = self.topic, "reading waits");
+                    std::thread::sleep(wait);
+                    return Ok(Polled::Nothing);
+                }
+            }
+        }
+        // The client puts the messages before an end into its queue before it counts the end. So where an end was counted
+        // before, and the queue is empty now, all messages before that end have been read.
+        let ends = self.consumer.context().seen();
+        match self.consumer.poll(wait) {
+            Some(Ok(message)) => {
+                (self.reached, self.is_known) = (message.offset() + 1, true);
+                (self.doubt, self.failures) = (None, 0);
+                Ok(Polled::Message(message))
+            }
+            None => {
+                let callbacks = &self.consumer.context().callbacks;
+                // A poll that served a callback may have ended without a look at the queue.
+                if let Some(offset) = ends.offset
+                    && callbacks.load(Ordering::Acquire) == ends.callbacks
+                    && offset >= self.reached
+                {
+                    (self.reached, self.is_known) = (offset, true);
+                }
+                let doubt = self.doubt.as_mut();
+                match doubt.and_then(|doubt| doubt.settle(&self.consumer, &self.topic, self.partition)) {
+                    Some(false) => {
+                        let (topic, offset) = (self.topic.clone(), self.reached);
+                        let reason = UnreadableReason::Deleted;
+                        return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
+                    }
+                    Some(true) => self.doubt = None,
+                    None => {}
+                }
+                Ok(Polled::Nothing)
+            }
+            // Of several ends in the queue this may be an earlier one: its offset is not given.
+            Some(Err(KafkaError::PartitionEOF(_))) => Ok(Polled::Nothing),
+            Some(Err(error)) if is_gone(&error) => Err(UnreadablePartition {
+                topic: self.topic.clone(),
+                partition: self.partition,
+                offset: self.reached,
+                reason: error.into(),
+            }),
+            Some(Err(error)) if is_unreadable(&error) => {
+                (self.failures, self.is_spoilt) = (self.failures + 1, true);
+                let is_there = || {
+                    let ends = self.consumer.fetch_watermarks(&self.topic, self.partition, ASKING);
+                    ends.is_ok_and(|(_, end)| self.reached < end)
+                };
+                if self.failures >= FAILURES && is_there() {
+                    self.failures = 0;
+                    let (topic, offset) = (self.topic.clone(), self.reached);
+                    let reason = error.into();
+                    return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
+                }
+                tracing::warn!(%error, topic = self.topic, partition = self.partition, "it is read again");
+                Ok(Polled::Nothing)
+            }
+            Some(Err(error)) => {
+                if is_unknown(&error) {
+                    self.doubt.get_or_insert_with(TopicDoubt::new);
+                }
+                tracing::warn!(%error, topic = self.topic, partition = self.partition, "reading waits");
+                Ok(Polled::Nothing)
+            }
+        }
+    }
+
+    /// The offset before which every message has been read; `None` before the brokers sent anything. The last offsets of
+    /// a partition may hold no message (markers of transactions), so that it may be above that of the last message.
+    pub fn reached(&self) -> Option<i64> {
+        self.is_known.then_some(self.reached)
+    }
+
+    /// How far the partition is known to go.
+    pub(super) fn tail(&self) -> KnownTail {
+        let EndOfPartition { tail, answers, .. } = &**self.consumer.context();
+        KnownTail { offset: tail.load(Ordering::Acquire), answers: answers.load(Ordering::Acquire) }
+    }
+
+    /// Asks the leader for the first offset and the end of the partition.
+    pub fn offsets(&self) -> Result<(i64, i64), KafkaError> {
+        self.consumer.fetch_watermarks(&self.topic, self.partition, ASKING)
+    }
+}
+
+/// Takes the end of the one partition that a consumer reads from the client's statistics: the event of an end has no
+/// offset there.
+pub(super) struct EndOfPartition {
+    partition: i32,
+    /// The offset of the last end that the leader told, plus one; zero before.
+    end: AtomicI64,
+    /// How many callbacks were served by polls.
+    callbacks: AtomicU64,
+    /// The offset behind the last message that may be read, as the leader told it last.
+    tail: AtomicI64,
+    /// How many answers the partition's leader has given.
+    answers: AtomicU64,
+}
+
+/// How far a partition is known to go.
+pub(super) struct KnownTail {
+    /// The offset behind the last message that may be read.
+    pub(super) offset: i64,
+    /// How many answers the partition's leader has given; it grows for as long as the leader answers.
+    pub(super) answers: u64,
+}
+
+/// What was known when a poll began.
+struct SeenEnd {
+    offset: Option<i64>,
+    callbacks: u64,
+}
+
+impl EndOfPartition {
+    fn of(partition: i32) -> EndOfPartition {
+        EndOfPartition {
+            partition,
+            end: AtomicI64::new(0),
+            callbacks: AtomicU64::new(0),
+            tail: AtomicI64::new(0),
+            answers: AtomicU64::new(0),
+        }
+    }
+
+    fn seen(&self) -> SeenEnd {
+        let end = self.end.load(Ordering::Acquire);
+        SeenEnd { offset: (end > 0).then(|| end - 1), callbacks: self.callbacks.load(Ordering::Acquire) }
+    }
+}
+
+impl ClientContext for EndOfPartition {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.callbacks.fetch_add(1, Ordering::AcqRel);
+        DefaultClientContext.log(level, facility, message);
+    }
+
+    fn stats_raw(&self, statistics: &[u8]) {
+        self.callbacks.fetch_add(1, Ordering::AcqRel);
+        match serde_json::from_slice::<ClientStatistics>(statistics) {
+            Ok(statistics) => {
+                // The topic's other partitions are there, too.
+                let number = self.partition.to_string();
+                let own = statistics.topics.values().find_map(|topic| topic.partitions.get(&number));
+                let Some(own) = own else { return };
+                self.end.store(own.eof_offset.max(-1) + 1, Ordering::Release);
+                self.tail.store(own.ls_offset.max(0), Ordering::Release);
+                let leader = statistics.brokers.values().find(|broker| broker.nodeid == own.broker);
+                if let Some(leader) = leader {
+                    self.answers.store(leader.rx, Ordering::Release);
+                }
+            }
+            Err(error) => tracing::error!(%error, "the statistics of the Kafka client cannot be read"),
+        }
+    }
+}
+
+impl ConsumerContext for EndOfPartition {}
+
+/// What is needed of the client's statistics (librdkafka, STATISTICS.md).
+#[derive(serde::Deserialize)]
+struct ClientStatistics {
+    #[serde(default)]
+    brokers: BTreeMap<String, BrokerStatistics>,
+    #[serde(default)]
+    topics: BTreeMap<String, TopicStatistics>,
+}
+
+#[derive(serde::Deserialize)]
+struct BrokerStatistics {
+    nodeid: i32,
+    rx: u64,
+}
+
+#[derive(serde::Deserialize)]
+struct TopicStatistics {
+    #[serde(default)]
+    partitions: BTreeMap<String, PartitionStatistics>,
+}
+
+#[derive(serde::Deserialize)]
+struct PartitionStatistics {
+    broker: i32,
+    eof_offset: i64,
+    ls_offset: i64,
+}
+
 /// Whether what is read stands there no more, as against what passes by itself.
-pub fn is_gone(error: &KafkaError) -> bool {
+fn is_gone(error: &KafkaError) -> bool {
     match error {
         KafkaError::MessageConsumptionFatal(_) => true,
         KafkaError::MessageConsumption(code) => {
@@ -132,9 +406,25 @@ pub fn is_gone(error: &KafkaError) -> bool {
     }
 }
 
-/// Whether the bytes that stand there are not those that were written. A journal cannot go on without them.
+/// Whether the brokers do not know the partition.
+fn is_unknown(error: &KafkaError) -> bool {
+    matches!(
+        error,
+        KafkaError::MessageConsumption(
+            Code::UnknownTopic | Code::UnknownPartition | Code::UnknownTopicOrPartition
+        )
+    )
+}
+
+/// Whether the bytes that stand there are not those that were written, or of a codec that the client lacks. A journal cannot
+/// go on without them.
 fn is_unreadable(error: &KafkaError) -> bool {
-    matches!(error, KafkaError::MessageConsumption(Code::InvalidMessage | Code::BadMessage))
+    matches!(
+        error,
+        KafkaError::MessageConsumption(
+            Code::InvalidMessage | Code::BadMessage | Code::BadCompression | Code::NotImplemented
+        )
+    )
 }
 
 #[cfg(test)]
@@ -143,6 +433,22 @@ mod tests {
     use rdkafka::mocking::MockCluster;
 
     use super::*;
+
+    #[test]
+    fn the_end_of_each_partition_is_known_and_an_empty_one_has_an_end_too() {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("it", 3, 1).unwrap();
+        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap();
+        for partition in 0..3 {
+            let mut reader = PartitionReader::open(&client, "it", partition, 0).unwrap();
+            assert_eq!(reader.reached(), None, "nothing is known before the leader has said anything");
+            let until = Instant::now() + ELECTION;
+            while reader.reached() != Some(0) {
+                assert!(Instant::now() < until, "partition {partition}: {:?}", reader.reached());
+                assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
+            }
+        }
+    }
 
     #[test]
     fn a_partition_without_a_leader_is_waited_for_and_one_that_does_not_exist_is_not() {

@@ -22,6 +22,7 @@ pub(super) struct Recent(Mutex<State>);
 struct State {
     records: VecDeque<Arc<Record>>,
     head: Option<Cursor>,
+    trouble: Option<String>,
 }
 
 impl Recent {
@@ -32,6 +33,15 @@ impl Recent {
 
     pub(super) fn head(&self) -> Option<Cursor> {
         lock(&self.0).head
+    }
+
+    /// What keeps the topic from being followed.
+    pub(super) fn set_trouble(&self, trouble: Option<String>) {
+        lock(&self.0).trouble = trouble;
+    }
+
+    fn trouble(&self) -> Option<String> {
+        lock(&self.0).trouble.clone()
     }
 
     /// The next valid record.
@@ -70,6 +80,10 @@ pub(super) struct Both {
 impl Source for Both {
     fn head(&self) -> Option<Cursor> {
         self.recent.head()
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.recent.trouble()
     }
 
     fn records(&self, from: Position) -> Result<Records, ReadError> {

@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
+use rdkafka::message::Message as _;
 
 use super::Options;
 use super::open::{OpenError, Partition};
-use super::reader::{AGAIN, ASKING, Gone, NEWS, Next, Reader, offsets};
+use super::reader::{AGAIN, ASKING, NEWS, PartitionReader, Polled, UnreadablePartition, offsets};
 
-/// How long nothing must come before the last offsets are taken to hold nothing.
-const QUIET: Duration = Duration::from_secs(2);
 /// How long nothing comes, although the topic's end was not reached, before it is said.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -48,7 +47,7 @@ pub(super) type Value = (i64, Arc<[u8]>);
 /// Why it cannot be read on.
 pub(super) enum Unread {
     /// What stood there is not there any more.
-    Gone(Gone),
+    Gone(UnreadablePartition),
     /// The cluster could not be asked.
     Cluster(OpenError),
 }
@@ -56,62 +55,63 @@ pub(super) enum Unread {
 /// See the module.
 pub(super) struct Rest<'a> {
     options: &'a Options,
-    reader: &'a Reader,
+    reader: &'a mut PartitionReader,
     next: i64,
     ends: i64,
     /// Whether something must stand at the first offset, whatever the brokers say about the end.
     has_first: bool,
     heard: Instant,
     warned: Instant,
-    ended: Option<Instant>,
 }
 
 impl<'a> Rest<'a> {
     /// From the offset at which the reader stands, to `ends`, behind the last one. An empty partition ends where it
     /// begins.
-    pub(super) fn new(options: &'a Options, reader: &'a Reader, from: i64, ends: i64) -> Rest<'a> {
+    pub(super) fn new(
+        options: &'a Options,
+        reader: &'a mut PartitionReader,
+        from: i64,
+        ends: i64,
+    ) -> Rest<'a> {
         let (heard, warned) = (Instant::now(), Instant::now());
-        Rest { options, reader, next: from, ends, has_first: false, heard, warned, ended: None }
+        Rest { options, reader, next: from, ends, has_first: false, heard, warned }
     }
 
     /// The same, where a record is known to stand at the first offset.
-    pub(super) fn from_a_record(options: &'a Options, reader: &'a Reader, from: i64, ends: i64) -> Rest<'a> {
+    pub(super) fn from_a_record(
+        options: &'a Options,
+        reader: &'a mut PartitionReader,
+        from: i64,
+        ends: i64,
+    ) -> Rest<'a> {
         Rest { has_first: true, ..Rest::new(options, reader, from, ends) }
     }
 
     /// The next value, with its offset; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Value>, Unread> {
         while self.has_first || self.next < self.ends {
-            match self.reader.next(Duration::from_millis(100)).map_err(Unread::Gone)? {
-                Next::Value(offset, value) => {
+            // The last offsets may hold nothing: then the leader says that they were reached.
+            if self.reader.reached().is_some_and(|reached| reached >= self.ends) {
+                return Ok(None);
+            }
+            match self.reader.poll(Duration::from_millis(100)).map_err(Unread::Gone)? {
+                Polled::Message(message) => {
                     (self.heard, self.warned) = (Instant::now(), Instant::now());
-                    self.ended = None;
                     self.has_first = false;
-                    self.next = offset + 1;
-                    return Ok(Some((offset, value)));
+                    self.next = message.offset() + 1;
+                    let value = message.payload().unwrap_or_default().into();
+                    return Ok(Some((message.offset(), value)));
                 }
-                Next::End => self.ended = Some(Instant::now()),
-                // The last offsets may hold nothing. A broker that has just begun to lead may not know yet how far the
-                // topic goes: it must say so, and nothing must come for a while.
-                Next::Nothing if self.ended.is_some_and(|ended| ended.elapsed() > QUIET) => {
-                    if watermarks(self.options).map_err(Unread::Cluster)?.1 >= self.ends {
-                        return Ok(None);
-                    }
-                    self.ended = Some(Instant::now());
-                }
-                Next::Nothing if self.options.silence.is_some_and(|most| self.heard.elapsed() > most) => {
-                    let (place, silence) = (Box::new(Partition::of(self.options)), self.heard.elapsed());
-                    let (next, ends) = (self.next, self.ends);
-                    return Err(Unread::Cluster(OpenError::Silent { place, next, ends, silence }));
-                }
-                Next::Nothing if self.warned.elapsed() > SILENCE => {
-                    self.warned = Instant::now();
-                    tracing::warn!(
-                        topic = self.options.topic,
-                        "the brokers do not say what the journal holds"
-                    );
-                }
-                Next::Nothing => {}
+                Polled::Nothing => {}
+            }
+            if self.options.silence.is_some_and(|most| self.heard.elapsed() > most) {
+                let (place, silence) = (Box::new(Partition::of(self.options)), self.heard.elapsed());
+                let (next, ends) = (self.next, self.ends);
+                return Err(Unread::Cluster(OpenError::Silent { place, next, ends, silence }));
+            }
+            if self.warned.elapsed() > SILENCE {
+                self.warned = Instant::now();
+                tracing::warn!(topic = self.options.topic, "the brokers do not say what the journal holds");
             }
         }
         Ok(None)
@@ -135,9 +135,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut options = Options::new(client, "it", 0, dir.path(), "default");
         options.silence = Some(Duration::from_millis(300));
-        let reader = Reader::open(&options.client, "it", 0, 0).expect("a reader");
+        let mut reader = PartitionReader::open(&options.client, "it", 0, 0).expect("a reader");
         // It is said to hold five records, and sends none.
-        let mut rest = Rest::new(&options, &reader, 0, 5);
+        let mut rest = Rest::new(&options, &mut reader, 0, 5);
         let Err(Unread::Cluster(error)) = rest.next() else { panic!("it must fail") };
         assert!(matches!(error, OpenError::Silent { next: 0, ends: 5, .. }), "{error}");
         assert!(error.to_string().contains("offset 0 of 5"), "{error}");

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use chancery_events::record::Record;
+use rdkafka::message::Message as _;
 
 use super::place::Place;
-use super::reader::{Next, Reader};
+use super::reader::{PartitionReader, Polled};
 use super::{Options, Shared, give, lock};
 use crate::chain::{Chain, Link};
 use crate::journal::{Delivery, Journal as _, Sink};
@@ -19,13 +20,15 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Records, or bytes of them, that are delivered together, at most.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
+/// How long brokers may be silent, or the end of the topic away, before that is a trouble.
+const BEHIND: Duration = Duration::from_secs(10);
 /// So often is the place in the topic kept.
 const KEEP: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Loop {
     shared: Arc<Shared>,
-    reader: Reader,
+    reader: PartitionReader,
     chain: Chain,
     sink: Sink,
     dir: PathBuf,
@@ -40,6 +43,16 @@ pub(super) struct Loop {
     /// The offset that was kept last.
     stored: Option<i64>,
     closes: Option<Instant>,
+    following: Following,
+}
+
+/// How the topic is followed.
+struct Following {
+    answers: u64,
+    /// When the brokers were last known to have answered.
+    heard: Instant,
+    /// When everything was last known to have been read.
+    read: Instant,
 }
 
 /// The loop has ended, having told the sink why.
@@ -49,7 +62,7 @@ impl Loop {
     pub(super) fn new(
         options: &Options,
         shared: Arc<Shared>,
-        reader: Reader,
+        reader: PartitionReader,
         chain: Chain,
         place: Option<Place>,
         sink: Sink,
@@ -69,6 +82,7 @@ impl Loop {
             kept: Instant::now(),
             stored: None,
             closes: None,
+            following: Following { answers: 0, heard: Instant::now(), read: Instant::now() },
         }
     }
 
@@ -105,18 +119,23 @@ impl Loop {
         }
         if self.shared.closes.load(Ordering::Acquire) {
             let since = *self.closes.get_or_insert_with(Instant::now);
-            if self.shared.writing.is_quiet() || since.elapsed() > self.outcome {
+            if self.shared.writing.is_quiet() || since.elapsed() > self.shared.writing.outcome() {
                 return Ok(false);
             }
         }
         if self.kept.elapsed() > KEEP {
             self.keep_place();
+            self.watch();
         }
         let mut wait = WAIT;
         loop {
-            match self.reader.next(wait) {
-                Ok(Next::Value(offset, value)) => self.take(offset, value)?,
-                Ok(Next::End | Next::Nothing) => break,
+            match self.reader.poll(wait) {
+                Ok(Polled::Message(message)) => {
+                    let (offset, value) = (message.offset(), message.payload().unwrap_or_default().into());
+                    drop(message);
+                    self.take(offset, value)?;
+                }
+                Ok(Polled::Nothing) => break,
                 Err(gone) => return Err(self.stop(gone)),
             }
             if self.batch.len() >= BATCH || self.bytes >= BATCH_BYTES {
@@ -179,6 +198,26 @@ impl Loop {
         self.deliver();
         (self.sink)(Delivery::Stopped(why.into()));
         Stopped
+    }
+
+    /// Says what keeps the topic from being followed.
+    fn watch(&mut self) {
+        let (tail, following) = (self.reader.tail(), &mut self.following);
+        if tail.answers != following.answers {
+            (following.answers, following.heard) = (tail.answers, Instant::now());
+        }
+        let missing = tail.offset - self.reader.reached().unwrap_or(tail.offset);
+        if missing <= 0 {
+            following.read = Instant::now();
+        }
+        let trouble = if following.heard.elapsed() > BEHIND {
+            Some("the brokers do not answer".to_owned())
+        } else if following.read.elapsed() > BEHIND {
+            Some(format!("it is read, and the end is {missing} offsets away"))
+        } else {
+            None
+        };
+        self.shared.recent.set_trouble(trouble);
     }
 
     /// Keeps the place of the last record that is durable in the mirror.

@@ -120,63 +120,63 @@ struct Rule {
 
 const COPIES: usize = 3;
 
+const IN_SYNC: Rule = Rule {
+    setting: "min.insync.replicas",
+    wanted: "2",
+    is_met: |value| value.parse::<u32>().is_ok_and(|value| value >= 2),
+    danger: "what one broker alone has is acknowledged, and lost with that one",
+};
+const CLEAN_ELECTION: Rule = Rule {
+    setting: "unclean.leader.election.enable",
+    wanted: "false",
+    is_met: |value| value == "false",
+    danger: "a broker that lags may lead, and what it lacks is lost",
+};
+const LARGE: Rule = Rule {
+    setting: "max.message.bytes",
+    wanted: "2097152",
+    is_met: |value| value.parse::<usize>().is_ok_and(|value| value >= LARGEST),
+    danger: "a large message is refused, and the fleet cannot go on",
+};
+const NOT_COMPACTED: Rule = Rule {
+    setting: "cleanup.policy",
+    wanted: "delete",
+    is_met: |value| value == "delete",
+    danger: "messages are removed by key: commits break the chain, letters are not answered, and of events an old one that was \
+             written twice may stay in the place of the newest",
+};
+const READABLE: Rule = Rule {
+    setting: "compression.type",
+    wanted: "producer",
+    is_met: |value| ["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"].contains(&value),
+    danger: "the brokers write messages in a codec that no server reads",
+};
+const KEPT_LONG: Rule = Rule {
+    setting: "retention.ms",
+    wanted: "-1",
+    is_met: |value| value == "-1",
+    danger: "messages are deleted when they are old: of the journal, commits; of the inbox, letters that were not answered",
+};
+const KEPT_MANY: Rule = Rule {
+    setting: "retention.bytes",
+    wanted: "-1",
+    is_met: |value| value == "-1",
+    danger: "messages are deleted when there are many: of the journal, commits; of the inbox, letters that were not answered",
+};
+/// Letters are answered within moments, except while no server runs.
+const KEPT_A_DAY: Rule = Rule {
+    setting: "retention.ms",
+    wanted: "604800000",
+    is_met: |value| value == "-1" || value.parse::<u64>().is_ok_and(|ms| ms >= 24 * 60 * 60 * 1000),
+    danger: "letters are deleted after less than a day, also those that were not answered",
+};
+
 fn rules(role: Role) -> &'static [Rule] {
-    const DURABLE: [Rule; 3] = [
-        Rule {
-            setting: "min.insync.replicas",
-            wanted: "2",
-            is_met: |value| value.parse::<u32>().is_ok_and(|value| value >= 2),
-            danger: "what one broker alone has is acknowledged, and lost with that one",
-        },
-        Rule {
-            setting: "unclean.leader.election.enable",
-            wanted: "false",
-            is_met: |value| value == "false",
-            danger: "a broker that lags may lead, and what it lacks is lost",
-        },
-        Rule {
-            setting: "max.message.bytes",
-            wanted: "2097152",
-            is_met: |value| value.parse::<usize>().is_ok_and(|value| value >= LARGEST),
-            danger: "a large commit is refused, and the fleet cannot go on",
-        },
-    ];
-    const KEPT: [Rule; 6] = {
-        let [copies, clean, large] = DURABLE;
-        [
-            copies,
-            clean,
-            large,
-            Rule {
-                setting: "cleanup.policy",
-                wanted: "delete",
-                is_met: |value| value == "delete",
-                danger: "commits are removed by key, and the chain is broken",
-            },
-            Rule {
-                setting: "retention.ms",
-                wanted: "-1",
-                is_met: |value| value == "-1",
-                danger: "commits are deleted when they are old",
-            },
-            Rule {
-                setting: "retention.bytes",
-                wanted: "-1",
-                is_met: |value| value == "-1",
-                danger: "commits are deleted when there are many",
-            },
-        ]
-    };
-    const NOT_COMPACTED: [Rule; 4] = {
-        let [copies, clean, large] = DURABLE;
-        let [_, _, _, policy, _, _] = KEPT;
-        [copies, clean, large, policy]
-    };
     match role {
-        Role::Journal => &KEPT,
-        Role::Inbox => &NOT_COMPACTED,
+        Role::Journal => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY],
+        Role::Inbox => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
         // Made from the journal: what is lost can be made again.
-        Role::Events => &[],
+        Role::Events => &[LARGE, NOT_COMPACTED, READABLE],
     }
 }
 
@@ -241,6 +241,14 @@ impl Topics {
                 self.brokers
             ),
         }
+    }
+
+    /// After how many messages brokers write the topic's files to their disks by themselves; `None` where they leave that
+    /// to their kernels.
+    pub async fn flushes(&self, topic: &str) -> Result<Option<u64>, Failed> {
+        let config = self.config(topic).await?;
+        let found = config.get("flush.messages").and_then(|entry| entry.value.as_ref()?.parse::<u64>().ok());
+        Ok(found.filter(|count| *count < i64::MAX as u64))
     }
 
     /// The fewest copies that a partition of the topic has; `None` if there is no such topic.

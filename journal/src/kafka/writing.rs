@@ -5,6 +5,7 @@
 //! keeps it from counting once another term has begun.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,8 @@ pub(super) struct Writing {
     topic: String,
     partition: i32,
     in_flight: usize,
-    outcome: Duration,
+    /// How long an append may have no outcome, in milliseconds.
+    outcome: AtomicU64,
     state: Arc<Mutex<State>>,
     has_producer: Condvar,
 }
@@ -82,7 +84,7 @@ impl Writing {
             topic: options.topic.clone(),
             partition: options.partition,
             in_flight: options.in_flight,
-            outcome: options.outcome,
+            outcome: AtomicU64::new(millis(options.outcome)),
             state: Arc::new(Mutex::new(state)),
             has_producer: Condvar::new(),
         };
@@ -146,10 +148,11 @@ impl Writing {
     /// read, `at`.
     pub(super) fn take_unknown(&self, at: Option<&Cursor>) -> Option<String> {
         let mut state = lock(&self.state);
-        let late = state.appended.front().is_some_and(|(_, since)| since.elapsed() > self.outcome);
+        let outcome = self.outcome();
+        let late = state.appended.front().is_some_and(|(_, since)| since.elapsed() > outcome);
         let why = match state.unknown.take() {
             Some(why) => why,
-            None if late => format!("it was not read back in {} s", self.outcome.as_secs()),
+            None if late => format!("it was not read back in {} s", outcome.as_secs()),
             None => return None,
         };
         state.appended.clear();
@@ -167,11 +170,21 @@ impl Writing {
         let mut state = lock(&self.state);
         if state.producer.is_none() {
             let outcomes = Outcomes { state: Arc::downgrade(&self.state), generation: state.generation };
-            let producer = self.client.producer(self.outcome).create_with_context(outcomes)?;
+            let producer = self.client.producer(self.outcome()).create_with_context(outcomes)?;
             state.producer = Some(producer);
             self.has_producer.notify_all();
         }
         Ok(())
+    }
+
+    /// How long an append may have no outcome.
+    pub(super) fn outcome(&self) -> Duration {
+        Duration::from_millis(self.outcome.load(Ordering::Acquire))
+    }
+
+    /// No append is waited for any longer than that from now on.
+    pub(super) fn bound_outcomes(&self, within: Duration) {
+        self.outcome.fetch_min(millis(within), Ordering::AcqRel);
     }
 
     /// Lets nothing more in.
@@ -195,6 +208,10 @@ impl Writing {
             gone.purge(PurgeConfig::default().queue().inflight());
         }
     }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl State {

@@ -5,8 +5,8 @@ use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{
-    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, Intent, NodeDelete,
-    NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete, VolumeDelete,
+    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, InboxSkip, Intent,
+    NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete, VolumeDelete,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
@@ -132,6 +132,12 @@ pub(super) fn move_node(
     let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
     let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster }.into();
     ask(client, verb, &intent, state.word(), out)
+}
+
+/// Gives up the message of the inbox at which the inbox stands.
+pub(super) fn skip_message(offset: u64, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let intent = InboxSkip { offset }.into();
+    ask_as(client, "skip", &format!("inbox message {offset}"), &intent, "skipped", out)
 }
 
 /// The one command that cannot be undone, and takes down what it is not about: it asks first.

@@ -220,11 +220,27 @@ pub enum Client {
     Logs(Logs),
     /// Wait until something is so
     Wait(Wait),
+    /// Give up a message of the inbox that cannot be read
+    Inbox {
+        /// What to do
+        #[command(subcommand)]
+        what: InboxCommand,
+    },
     /// Show settings and where each value comes from
     Config {
         /// What of them
         #[command(subcommand)]
         what: ConfigCommand,
+    },
+}
+
+/// What to do with the inbox.
+#[derive(Subcommand, Debug)]
+pub enum InboxCommand {
+    /// Continue behind the message at which the inbox stands
+    Skip {
+        /// Its offset, as /readyz says it
+        offset: u64,
     },
 }
 

@@ -174,6 +174,7 @@ pub struct Wait {
 
 /// Flags of a server; each overrides the configuration.
 #[derive(Args, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct Server {
     /// Where the journal and everything made from it are kept [env: CHANCERY_DATA_DIR]
     #[arg(long, value_name = "DIR")]
@@ -205,6 +206,9 @@ pub struct Server {
     /// How log lines are written: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
+    /// Where the events topic holds events that the journal has lost, write an event that names those, and continue
+    #[arg(long)]
+    pub correct_events: bool,
     /// Continue under a new lineage if records at the journal's end are missing, and tell which
     #[arg(long)]
     pub accept_loss: bool,

@@ -46,7 +46,7 @@ use chancery_events::intent::{Cascade, Turn};
 use chancery_events::spec::{Activity, NodeState};
 use clap::Parser as _;
 
-pub use args::{Cli, Client as ClientCommand, Command, ConfigCommand, Local};
+pub use args::{Cli, Client as ClientCommand, Command, ConfigCommand, InboxCommand, Local};
 pub use completion::completion;
 pub use context::{Context, Output};
 pub use error::{CliError, Exit};
@@ -105,6 +105,7 @@ impl Cli {
         let mut config = Config::load(globals.config.as_deref(), flags)?;
         if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
             config.accept_clock = server.accept_clock;
+            config.kafka.correct_events = server.correct_events;
         }
         Ok(config)
     }
@@ -195,6 +196,9 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         }
         ClientCommand::Logs(whose) => logs::run(whose, &client, out),
         ClientCommand::Wait(what) => wait::run(what, &client, out),
+        ClientCommand::Inbox { what: InboxCommand::Skip { offset } } => {
+            act::skip_message(*offset, &client, out)
+        }
         ClientCommand::Config { what: ConfigCommand::Show } => show::config(context, out),
     }
 }

@@ -115,10 +115,37 @@ pub struct Kafka {
     pub unsafe_topics: bool,
     /// Whether events are written for consumers.
     pub events: bool,
+    /// Whether the operator has the events topic corrected where it holds another history than the journal, by a flag of
+    /// this start.
+    pub correct_events: bool,
     /// For whom the inbox speaks, if it is read.
     pub inbox: Option<Binding>,
+    /// How brokers are told from others, and servers from other clients.
+    pub security: KafkaSecurity,
     /// Settings of librdkafka.
     pub client: BTreeMap<String, String>,
+}
+
+/// How the brokers are reached safely.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KafkaSecurity {
+    /// Whether by TLS.
+    pub tls: bool,
+    /// Certificates of the authorities that sign those of brokers; without one, those of the system.
+    pub ca_file: Option<PathBuf>,
+    /// How to log in, if that is wanted.
+    pub login: Option<KafkaLogin>,
+}
+
+/// How servers log in at brokers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KafkaLogin {
+    /// The mechanism of SASL, as librdkafka names it.
+    pub mechanism: &'static str,
+    /// As whom.
+    pub username: String,
+    /// Where the password is.
+    pub password_file: PathBuf,
 }
 
 /// What a request may cost.
@@ -314,6 +341,7 @@ impl Config {
             kafka: Kafka {
                 session: settings::session(text("kafka.session"))?,
                 events: settings::switch(text("kafka.events"))?,
+                correct_events: false,
                 inbox: match settings::scope(text("inbox.scope"))? {
                     Some(scope) => {
                         let actor =
@@ -323,6 +351,15 @@ impl Config {
                     None => None,
                 },
                 unsafe_topics: settings::switch(text("kafka.unsafe_topics"))?,
+                security: KafkaSecurity {
+                    tls: settings::switch(text("kafka.tls"))?,
+                    ca_file: Some(text("kafka.ca_file")).filter(|path| !path.is_empty()).map(PathBuf::from),
+                    login: login(
+                        text("kafka.username"),
+                        text("kafka.password_file"),
+                        text("kafka.sasl_mechanism"),
+                    )?,
+                },
                 client: settings::pairs(text("kafka.client"))?,
             },
             advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
@@ -351,6 +388,20 @@ impl Config {
     /// Every setting with its value, as it was written, and where that came from.
     pub fn shown(&self) -> impl Iterator<Item = (&'static Setting, &str, &Origin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
+    }
+}
+
+/// How servers log in, if they are to.
+fn login(username: &str, password_file: &str, mechanism: &str) -> Result<Option<KafkaLogin>, String> {
+    match (username, password_file) {
+        ("", "") => Ok(None),
+        ("", _) => Err("kafka.password_file is set, and kafka.username is not".into()),
+        (_, "") => Err("kafka.username is set, and kafka.password_file is not".into()),
+        (username, file) => Ok(Some(KafkaLogin {
+            mechanism: settings::sasl_mechanism(mechanism)?,
+            username: username.to_owned(),
+            password_file: file.into(),
+        })),
     }
 }
 

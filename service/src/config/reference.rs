@@ -60,6 +60,9 @@ fn what(kind: Type) -> &'static str {
         Type::Scope => "types of intents between commas, also with `*`, or nothing",
         Type::Hosts => "names or addresses between commas, or nothing",
         Type::Pairs => "`key=value` between commas, or nothing",
+        Type::MaybeFile => "path of a file, or nothing",
+        Type::MaybeText => "text, or nothing",
+        Type::SaslMechanism => "`scram-sha-512`, `scram-sha-256`, `plain`",
     }
 }
 

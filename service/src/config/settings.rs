@@ -58,6 +58,12 @@ pub enum Type {
     Scope,
     /// `key=value` between commas, or nothing.
     Pairs,
+    /// The path of a file, or nothing.
+    MaybeFile,
+    /// Text, or nothing.
+    MaybeText,
+    /// `scram-sha-512`, `scram-sha-256` or `plain`.
+    SaslMechanism,
 }
 
 /// One setting.
@@ -117,7 +123,12 @@ settings! {
     "kafka.events" Switch "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
     "inbox.scope" Scope "" "CHANCERY_INBOX_SCOPE" "what records of the inbox topic may ask for, as in plan.*,deployment.create; nothing reads it unless set";
     "inbox.actor" Actor "inbox" "CHANCERY_INBOX_ACTOR" "in whose name they ask";
-    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a; TLS wants a build of rdkafka with its feature ssl";
+    "kafka.tls" Switch "no" "CHANCERY_KAFKA_TLS" "whether brokers are reached by TLS; their certificates and names are checked. Wants a build with the feature kafka-tls";
+    "kafka.ca_file" MaybeFile "" "CHANCERY_KAFKA_CA_FILE" "certificates of the authorities that sign those of brokers, in PEM; those of the system unless set";
+    "kafka.username" MaybeText "" "CHANCERY_KAFKA_USERNAME" "as whom servers log in at brokers, by SASL; they do not unless set";
+    "kafka.password_file" MaybeFile "" "CHANCERY_KAFKA_PASSWORD_FILE" "the file with the password, read at each start; a line feed at its end is left out";
+    "kafka.sasl_mechanism" SaslMechanism "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "how they log in: scram-sha-512 or scram-sha-256, which want a build with the feature kafka-tls, or plain";
+    "kafka.client" Pairs "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka that say how brokers are reached, as in client.rack=a";
     "cgroup" Cgroup "auto" "CHANCERY_CGROUP" "where processes get control groups: auto, none, or a directory of cgroup v2 that passes the memory controller on";
     "segment_bytes" Bytes "64MiB" "CHANCERY_SEGMENT_BYTES" "the size at which the journal begins another segment";
     "sled_cache" Bytes "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models, of each fleet";
@@ -159,6 +170,8 @@ impl Setting {
             }
             Type::Hosts => hosts(text).err(),
             Type::Pairs => pairs(text).err(),
+            Type::MaybeFile | Type::MaybeText => None,
+            Type::SaslMechanism => sasl_mechanism(text).err().map(str::to_owned),
             Type::Scope => scope(text).err(),
         }
     }
@@ -298,6 +311,16 @@ pub(super) fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
             _ => Err(format!("write key=value between commas, not {pair:?}")),
         })
         .collect()
+}
+
+/// The mechanism as librdkafka names it.
+pub(super) fn sasl_mechanism(text: &str) -> Result<&'static str, &'static str> {
+    match text {
+        "scram-sha-512" => Ok("SCRAM-SHA-512"),
+        "scram-sha-256" => Ok("SCRAM-SHA-256"),
+        "plain" => Ok("PLAIN"),
+        _ => Err("write scram-sha-512, scram-sha-256 or plain"),
+    }
 }
 
 pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {

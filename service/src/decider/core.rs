@@ -398,6 +398,7 @@ impl Core {
         let position = self.next();
         let mut context = self.context(position.plus(2));
         context.actor = Some(request.actor.clone());
+        let allowed = allowed.and_then(|()| self.may_skip(&request.intent));
         let decided = reused.and(allowed).and_then(|()| {
             catch_unwind(AssertUnwindSafe(|| (self.decide)(&self.fleet, request, &context)))
                 .unwrap_or_else(|panic| Err(internal(&told(&*panic))))
@@ -409,7 +410,12 @@ impl Core {
             self.record(request, position, Err(failure.refusal()), &context)
         });
         match decided {
-            Ok(verdict) => Settled::Now(verdict),
+            Ok(verdict) => {
+                if verdict.result.is_ok() {
+                    self.skip(&request.intent);
+                }
+                Settled::Now(verdict)
+            }
             Err(failure) => Settled::Failed(failure.refusal()),
         }
     }

@@ -136,6 +136,12 @@ impl Driver {
         self.core.inbox_passed(next, now);
     }
 
+    /// The message at this offset of the inbox cannot be read.
+    pub fn inbox_stands(&mut self, offset: u64, at: Reading) {
+        let now = self.clock.read(at);
+        self.core.inbox_stands(offset, now);
+    }
+
     /// Nothing more comes in: what no commit carries yet gets one.
     pub fn drain(&mut self, at: Reading) {
         let now = self.clock.read(at);

@@ -46,6 +46,8 @@ pub enum Input {
     Letter(Box<Letter>, Room),
     /// No letter below this offset is to come.
     InboxPassed(u64),
+    /// The message at this offset of the inbox cannot be read.
+    InboxStands(u64),
     /// An executor has connected: its messages come as [`Input::Said`].
     Connected(Connection, Mailbox),
     /// An executor said something: one serialised [`chancery_events::protocol::ToDecider`].

@@ -12,6 +12,7 @@
 //! | repeats an intent | nothing: its verdict stands already |
 //! | cannot be read, or failed in a way that must not happen | `inbox.refused` |
 //! | stands below the watermark | nothing: it is answered already |
+//! | cannot be got from the topic | nothing, until somebody asks for `inbox.skip`: then `inbox.skipped` |
 //!
 //! Where nothing was recorded, `inbox.advanced` carries the watermark: a second later, or a thousand letters.
 
@@ -20,11 +21,12 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, InboxAdvanced, InboxRefused};
-use chancery_events::intent::Request;
+use chancery_events::intent::{InboxSkip, Intent, Request};
 use chancery_events::letter::{Binding, Letter};
 use chancery_events::planted::{self, Bug};
 use chancery_events::record::Watermark;
@@ -129,6 +131,7 @@ pub struct Inbox {
     binding: Binding,
     next: u64,
     tail: u64,
+    continues: Arc<AtomicU64>,
 }
 
 impl Inbox {
@@ -141,12 +144,17 @@ impl Inbox {
         log: &Range<u64>,
     ) -> Result<Inbox, InboxGone> {
         let next = check(watermark, &topic, log)?;
-        Ok(Inbox { topic, binding, next, tail: log.end })
+        Ok(Inbox { topic, binding, next, tail: log.end, continues: Arc::default() })
     }
 
     /// The offset of the first letter that is to be read.
     pub fn next(&self) -> u64 {
         self.next
+    }
+
+    /// The offset from which to read on where a message cannot be read: behind the last one that was skipped.
+    pub fn continues(&self) -> u64 {
+        self.continues.load(Ordering::Acquire)
     }
 
     /// The offset that the next letter would have got when it was taken up.
@@ -163,11 +171,13 @@ pub(super) struct Reading {
     carried: u64,
     /// Since when no commit carries what has been answered.
     lags: Option<Time>,
+    /// The offset of a message that cannot be read.
+    stands_at: Option<u64>,
 }
 
 impl Reading {
     pub(super) fn new(inbox: Inbox) -> Reading {
-        Reading { carried: inbox.next, inbox, lags: None }
+        Reading { carried: inbox.next, inbox, lags: None, stands_at: None }
     }
 
     /// Whether everything has been taken that was there when this decider took over.
@@ -191,6 +201,7 @@ impl Reading {
     fn advance(&mut self, next: u64, now: Time) {
         if next > self.inbox.next {
             self.inbox.next = next;
+            self.stands_at = None;
             self.lags.get_or_insert(now);
         }
     }
@@ -241,6 +252,39 @@ impl Core {
         if !was && reading.is_up_to_date() {
             // What was asked meanwhile has been taken; now everybody has a lease to come back.
             self.agenda.grace = time + self.lease();
+        }
+    }
+
+    /// The message at `offset` cannot be read; there is no other below that has not come.
+    pub fn inbox_stands(&mut self, offset: u64, now: Time) {
+        self.inbox_passed(offset, now);
+        if let Some(reading) = &mut self.inbox
+            && offset == reading.inbox.next
+        {
+            reading.stands_at = Some(offset);
+        }
+    }
+
+    /// Whether an intent may be decided, as far as the inbox is concerned: no message may be skipped that can be read.
+    pub(super) fn may_skip(&self, intent: &Intent) -> Result<(), Refusal> {
+        let Intent::InboxSkip(InboxSkip { offset }) = intent else { return Ok(()) };
+        let stands_at = self.inbox.as_ref().and_then(|reading| reading.stands_at);
+        if stands_at == Some(*offset) {
+            return Ok(());
+        }
+        let detail = match stands_at {
+            Some(at) => format!("the inbox stands at offset {at}, not at {offset}"),
+            None => "the inbox stands at no message".to_owned(),
+        };
+        Err(Refusal::new(Code::BadTransition, detail))
+    }
+
+    /// What was decided of an intent, as far as the inbox is concerned. In the commit of the verdict.
+    pub(super) fn skip(&mut self, intent: &Intent) {
+        let (Intent::InboxSkip(skip), time) = (intent, self.time()) else { return };
+        self.inbox_passed(skip.offset.saturating_add(1), time);
+        if let Some(reading) = &self.inbox {
+            reading.inbox.continues.store(reading.inbox.next, Ordering::Release);
         }
     }
 

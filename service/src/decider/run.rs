@@ -250,6 +250,7 @@ impl Loop {
             // What it held of the queue is free when it has been dealt with.
             Input::Letter(letter, _room) => self.driver.letter(&letter, self.now()),
             Input::InboxPassed(next) => self.driver.inbox_passed(next, self.now()),
+            Input::InboxStands(offset) => self.driver.inbox_stands(offset, self.now()),
             Input::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
                 self.driver.connected(connection, Attach::from_random(random()));

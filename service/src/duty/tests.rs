@@ -92,6 +92,7 @@ impl Server {
             inbox: None,
         };
         let (duty, at_desk) = watch::channel(Duty::StandsBy);
+        let troubles: Arc<FleetTroubles> = Arc::default();
         let following =
             Following { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
         let office = Office {
@@ -103,10 +104,11 @@ impl Server {
             beside,
             duty,
             clock: Arc::clone(&clock),
+            troubles: Arc::clone(&troubles),
         };
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
-        let desk = Desk { duty: at_desk, decider, own: address.into(), clock };
+        let desk = Desk { duty: at_desk, decider, own: address.into(), clock, troubles };
         Server { turn, drain, desk, published, office, rows, _dir: dir }
     }
 
@@ -241,7 +243,7 @@ impl Beside for Troubles {
         Ok(None)
     }
 
-    fn begin(&self, _: &Decider, _: Option<(u64, u64)>, _: Arc<dyn Source>) -> Result<()> {
+    fn begin(&self, _: &Decider, _: Writer, _: Option<Inbox>, _: Arc<dyn Source>) -> Result<()> {
         Ok(())
     }
 }

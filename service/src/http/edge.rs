@@ -20,8 +20,8 @@ use super::admission::admit;
 use super::budget::{ByteBudget, ReservedBytes, SMALL};
 use super::positions;
 use super::problem::{
-    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NOT_FOUND, Problem, REQUEST_TIMEOUT,
-    TIMEOUT, TOO_LARGE, URI_TOO_LONG,
+    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NO_DECIDER, NOT_FOUND, Problem,
+    REQUEST_TIMEOUT, STANDS_STILL, TIMEOUT, TOO_LARGE, URI_TOO_LONG,
 };
 use super::query::Params;
 use super::rate::Principal;
@@ -250,12 +250,20 @@ async fn say_to(
 }
 
 impl Api {
-    /// Ready, if the rows of every fleet reach what is durable now within a second.
+    /// Ready, if nothing of any fleet stands still, it is known who decides, and the rows reach what is durable now within a
+    /// second.
     async fn ready(&self) -> Result<Response<Body>, Problem> {
         for (name, app) in &self.fleets {
             let head = app.source.head();
             if let Some(trouble) = app.desk.clock_trouble(head.map(|head| head.time)).await {
                 return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
+            }
+            if let Some((part, trouble)) = app.troubles().into_iter().next() {
+                return Err(Problem::new(STANDS_STILL, format!("fleet {name}, {part}: {trouble}")));
+            }
+            if let Where::Nobody = app.desk.find() {
+                let what = format!("fleet {name}: as far as this server knows, no server decides");
+                return Err(Problem::new(NO_DECIDER, what));
             }
             let tail = head.map_or_else(Default::default, |head| head.position);
             read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {

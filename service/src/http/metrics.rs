@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 use super::problem::Problem;
 use super::{Api, App};
 use crate::decider::Decider;
+use crate::troubles::FleetPart;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -34,6 +35,12 @@ struct RouteLabels {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct FleetLabels {
     fleet: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct PartLabels {
+    fleet: String,
+    part: &'static str,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -65,6 +72,7 @@ struct Fleets {
     decides: Family<FleetLabels, Gauge>,
     followers: Family<FleetLabels, Gauge>,
     links: Family<FleetLabels, Gauge>,
+    troubles: Family<PartLabels, Gauge>,
 }
 
 /// The figures of one fleet.
@@ -80,6 +88,7 @@ pub struct Figures {
     decides: Gauge,
     followers: Gauge,
     links: Gauge,
+    troubles: Family<PartLabels, Gauge>,
 }
 
 impl fmt::Debug for Metrics {
@@ -135,6 +144,8 @@ impl Metrics {
             to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
             to.register("stream_followers", "Open streams", fleets.followers.clone());
             to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
+            let troubles = "Whether a part of the fleet stands still on this server: 1, or 0";
+            to.register("trouble", troubles, fleets.troubles.clone());
         });
         metrics
     }
@@ -155,6 +166,7 @@ impl Metrics {
             decides: gauge(&fleets.decides),
             followers: gauge(&fleets.followers),
             links: gauge(&fleets.links),
+            troubles: fleets.troubles.clone(),
         }
     }
 
@@ -206,6 +218,12 @@ impl Figures {
         self.decides.set(i64::from(here.is_some()));
         self.followers.set(app.hub.followers() as i64);
         self.links.set(app.links.count() as i64);
+        let troubles = app.troubles();
+        for part in FleetPart::ALL {
+            let labels = PartLabels { fleet: self.fleet.clone(), part: part.name() };
+            let stands_still = troubles.iter().any(|(troubled, _)| *troubled == part);
+            self.troubles.get_or_create(&labels).set(i64::from(stands_still));
+        }
     }
 }
 

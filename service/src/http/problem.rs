@@ -136,6 +136,8 @@ kinds! {
     NO_DECIDER = 503 "no_decider" retry "Nobody decides now";
     /// The wall clock is too far ahead of the journal to be followed.
     CLOCK_AHEAD = 503 "clock_ahead" retry "Clock ahead";
+    /// The inbox, the events topic or the election does not work; `/readyz` alone says so.
+    STANDS_STILL = 503 "stands_still" retry "A part of the fleet stands still";
     /// The position asked for is not applied yet.
     BEHIND = 503 "behind" retry "Not there yet";
     /// The answer did not come in time; nothing was asked of the decider.

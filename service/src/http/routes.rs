@@ -239,6 +239,13 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
             Members,
             "Rejects operations, all or none.",
         ),
+        (
+            Method::POST,
+            "/inbox/skip",
+            "inbox.skip.v1",
+            Members,
+            "Gives up the message of the inbox that cannot be read, and continues behind it.",
+        ),
     ]
 };
 

@@ -4,9 +4,9 @@ use chancery_events::intent::{
     CapabilityApply, CapabilityDelete, CapabilitySetActivity, ClusterApply, ClusterDelete,
     ClusterSetActivity, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
     DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
-    DisruptionSchedule, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove, OperationReject,
-    PlanApply, PlanDelete, PlanSetActivity, PolicyApply, PolicyDelete, ReplicaCreate, ReplicaDelete,
-    ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
+    DisruptionSchedule, InboxSkip, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove,
+    OperationReject, PlanApply, PlanDelete, PlanSetActivity, PolicyApply, PolicyDelete, ReplicaCreate,
+    ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
 };
 use serde::de::DeserializeOwned;
 
@@ -88,6 +88,7 @@ bodies! {
     "replica.delete.v1" ReplicaDelete
     "volume.delete.v1" VolumeDelete
     "operation.approve.v1" OperationApprove
+    "inbox.skip.v1" InboxSkip
     "operation.reject.v1" OperationReject
 }
 

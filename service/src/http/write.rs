@@ -235,7 +235,8 @@ impl Done {
             | Intent::PlanSetActivity(_)
             | Intent::PlanDelete(_)
             | Intent::DeploymentPause(_)
-            | Intent::OperationReject(_) => Done::Now,
+            | Intent::OperationReject(_)
+            | Intent::InboxSkip(_) => Done::Now,
             Intent::DisruptionApprove(_)
             | Intent::DeploymentCreate(_)
             | Intent::DeploymentCancel(_)

@@ -12,7 +12,8 @@ use chancery_journal::kafka::{Filled, Found, fill};
 use chancery_journal::segments::Against;
 use chancery_projector::{FoundRows, Tuning};
 
-use super::{client, options};
+use super::group::{self, GroupMember};
+use super::{client, election, options};
 use crate::config::{Config, Place};
 use crate::fleet::journal_options;
 use crate::folder::Folder;
@@ -74,6 +75,11 @@ pub async fn init_topics(config: &Config, partitions: Option<u16>, copies: u16) 
     Ok(text)
 }
 
+/// What `doctor` says of topics that brokers do not sync. It is how Kafka is usually run, and no mistake.
+const UNSYNCED: &str = "note: brokers acknowledge what is in their memory (flush.messages is not set). If all of them lose power \
+                        at once, what was acknowledged last may be lost; with flush.messages=1 it is not, and each append takes \
+                        as long as their disks";
+
 /// What is unsafe about the topics, and how to mend it; whether nothing is.
 pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     let (topics, names) = place(config)?;
@@ -90,11 +96,46 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
         for trouble in troubles {
             writeln!(text, "{topic}: {trouble}")?;
         }
+        if role != Role::Events && topics.flushes(topic).await?.is_none() {
+            writeln!(text, "{topic}: {UNSYNCED}")?;
+        }
         for Finding { setting, found, wanted, danger, mend, .. } in findings {
             writeln!(text, "{topic}: {setting} is {found}, and must be {wanted}: {danger}\n  {mend}")?;
         }
     }
+    for (fleet, partition) in &config.fleets {
+        let group = election::group_of(&names.inbox, *partition);
+        let (brokers, _) = named(config)?;
+        let asking = client(&config.kafka, brokers)?.watcher()?;
+        let (lines, is_right) = match group::members(&asking, &group, &names.inbox, *partition) {
+            Ok(members) => of_group(fleet, &group, &members),
+            Err(error) => (format!("group {group} of fleet {fleet}: {error:#}\n"), false),
+        };
+        text.push_str(&lines);
+        is_well &= is_right;
+    }
     Ok((text, is_well))
+}
+
+/// The members of the group that elects the decider of a fleet; whether all of them are servers.
+fn of_group(fleet: &FleetName, group: &str, members: &[GroupMember]) -> (String, bool) {
+    if members.is_empty() {
+        return (format!("group {group} of fleet {fleet}: no member, no server runs\n"), true);
+    }
+    let mut is_well = true;
+    let lines = members.iter().map(|GroupMember { client, host, has_partition }| {
+        let is_server = client.starts_with(group::SERVER);
+        is_well &= is_server;
+        let has = if *has_partition { ", has the partition" } else { "" };
+        let stranger = if is_server {
+            ""
+        } else {
+            "\n  it is no server of the fleet, and keeps the fleet from being decided for while it has the partition: end it, \
+             and let nobody but the servers join the group (an ACL with READ on the group)"
+        };
+        format!("group {group} of fleet {fleet}: {client} at {host}{has}{stranger}\n")
+    });
+    (lines.collect(), is_well)
 }
 
 /// Fills the partitions of the configuration's fleets with their journals in a server's folder, whose mirrors those are

@@ -1,136 +1,204 @@
 //! The events topic: each event of the journal as a CloudEvent in binary form, for consumers that know nothing of
 //! commits.
 //!
-//! Written by the server that decides, which goes on behind the last one found there. At least once, in order: a
-//! consumer drops what has a `ce_id` that is not above its last of the same `ce_lineage`. The key is the subject, so that a consumer may keep the
-//! last event of each; the partition is the fleet's, so that the order is the journal's.
+//! Written by the server that decides, which continues behind the last event found there (see [`super::exported`]). At
+//! least once, in order: a consumer drops what has a `ce_id` that is not above its last of the same `ce_lineage`. A
+//! server that was paused may write events a second time, behind newer ones: so the topic must not be compacted, though
+//! the key of an event is its subject. The partition is the fleet's, so that the order is the journal's.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, ensure};
 use chancery_events::cloud;
-use chancery_events::id::Position;
-use chancery_events::lineage::NamedPosition;
+use chancery_events::id::{Position, Writer};
+use chancery_events::record::Header;
+use chancery_events::time::Time;
 use chancery_journal::Source;
-use chancery_journal::kafka::{Client, offsets};
-use chancery_journal::witness::lineages;
+use chancery_journal::kafka::Client;
 use rdkafka::ClientContext;
 use rdkafka::error::KafkaError;
-use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::message::{self, Message as _, OwnedHeaders};
+use rdkafka::producer::{
+    BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
+};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use serde_json::value::RawValue;
 
+use super::exported::{CORRECTED, Correction, TwoHistories};
 use crate::decider::Decider;
+use crate::troubles::{FleetPart, FleetTroubles};
 
-/// How long a question to the brokers may take.
-const ASKING: Duration = Duration::from_secs(10);
 /// How long to wait when there is nothing to write, or no room.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Before it begins again after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Failures are told so far apart.
-const SILENT: Duration = Duration::from_mins(1);
-/// An event that is not acknowledged after so long is written again.
+/// How often the exported position is committed.
+const COMMIT: Duration = Duration::from_secs(1);
+
+/// How long the brokers may take to acknowledge a correction.
 const OUTCOME: Duration = Duration::from_secs(30);
-/// So far back is looked for the last event, behind which there may be what is none.
-const BACK: i64 = 1000;
 
 /// Which topic.
 #[derive(Clone, Debug)]
 pub(super) struct Export {
+    /// The fleet whose events these are.
+    pub(super) fleet: Arc<str>,
+    /// Whether a correction is written where the topic holds another history than the journal.
+    pub(super) corrects: bool,
     pub(super) client: Client,
     pub(super) topic: String,
     pub(super) partition: i32,
+    pub(super) troubles: Arc<FleetTroubles>,
 }
 
-/// Hears whether anything could not be written.
-struct Outcomes(Arc<AtomicBool>);
+/// What became of events that were sent.
+#[derive(Default)]
+struct Outcomes {
+    /// Whether an event could not be written.
+    failed: AtomicBool,
+    /// The last event that was acknowledged, and the offset behind that event.
+    acknowledged: Mutex<Option<(Position, i64)>>,
+}
 
-impl ClientContext for Outcomes {}
+struct OutcomeContext(Arc<Outcomes>);
 
-impl ProducerContext for Outcomes {
-    type DeliveryOpaque = ();
+impl ClientContext for OutcomeContext {}
 
-    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-        if let Err((error, _)) = result
-            && !self.0.swap(true, Ordering::AcqRel)
-        {
-            tracing::warn!(%error, "an event could not be written to the events topic");
+impl ProducerContext for OutcomeContext {
+    /// The position of the event.
+    type DeliveryOpaque = Box<Position>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, position: Box<Position>) {
+        match result {
+            Ok(message) => {
+                let mut acknowledged = self.0.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+                *acknowledged = Some((*position, message.offset() + 1));
+            }
+            Err((error, _)) => {
+                if !self.0.failed.swap(true, Ordering::AcqRel) {
+                    tracing::warn!(%error, %position, "an event could not be written to the events topic");
+                }
+            }
         }
     }
 }
 
 impl Export {
     /// Writes events for as long as the decider is there. Blocks.
-    pub(super) fn run(&self, source: &dyn Source, decider: &Decider) {
-        let mut told: Option<Instant> = None;
+    pub(super) fn run(&self, source: &dyn Source, decider: &Decider, writer: Writer) {
+        // Before its own first record, this server may not have read all that the one before has exported.
+        while source.head().is_none_or(|head| head.writer != writer) && !decider.has_stopped() {
+            std::thread::sleep(PAUSE);
+        }
         while !decider.has_stopped() {
             if let Err(error) = self.write(source, decider) {
                 // Brokers may be away for hours.
-                if told.is_none_or(|told| told.elapsed() > SILENT) {
-                    told = Some(Instant::now());
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "writing to the events topic begins again and again"
-                    );
-                }
+                self.troubles.report(FleetPart::Events, format!("{error:#}"));
                 std::thread::sleep(AGAIN);
             }
         }
     }
 
     fn write(&self, source: &dyn Source, decider: &Decider) -> Result<()> {
-        let mut last = match self.last()? {
-            Some(last) => kept(source, last)?,
-            // All were deleted for their age: consumers have seen them, or never will.
-            None => source.head().map_or(Position::ZERO, |head| head.position),
+        let outcomes = Arc::new(Outcomes::default());
+        let producer = self.producer(&outcomes)?;
+        let mut last = match self.continues_behind(source) {
+            Err(error) if self.corrects && error.is::<TwoHistories>() => {
+                self.correct(source, decider, &producer, &outcomes)?
+            }
+            continues => continues?,
         };
-        let failed = Arc::new(AtomicBool::new(false));
-        let mut config = self.client.producer(OUTCOME);
-        // What could not be written must not leave a hole before what could.
+        self.troubles.clear(FleetPart::Events);
+        let done = self.follow(source, decider, &producer, &outcomes, &mut last);
+        // What was decided here last is for consumers too. What is not acknowledged by then is written by the next
+        // decider: it must not come later, behind newer events.
+        let flushed = producer.flush(AGAIN);
+        producer.purge(PurgeConfig::default().queue().inflight());
+        done?;
+        flushed.context("write the last events")
+    }
+
+    fn producer(&self, outcomes: &Arc<Outcomes>) -> Result<ThreadedProducer<OutcomeContext>> {
+        // No event may expire: what follows it would stand behind a hole.
+        let mut config = self.client.producer(Duration::ZERO);
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
         // Every client reads gzip by itself; several want a library more for lz4. The lowest level costs the least.
         config.set("compression.type", "gzip").set("compression.level", "1");
-        let producer: ThreadedProducer<Outcomes> =
-            config.create_with_context(Outcomes(Arc::clone(&failed))).context("make a producer")?;
+        config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("make a producer")
+    }
+
+    /// Writes the events behind `last` until the decider has stopped.
+    fn follow(
+        &self,
+        source: &dyn Source,
+        decider: &Decider,
+        producer: &ThreadedProducer<OutcomeContext>,
+        outcomes: &Outcomes,
+        last: &mut Position,
+    ) -> Result<()> {
+        let member = self.member()?;
+        let (mut committed, mut is_due) = (Position::ZERO, Instant::now());
         let mut records = source.records(last.plus(1)).context("read the journal")?;
         while !decider.has_stopped() {
-            if failed.load(Ordering::Acquire) {
-                bail!("an event was not acknowledged");
+            outcomes.check()?;
+            if is_due.elapsed() > COMMIT {
+                is_due = Instant::now();
+                // The callback of the last commit is served here.
+                let _ = member.poll(Duration::ZERO);
+                if let Some((position, offset)) = outcomes.acknowledged().filter(|last| last.0 > committed) {
+                    self.commit(&member, source, position, offset)?;
+                    committed = position;
+                }
             }
-            // An end that was reached is asked for anew: before the first record there is nothing to go on from.
+            // The records end at the head; before the first record there is none to continue from.
             let Some(record) = records.next() else {
                 std::thread::sleep(PAUSE);
-                if source.head().is_some_and(|head| head.position > last) {
+                if source.head().is_some_and(|head| head.position > *last) {
                     records = source.records(last.plus(1)).context("read the journal")?;
                 }
                 continue;
             };
             let record = record.context("read the journal")?;
-            for (position, line) in record.events().filter(|(position, _)| *position > last) {
-                self.put(&producer, &failed, record.header(), position, line)?;
+            let hash = record.hash().to_string();
+            for (position, line) in record.events().filter(|(position, _)| position > last) {
+                let event = CloudMessage::of(record.header(), &hash, position, line)?;
+                self.put(producer, outcomes, position, &event)?;
             }
-            last = record.last();
+            *last = record.last();
         }
-        // What was decided here last is for consumers too.
-        producer.flush(AGAIN).context("write the last events")?;
         Ok(())
+    }
+
+    /// Says in the topic which positions are lost. Behind which position the exporter continues.
+    fn correct(
+        &self,
+        source: &dyn Source,
+        decider: &Decider,
+        producer: &ThreadedProducer<OutcomeContext>,
+        outcomes: &Outcomes,
+    ) -> Result<Position> {
+        let Some(correction) = self.correction(source)? else { return self.continues_behind(source) };
+        let head = source.head().context("the journal is empty")?;
+        ensure!(!decider.has_stopped(), "another server may have corrected it meanwhile");
+        tracing::warn!(?correction, topic = self.topic, "the events topic is corrected");
+        let message = CloudMessage::correction(&self.fleet, head.time, &correction)?;
+        self.put(producer, outcomes, correction.continues_after, &message)?;
+        producer.flush(OUTCOME).context("write the correction")?;
+        outcomes.check()?;
+        Ok(correction.continues_after)
     }
 
     fn put(
         &self,
-        producer: &ThreadedProducer<Outcomes>,
-        failed: &AtomicBool,
-        header: &chancery_events::record::Header,
+        producer: &ThreadedProducer<OutcomeContext>,
+        outcomes: &Outcomes,
         position: Position,
-        line: &[u8],
+        event: &CloudMessage,
     ) -> Result<()> {
-        let event = Event::of(header, position, line)?;
-        let mut record = BaseRecord::<str, [u8]>::to(&self.topic)
+        let mut record = BaseRecord::<str, [u8], _>::with_opaque_to(&self.topic, Box::new(position))
             .partition(self.partition)
             .payload(event.data.get().as_bytes())
             .headers(event.headers.clone());
@@ -141,9 +209,7 @@ impl Export {
             match producer.send(record) {
                 Ok(()) => return Ok(()),
                 Err((KafkaError::MessageProduction(Code::QueueFull), back)) => {
-                    if failed.load(Ordering::Acquire) {
-                        bail!("an event was not acknowledged");
-                    }
+                    outcomes.check()?;
                     record = back;
                     std::thread::sleep(PAUSE);
                 }
@@ -151,83 +217,35 @@ impl Export {
             }
         }
     }
+}
 
-    /// The last event in the topic; position zero if it never held any, none if it holds none any more.
-    fn last(&self) -> Result<Option<NamedPosition>> {
-        let asking = self.client.watcher().context("reach the brokers for the events topic")?;
-        let (begins, ends) = offsets(&asking, &self.topic, self.partition)
-            .with_context(|| format!("ask for the first and last offset of {}", self.topic))?;
-        let mut end = ends;
-        while end > begins {
-            let from = (end - BACK).max(begins);
-            if let Some(last) = self.last_between(from, end)? {
-                return Ok(Some(last));
-            }
-            end = from;
-        }
-        Ok((ends == 0).then_some(NamedPosition { position: Position::ZERO, lineage: None }))
+impl Outcomes {
+    fn check(&self) -> Result<()> {
+        ensure!(!self.failed.load(Ordering::Acquire), "an event was not acknowledged");
+        Ok(())
     }
 
-    fn last_between(&self, from: i64, end: i64) -> Result<Option<NamedPosition>> {
-        let reader =
-            self.client.reader(&self.topic, self.partition, from).context("read the events topic")?;
-        let mut last: Option<NamedPosition> = None;
-        loop {
-            match reader.poll(ASKING) {
-                Some(Ok(message)) if message.offset() < end => {
-                    let named = message.headers().and_then(|headers| {
-                        let value = |key| headers.iter().find(|header| header.key == key)?.value;
-                        let position = std::str::from_utf8(value("ce_id")?).ok()?.parse().ok()?;
-                        let lineage =
-                            value("ce_lineage").and_then(|it| std::str::from_utf8(it).ok()?.parse().ok());
-                        Some(NamedPosition { position, lineage })
-                    });
-                    // Some may stand there twice; those of a later lineage may have lower positions.
-                    let is_new = |found: &NamedPosition| {
-                        last.is_none_or(|last| {
-                            found.lineage != last.lineage || found.position > last.position
-                        })
-                    };
-                    last = named.filter(is_new).or(last);
-                    if message.offset() + 1 == end {
-                        return Ok(last);
-                    }
-                }
-                Some(Ok(_) | Err(KafkaError::PartitionEOF(_))) => return Ok(last),
-                Some(Err(error)) => return Err(error).context("read the events topic"),
-                None => return Err(anyhow!("the brokers do not say what the events topic holds")),
-            }
-        }
+    fn acknowledged(&self) -> Option<(Position, i64)> {
+        *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How far what stands in the topic is part of the journal: behind the end of an ancestor it is not.
-fn kept(source: &dyn Source, last: NamedPosition) -> Result<Position> {
-    let NamedPosition { position, lineage } = last;
-    let head = source.head();
-    let Some(lineage) = lineage.filter(|lineage| head.is_some_and(|head| head.lineage != *lineage)) else {
-        return Ok(position);
-    };
-    let lineages = lineages(source).context("read the journal")?;
-    let end = lineages.and_then(|lineages| lineages.end(lineage)).unwrap_or(Position::ZERO);
-    Ok(position.min(end))
-}
-
-/// One event in binary form.
-struct Event {
+/// A CloudEvent in binary form, as a message.
+struct CloudMessage {
     headers: OwnedHeaders,
     key: Option<String>,
     data: Box<RawValue>,
 }
 
-impl Event {
-    fn of(header: &chancery_events::record::Header, position: Position, line: &[u8]) -> Result<Event> {
+impl CloudMessage {
+    /// An event of a record with that hash.
+    fn of(header: &Header, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
         let mut shown = Vec::new();
         cloud::render(header, position, line, &mut shown).context("show an event")?;
         let mut members: BTreeMap<String, Box<RawValue>> =
             serde_json::from_slice(&shown).context("show an event")?;
         let data = members.remove("data").context("an event has data")?;
-        let mut headers = OwnedHeaders::new_with_capacity(members.len());
+        let mut headers = OwnedHeaders::new_with_capacity(members.len() + 1);
         let mut key = None;
         for (name, value) in members {
             let value: String = serde_json::from_str(value.get()).context("an attribute is text")?;
@@ -236,8 +254,26 @@ impl Event {
             }
             let name =
                 if name == "datacontenttype" { "content-type".to_owned() } else { format!("ce_{name}") };
-            headers = headers.insert(Header { key: &name, value: Some(&value) });
+            headers = headers.insert(message::Header { key: &name, value: Some(&value) });
         }
-        Ok(Event { headers, key, data })
+        let headers = headers.insert(message::Header { key: "ce_recordhash", value: Some(hash) });
+        Ok(CloudMessage { headers, key, data })
+    }
+
+    /// A correction of the topic.
+    fn correction(fleet: &str, time: Time, correction: &Correction) -> Result<CloudMessage> {
+        let Correction { continues_after, lost_through, .. } = correction;
+        let mut headers = OwnedHeaders::new();
+        for (key, value) in [
+            ("ce_specversion", cloud::SPEC_VERSION.to_owned()),
+            ("ce_id", format!("correction-{continues_after}-{lost_through}")),
+            ("ce_source", format!("/fleets/{fleet}")),
+            ("ce_type", format!("{}{CORRECTED}", cloud::TYPE_PREFIX)),
+            ("ce_time", time.to_string()),
+            ("content-type", "application/json".to_owned()),
+        ] {
+            headers = headers.insert(message::Header { key, value: Some(&value) });
+        }
+        Ok(CloudMessage { headers, key: None, data: serde_json::value::to_raw_value(correction)? })
     }
 }

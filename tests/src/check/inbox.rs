@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chancery_events::fact::{InboxAdvanced, InboxRefused};
+use chancery_events::fact::{InboxAdvanced, InboxRefused, InboxSkipped};
 use chancery_events::record::{Header, Watermark};
 
 use super::violation::{Check, demand};
@@ -33,9 +33,19 @@ impl Inbox {
 
     pub(super) fn refused(&mut self, fact: &InboxRefused) -> Check {
         let next = self.up_to(&fact.topic)?;
-        demand!(10, fact.offset >= self.from, "offset {} of the inbox is answered again", fact.offset);
-        demand!(10, fact.offset < next, "offset {} is answered, and the watermark is {next}", fact.offset);
-        self.from = fact.offset + 1;
+        self.answered(fact.offset, next)
+    }
+
+    pub(super) fn skipped(&mut self, fact: &InboxSkipped) -> Check {
+        let topic = self.now.as_ref().map(|now| Arc::clone(&now.topic)).unwrap_or_default();
+        let next = self.up_to(&topic)?;
+        self.answered(fact.offset, next)
+    }
+
+    fn answered(&mut self, offset: u64, next: u64) -> Check {
+        demand!(10, offset >= self.from, "offset {offset} of the inbox is answered again");
+        demand!(10, offset < next, "offset {offset} is answered, and the watermark is {next}");
+        self.from = offset + 1;
         Ok(())
     }
 

@@ -101,6 +101,7 @@ impl Checker {
             Fact::TermStarted(_)
                 | Fact::LineageStarted(_)
                 | Fact::InboxRefused(_)
+                | Fact::InboxSkipped(_)
                 | Fact::InboxAdvanced(_)
                 | Fact::TimeRecorded(_)
         );
@@ -165,6 +166,7 @@ impl Checker {
             }
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
             Fact::InboxRefused(x) => self.inbox.refused(x),
+            Fact::InboxSkipped(x) => self.inbox.skipped(x),
             Fact::InboxAdvanced(x) => self.inbox.advanced(x),
             Fact::EntityParked(x) => {
                 if let Subject::Operation(id) = &x.subject {

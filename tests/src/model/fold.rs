@@ -87,6 +87,7 @@ impl Entities {
             | Fact::IntentAccepted(_)
             | Fact::IntentRefused(_)
             | Fact::InboxRefused(_)
+            | Fact::InboxSkipped(_)
             | Fact::InboxAdvanced(_)
             | Fact::TimeRecorded(_)
             | Fact::EntityParked(_)

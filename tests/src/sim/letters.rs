@@ -84,14 +84,14 @@ fn written(request: &Request, structured: bool) -> Letter {
     if !structured {
         let header = |(name, value): (&str, String)| (format!("ce_{name}"), value.into_bytes());
         let headers = attributes.into_iter().map(header).collect();
-        return Letter { offset: 0, headers, value: Some(data.into_bytes()) };
+        return Letter { headers, value: Some(data.into_bytes()), ..Letter::default() };
     }
     let mut event: serde_json::Map<_, _> =
         attributes.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     event.insert("data".into(), serde_json::from_str(&data).expect("data is JSON"));
     let value = serde_json::Value::Object(event).to_string().into_bytes();
     let headers = vec![("content-type".into(), b"application/cloudevents+json".to_vec())];
-    Letter { offset: 0, headers, value: Some(value) }
+    Letter { headers, value: Some(value), ..Letter::default() }
 }
 
 impl Universe {

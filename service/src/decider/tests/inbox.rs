@@ -33,7 +33,7 @@ fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> L
         ("ce_actor", "eve"),
     ];
     let headers = headers.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())).to_vec();
-    Letter { offset, headers, value: Some(data.to_string().into_bytes()) }
+    Letter { offset, headers, value: Some(data.to_string().into_bytes()), ..Letter::default() }
 }
 
 fn capability(offset: u64, id: &str) -> Letter {
@@ -41,7 +41,7 @@ fn capability(offset: u64, id: &str) -> Letter {
 }
 
 fn nonsense(offset: u64) -> Letter {
-    Letter { offset, headers: vec![], value: Some(b"{".to_vec()) }
+    Letter { offset, value: Some(b"{".to_vec()), ..Letter::default() }
 }
 
 impl Rig {
@@ -315,6 +315,42 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     let ticket = rig.ask(&request);
     let told = answers(&rig.settle());
     assert_eq!((told[0].0, told[0].2), (ticket, Some(Code::Internal)));
+}
+
+#[test]
+fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_else() {
+    let mut rig = Rig::reading(0..9);
+    rig.post(&capability(0, "a"));
+    rig.settle();
+    let skip = |rig: &mut Rig, offset: u64| {
+        let request = rig.request("inbox.skip", &json!({"offset": offset}));
+        rig.ask(&request);
+        answers(&rig.settle())[0].2
+    };
+    assert_eq!(skip(&mut rig, 1), Some(Code::BadTransition), "all can be read");
+    // The offsets 1 and 2 hold no messages.
+    rig.core.inbox_stands(3, rig.now);
+    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition), "it is another one");
+    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition), "nobody knows that it cannot be read");
+    let from = rig.journal.len();
+    assert_eq!(skip(&mut rig, 3), None);
+    assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
+    assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
+    assert_eq!(skip(&mut rig, 3), Some(Code::BadTransition), "it is behind it");
+    // One that can be read meanwhile is answered, and no more skipped.
+    rig.core.inbox_stands(4, rig.now);
+    rig.post(&capability(4, "b"));
+    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition));
+    // A late word about what was answered changes nothing.
+    rig.core.inbox_stands(2, rig.now);
+    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition));
+    rig.with_inbox(0..9);
+    rig.settle();
+    assert_eq!(skip(&mut rig, 5), Some(Code::BadTransition), "a new decider does not know where it stands");
+    let from = rig.journal.len();
+    rig.post(&letter(5, "letter", "inbox.skip", &json!({"offset": 5})));
+    rig.settle();
+    assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.refused.v1"], "no message skips another");
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl World {
         let (_, duty) = watch::channel(Duty::StandsBy);
         let (_, decider) = watch::channel(Some(there.into()));
         let clock = Arc::clone(&world.app.desk.clock);
-        world.app.desk = Desk { duty, decider, own: "127.0.0.1:1".into(), clock };
+        world.app.desk = Desk { duty, decider, own: "127.0.0.1:1".into(), clock, troubles: Arc::default() };
         world
     }
 

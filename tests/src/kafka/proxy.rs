@@ -1,0 +1,198 @@
+//! A TCP proxy before one broker, which understands as much of Kafka's protocol as its faults need: the frames, and to
+//! which kind of request a response belongs.
+//!
+//! Clients are led to the proxy by `advertised.listeners`; brokers reach each other directly. Responses keep their order
+//! on a connection, as the protocol wants.
+//!
+//! Source: Kafka protocol guide, request header v1 (`size`, `api_key`, `api_version`, `correlation_id`) and
+//! response header (`size`, `correlation_id`).
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The kind of a request that asks for records of partitions.
+const FETCH: i16 = 1;
+/// Larger frames than brokers take are no Kafka.
+const LARGEST: usize = 128 << 20;
+
+/// What the proxy does to responses.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ProxyFaults {
+    /// Responses to fetches that hold anything are passed on so much later.
+    pub slow_fetches: Duration,
+    /// No response is passed on.
+    pub stalls: bool,
+    /// Connections are cut, and no new one is taken.
+    pub cuts: bool,
+}
+
+/// A proxy before one broker, until it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    port: u16,
+}
+
+#[derive(Debug)]
+struct Shared {
+    faults: Mutex<ProxyFaults>,
+    changed: Condvar,
+    connections: Mutex<Vec<TcpStream>>,
+    ends: AtomicBool,
+}
+
+impl Proxy {
+    /// A proxy on a free port, whose broker is named by [`Proxy::lead_to`].
+    pub fn listen() -> (Proxy, ProxyListener) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let shared = Arc::new(Shared {
+            faults: Mutex::default(),
+            changed: Condvar::new(),
+            connections: Mutex::default(),
+            ends: AtomicBool::new(false),
+        });
+        (Proxy { shared: Arc::clone(&shared), port }, ProxyListener { listener, shared })
+    }
+
+    /// Where clients reach the broker.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What happens to responses from now on, also to those that wait.
+    pub fn set(&self, faults: ProxyFaults) {
+        *self.shared.faults() = faults;
+        self.shared.changed.notify_all();
+        if faults.cuts {
+            self.shared.cut();
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Release);
+        self.set(ProxyFaults::default());
+        self.shared.cut();
+        // The thread that takes connections looks whether it is to end.
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+    }
+}
+
+/// The port of a proxy that leads nowhere yet.
+#[derive(Debug)]
+pub struct ProxyListener {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+}
+
+impl ProxyListener {
+    /// Takes connections to the broker at that address from now on.
+    pub fn lead_to(self, broker: SocketAddr) {
+        thread::spawn(move || {
+            for client in self.listener.incoming() {
+                if self.shared.ends.load(Ordering::Acquire) {
+                    return;
+                }
+                let Ok(client) = client else { continue };
+                if self.shared.faults().cuts {
+                    continue;
+                }
+                // A broker that is away refuses: the client sees its connection end.
+                if let Ok(broker) = TcpStream::connect(broker) {
+                    self.shared.join(&client, &broker);
+                }
+            }
+        });
+    }
+}
+
+impl Shared {
+    fn faults(&self) -> MutexGuard<'_, ProxyFaults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cut(&self) {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for connection in connections.drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Passes on what both sides say, until one of them ends.
+    fn join(self: &Arc<Self>, client: &TcpStream, broker: &TcpStream) {
+        let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend([clone(client), clone(broker)]);
+        let kinds = Arc::new(Mutex::new(BTreeMap::new()));
+        let (from, to, asked) = (clone(client), clone(broker), Arc::clone(&kinds));
+        thread::spawn(move || {
+            pass(&from, &to, |frame| {
+                if let [a, b, _, _, c, d, e, f, ..] = frame[..] {
+                    let correlation = i32::from_be_bytes([c, d, e, f]);
+                    lock(&asked).insert(correlation, i16::from_be_bytes([a, b]));
+                }
+            });
+        });
+        let (from, to, shared) = (clone(broker), clone(client), Arc::clone(self));
+        thread::spawn(move || {
+            pass(&from, &to, |frame| {
+                let correlation = frame.first_chunk().map_or(0, |bytes| i32::from_be_bytes(*bytes));
+                let kind = lock(&kinds).remove(&correlation);
+                shared.hold_up(kind == Some(FETCH) && holds_records(frame));
+            });
+        });
+    }
+
+    /// Waits for as long as a response is to be held up.
+    fn hold_up(&self, is_fetch: bool) {
+        let came = Instant::now();
+        let mut faults = self.faults();
+        loop {
+            let late =
+                if is_fetch { faults.slow_fetches.saturating_sub(came.elapsed()) } else { Duration::ZERO };
+            if self.ends.load(Ordering::Acquire) || faults.cuts || (!faults.stalls && late.is_zero()) {
+                return;
+            }
+            let wait = if faults.stalls { Duration::from_secs(1) } else { late };
+            (faults, _) = self.changed.wait_timeout(faults, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Whether a response to a fetch is larger than those that only say that there is nothing new.
+fn holds_records(frame: &[u8]) -> bool {
+    frame.len() > 120
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Passes on frame by frame, each after a look at its bytes behind the size; ends both connections when one does.
+fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8])) {
+    let mut size = [0; 4];
+    while from.read_exact(&mut size).is_ok() {
+        let bytes = u32::from_be_bytes(size) as usize;
+        if bytes > LARGEST {
+            break;
+        }
+        let mut frame = vec![0; bytes];
+        if from.read_exact(&mut frame).is_err() {
+            break;
+        }
+        look(&frame);
+        if to.write_all(&[&size[..], &frame].concat()).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}

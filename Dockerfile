@@ -6,17 +6,21 @@ FROM rust:1.95.0-bookworm AS build
 
 WORKDIR /src
 COPY . .
-# librdkafka is built from its sources with gcc and make, which are in this image; zlib comes with it. Names of
+# librdkafka and OpenSSL are built from their sources with gcc, make and perl, which are in this image; zlib and zstd come
+# with librdkafka. Names of
 # functions stay for backtraces, lines do not.
 ENV CARGO_PROFILE_RELEASE_STRIP=debuginfo
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p chancery && \
+    cargo build --release --locked -p chancery --features kafka-tls && \
     cp target/release/chancery /usr/local/bin/chancery
 
 # The same Debian: its C library is not older than the one that was linked. It has a shell, for checks of health and
 # for processes that an executor starts.
 FROM debian:bookworm-slim
+
+# The authorities that may have signed certificates of brokers.
+RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
 
 RUN groupadd --gid 10001 chancery && \
     useradd --uid 10001 --gid chancery --home-dir /data --no-create-home --shell /usr/sbin/nologin chancery && \

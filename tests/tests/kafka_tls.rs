@@ -1,0 +1,80 @@
+//! Brokers that are reached by TLS, and that servers log in at.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use chancery_tests::kafka::Cluster;
+use chancery_tests::{Server, program};
+use serde_json::json;
+
+/// What reaches the brokers as they want it.
+fn settings(ca: &Path, password: &Path) -> Vec<(&'static str, String)> {
+    vec![
+        ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes".into()),
+        ("CHANCERY_KAFKA_TLS", "yes".into()),
+        ("CHANCERY_KAFKA_CA_FILE", ca.display().to_string()),
+        ("CHANCERY_KAFKA_USERNAME", "chancery".into()),
+        ("CHANCERY_KAFKA_PASSWORD_FILE", password.display().to_string()),
+    ]
+}
+
+fn run(args: &[&str], journal: &str, settings: &[(&'static str, String)]) -> Output {
+    let mut run = Command::new(program());
+    run.args(args).args(["--journal", journal]).envs(settings.iter().map(|(name, value)| (name, value)));
+    run.output().expect("the program runs")
+}
+
+#[test]
+fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_or_password() {
+    let cluster = Cluster::start_secure();
+    let (brokers, ca) = cluster.secure();
+    let journal = format!("kafka://{brokers}/secure");
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| -> PathBuf {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    let password = write("password", "secret\n");
+    let good = settings(&ca, &password);
+    let made = run(&["init-topics", "--copies", "1"], &journal, &good);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+
+    let mut server = Server::new();
+    for (name, value) in &good {
+        server.set(name, value);
+    }
+    server.set("CHANCERY_JOURNAL", &journal);
+    server.set("CHANCERY_EXECUTORS", "none");
+    server.start_again();
+    let fact = json!({"name": "a", "spec": {"type": "T", "score": 1}});
+    assert_eq!(server.client().decided("a", "capability.apply", &fact).status, 201);
+    let shown = server.cli(&["events", "-o", "jsonl"]);
+    assert!(shown.contains("chancery.capability.applied.v1"), "{shown}");
+    assert!(!server.log().contains("secret"), "no password is in the log");
+
+    // An authority that did not sign the broker's certificate.
+    let other = Cluster::start_secure();
+    let wrong_authority = settings(&other.secure().1, &password);
+    let wrong_password = settings(&ca, &write("wrong", "guessed\n"));
+    let asked = |settings: &[(&'static str, String)]| {
+        let told = run(&["doctor"], &journal, settings);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&told.stdout).contains("secure.journal: "), text(&told.stderr))
+    };
+    let (is_told, why) = asked(&good);
+    assert!(is_told, "{why}");
+    for (wrong, what) in [(wrong_authority, "another authority"), (wrong_password, "another password")] {
+        let (is_told, why) = asked(&wrong);
+        assert!(!is_told && why.contains("BrokerTransportFailure"), "{what}: {why}");
+    }
+    // Settings that contradict each other, and a file that is not there.
+    let mut alone = good.clone();
+    alone.retain(|(name, _)| *name != "CHANCERY_KAFKA_PASSWORD_FILE");
+    let refused = run(&["doctor"], &journal, &alone);
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("kafka.username is set, and kafka.password_file is not"), "{told}");
+    let refused = run(&["doctor"], &journal, &settings(&ca, &folder.path().join("none")));
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("read kafka.password_file"), "{told}");
+}

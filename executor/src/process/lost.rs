@@ -40,7 +40,7 @@ pub(super) fn find(
             add(id, Folder::at(nodes.join(node).join(id.to_string())));
         }
     }
-    for (id, group) in groups(cgroup, kept)? {
+    for (id, group) in groups(cgroup, listed(cgroup)?, kept)? {
         match group.populated() {
             // The node is not known any more.
             Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
@@ -57,24 +57,32 @@ pub(super) fn find(
     Ok(lost)
 }
 
-/// Groups of incarnations that have no directory.
+/// Incarnations that have a group. What is recorded in a directory has a group later, so whoever compares the two lists
+/// the groups first.
+pub(super) fn listed(cgroup: Option<&CgroupParent>) -> io::Result<Vec<IncarnationId>> {
+    cgroup.map_or(Ok(Vec::new()), CgroupParent::incarnations)
+}
+
+/// Those of the groups whose incarnations have no directory.
 fn groups(
     cgroup: Option<&CgroupParent>,
+    listed: Vec<IncarnationId>,
     kept: &BTreeSet<IncarnationId>,
 ) -> io::Result<Vec<(IncarnationId, group::IncarnationCgroup)>> {
     let Some(parent) = cgroup else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    for id in parent.incarnations()?.into_iter().filter(|id| !kept.contains(id)) {
+    for id in listed.into_iter().filter(|id| !kept.contains(id)) {
         all.extend(parent.found(id)?.map(|group| (id, group)));
     }
     Ok(all)
 }
 
-/// Incarnation without a directory of which anything lives.
+/// Incarnation without a directory of which anything lives, among those that had a group before directories were read.
 pub(super) fn user(
     cgroup: Option<&CgroupParent>,
+    listed: Vec<IncarnationId>,
     kept: &BTreeSet<IncarnationId>,
 ) -> io::Result<Option<IncarnationId>> {
-    let all = groups(cgroup, kept)?;
+    let all = groups(cgroup, listed, kept)?;
     Ok(all.into_iter().find(|(_, group)| group.populated() != Populated::No).map(|(id, _)| id))
 }

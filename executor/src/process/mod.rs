@@ -38,7 +38,7 @@ use std::time::Duration;
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
 use chancery_events::observation::{Hope, Report, Saw};
-use chancery_events::protocol::{Command, ObjectSpec};
+use chancery_events::protocol::{Command, ObjectSpec, RunSpec};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -259,6 +259,8 @@ struct Shared {
     watcher: Arc<Watcher>,
     board: Board,
     starts: Arc<Semaphore>,
+    /// The same for what mounts volumes: a keeper waits for their disk.
+    volume_starts: Arc<Semaphore>,
     /// Held from looking whether volumes are there until the run that uses them is recorded, and from looking whether a
     /// volume is used until its end is.
     using: Arc<tokio::sync::Mutex<()>>,
@@ -334,6 +336,7 @@ impl Processes {
             watcher,
             board,
             starts,
+            volume_starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)),
             using: Arc::default(),
             volume_threads: volumes.handle().clone(),
             measures: Arc::new(Semaphore::new(1)),
@@ -437,6 +440,11 @@ impl Orchestrator for Processes {
 }
 
 impl Shared {
+    /// What bounds the starts of something like this that happen at once.
+    fn starts_of(&self, spec: Option<&RunSpec>) -> Arc<Semaphore> {
+        if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
+    }
+
     /// Fails when the executor was closed.
     fn check_open(&self) -> io::Result<()> {
         if self.is_closed.load(Ordering::Acquire) {

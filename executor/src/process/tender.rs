@@ -191,7 +191,8 @@ impl Tender {
                     && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
                         == reboot::Next::Again =>
             {
-                Hold::Again(lock, self.shared.starts.clone())
+                let spec = self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref());
+                Hold::Again(lock, self.shared.starts_of(spec))
             }
             (Lock::Ours(lock), Some(record)) if !record.is_over() => {
                 let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();

@@ -44,7 +44,7 @@ mod usage;
 mod users;
 
 pub use usage::Used;
-pub(super) use users::{check, place};
+pub(super) use users::{check, mounts_any, place};
 
 use super::tender::{Ask, Next};
 use super::{Processes, Shared, entries};

@@ -28,7 +28,9 @@ impl Tender {
         self.shown = None;
         match (step, &mut self.hold) {
             (Step::Start, _) => {
-                let permit = self.shared.starts.clone().acquire_owned().await.map_err(io::Error::other)?;
+                let starts =
+                    self.shared.starts_of(self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref()));
+                let permit = starts.acquire_owned().await.map_err(io::Error::other)?;
                 self.spawn(permit)?;
             }
             (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
@@ -75,7 +77,7 @@ impl Tender {
 
     /// Checks that the incarnation may use its volumes; while the guard lives, none of them is destroyed.
     async fn check_volumes(&self, spec: &RunSpec) -> io::Result<Option<OwnedMutexGuard<()>>> {
-        if spec.payloads.iter().all(|payload| payload.mounts.is_empty()) {
+        if !volumes::mounts_any(spec) {
             return Ok(None);
         }
         let using = self.shared.using.clone().lock_owned().await;

@@ -9,7 +9,7 @@ use chancery_events::protocol::VolumeSpec;
 use tokio::task::JoinHandle;
 
 use super::super::removal;
-use super::home::{Home, Kept, Phase};
+use super::home::{Found, Home, Kept, Phase};
 use super::{Warden, users};
 use crate::durable;
 use crate::plan::{Aim, Order};
@@ -29,7 +29,15 @@ impl Drop for Removal {
 impl Warden {
     pub(super) async fn destroy(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let shared = self.shared.clone();
+        let was = self.is;
         let _using = shared.using.lock().await;
+        // The disk may have been taken away meanwhile.
+        self.look();
+        if self.is != was || !matches!(self.found, Some(Found::Nothing | Found::Ours(_))) {
+            let message = format!("volume {} is not what it was when that was ordered", self.volume);
+            self.refuse(order.revision, message, Hope::Retry);
+            return Ok(());
+        }
         let kept = match self.kept() {
             Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
             None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },

@@ -36,6 +36,11 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
     }
 }
 
+/// Whether it uses any volume.
+pub(in super::super) fn mounts_any(spec: &RunSpec) -> bool {
+    spec.payloads.iter().any(|payload| !payload.mounts.is_empty())
+}
+
 /// Checks that an incarnation may use each volume that it mounts: the volume is here, and nothing else uses it. An orphan
 /// that the decider knows nothing of may.
 pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> Result<(), String> {
@@ -61,6 +66,8 @@ pub(super) fn user(
     besides: Option<IncarnationId>,
 ) -> io::Result<Option<String>> {
     let nodes = shared.root.join("nodes");
+    // Meanwhile incarnations may be recorded that mount nothing.
+    let listed = lost::listed(shared.cgroup.as_ref())?;
     let mut kept = BTreeSet::new();
     for path in entries(&nodes)?.iter().map(|node| entries(node)).collect::<io::Result<Vec<_>>>()?.concat() {
         let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -77,7 +84,7 @@ pub(super) fn user(
         }
     }
     // What such an incarnation uses is not known any more.
-    if let Some(id) = lost::user(shared.cgroup.as_ref(), &kept)? {
+    if let Some(id) = lost::user(shared.cgroup.as_ref(), listed, &kept)? {
         return Ok(Some(format!("{id}, whose records are lost")));
     }
     // Of an incarnation whose folder was lost, or whose records cannot be read.

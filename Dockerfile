@@ -7,8 +7,7 @@ FROM rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
 # librdkafka and OpenSSL are built from their sources with gcc, make and perl, which are in this image; zlib and zstd come
-# with librdkafka. Names of
-# functions stay for backtraces, lines do not.
+# with librdkafka. Names of functions stay for backtraces, lines do not.
 ENV CARGO_PROFILE_RELEASE_STRIP=debuginfo
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \

@@ -137,8 +137,8 @@ pub trait Beside: Send + Sync {
     /// [`InboxGone`] ends the server; whatever else fails is tried again. Blocks.
     fn take_up(&self, watermark: Option<&Watermark>) -> Result<Option<Inbox>>;
 
-    /// Begins; it ends when the decider does. `writer` is the decider's. `inbox` is where letters are to be read, and up to where they must be
-    /// before deadlines count.
+    /// Begins; it ends when the decider does. `writer` is the decider's. `inbox` is where letters are to be read, and up to
+    /// where they must be before deadlines count.
     fn begin(
         &self,
         decider: &Decider,

@@ -31,10 +31,11 @@ use election::{Candidate, Election};
 /// The cluster as the settings have it.
 pub fn client(settings: &Kafka, brokers: &str) -> Result<Client> {
     let mut properties = security(&settings.security)?;
-    let twice = settings.client.keys().find(|key| *key == "security.protocol" || key.starts_with("sasl."));
-    if let (Some(key), false) = (twice, properties.is_empty()) {
+    // A property of the library undoes nothing of what is set for safety.
+    let is_set = |key: &&String| properties.contains_key(*key) || key.starts_with("sasl.");
+    if let (Some(key), false) = (settings.client.keys().find(is_set), properties.is_empty()) {
         bail!(
-            "kafka.client sets {key}, which kafka.tls, kafka.username and kafka.password_file set: leave it out"
+            "kafka.client sets {key}, which follows from kafka.tls, kafka.ca_file and kafka.username: leave it out"
         );
     }
     properties.extend(settings.client.clone());

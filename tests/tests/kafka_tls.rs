@@ -74,6 +74,10 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let refused = run(&["doctor"], &journal, &alone);
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("kafka.username is set, and kafka.password_file is not"), "{told}");
+    let mut undone = good.clone();
+    undone.push(("CHANCERY_KAFKA_CLIENT", "enable.ssl.certificate.verification=false".into()));
+    let (is_told, why) = asked(&undone);
+    assert!(!is_told && why.contains("kafka.client sets enable.ssl.certificate.verification"), "{why}");
     let refused = run(&["doctor"], &journal, &settings(&ca, &folder.path().join("none")));
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("read kafka.password_file"), "{told}");

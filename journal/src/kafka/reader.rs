@@ -202,12 +202,13 @@ impl PartitionReader {
     /// Waits for the next message. What passes by itself (a broker that is away, a leader that is elected) is waited for.
     pub fn poll(&mut self, wait: Duration) -> Result<Polled<'_>, UnreadablePartition> {
         if self.is_spoilt {
+            // A peer that is no broker fails at once, each time.
+            std::thread::sleep(AGAIN);
             let context = EndOfPartition::of(self.partition);
             match self.client.reader(&self.topic, self.partition, self.reached, context) {
                 Ok(consumer) => (self.consumer, self.is_spoilt) = (consumer, false),
                 Err(error) => {
                     tracing::warn!(%error, topic = self.topic, "reading waits");
-                    std::thread::sleep(wait);
                     return Ok(Polled::Nothing);
                 }
             }
@@ -285,11 +286,6 @@ impl PartitionReader {
     pub(super) fn tail(&self) -> KnownTail {
         let EndOfPartition { tail, answers, .. } = &**self.consumer.context();
         KnownTail { offset: tail.load(Ordering::Acquire), answers: answers.load(Ordering::Acquire) }
-    }
-
-    /// Asks the leader for the first offset and the end of the partition.
-    pub fn offsets(&self) -> Result<(i64, i64), KafkaError> {
-        self.consumer.fetch_watermarks(&self.topic, self.partition, ASKING)
     }
 }
 

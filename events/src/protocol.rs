@@ -292,6 +292,14 @@ pub enum ObjectSpec {
 }
 
 impl ObjectSpec {
+    /// What an incarnation runs, if this is one.
+    pub fn run(&self) -> Option<&RunSpec> {
+        match self {
+            ObjectSpec::Run(spec) => Some(spec),
+            ObjectSpec::Volume(_) => None,
+        }
+    }
+
     /// Whether what is there by `other` is right by this one too.
     pub fn is_as(&self, other: &ObjectSpec) -> bool {
         match (self, other) {

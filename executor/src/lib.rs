@@ -24,7 +24,7 @@ mod scope;
 pub mod session;
 pub mod simulated;
 
-pub use orchestrator::Orchestrator;
+pub use orchestrator::{Orchestrator, WorkProgress};
 pub use run::{Config, Link, run};
 pub use scope::remembered;
 pub use session::Stop;

@@ -12,6 +12,15 @@ use chancery_events::protocol::Command;
 
 use crate::plan::Changes;
 
+/// How far a call for an object has come when it returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WorkProgress {
+    /// The work has begun; its outcome is a change.
+    Begun,
+    /// Nothing was begun, because something does not answer that the work needs: the same command is to be given again.
+    PutOff,
+}
+
 /// A runtime that carries out commands.
 ///
 /// Callers do not overlap calls for one object; calls for different ones may overlap at will. Each call
@@ -20,8 +29,9 @@ pub trait Orchestrator: Send + Sync + 'static {
     /// Whether an ensure at a higher revision with another spec changes what runs, or fails. A volume is never changed.
     const CHANGES: Changes;
 
-    /// Carries out a command. Its outcome, also that of a command carried out before, is a change.
-    fn carry_out(&self, command: Command) -> impl Future<Output = ()> + Send;
+    /// Carries out a command. Its outcome, also that of a command carried out before, is a change; one that is put off has
+    /// none.
+    fn carry_out(&self, command: Command) -> impl Future<Output = WorkProgress> + Send;
 
     /// Removes an object that the decider judged; its outcome is `Gone` at the revision.
     fn remove(&self, object: ObjectId, revision: u32) -> impl Future<Output = ()> + Send;

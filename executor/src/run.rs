@@ -10,14 +10,14 @@ use std::time::Duration;
 use chancery_events::id::ObjectId;
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
-use chancery_events::protocol::ToDecider;
+use chancery_events::protocol::{Command, ToDecider};
 use chancery_events::spec::Runtime;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::directory::CopyPolicy;
-use crate::orchestrator::Orchestrator;
+use crate::orchestrator::{Orchestrator, WorkProgress};
 use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
 
@@ -114,7 +114,8 @@ struct Loop<O, C, F> {
     link: Option<Link>,
     outbox: VecDeque<ToDecider>,
     listing: Option<Pin<Box<dyn Future<Output = Vec<Report>> + Send>>>,
-    works: JoinSet<()>,
+    /// Each gives a command that was put off back.
+    works: JoinSet<Option<Command>>,
     /// What each task in `works` works on, so that one that panics still gives its object back.
     on: HashMap<tokio::task::Id, ObjectId>,
     /// Dropped last: its lock keeps out another executor until nothing of this one writes any more.
@@ -125,7 +126,7 @@ enum Woken {
     Input(Input),
     Linked(std::io::Result<Link>),
     Listed(Vec<Report>),
-    Done(tokio::task::Id),
+    Done(tokio::task::Id, Option<Command>),
     Sent,
     Unread(serde_json::Error),
     Lost,
@@ -166,9 +167,10 @@ where
                     self.listing = None;
                     return Input::Listed(reports);
                 }
-                Woken::Done(task) => {
+                Woken::Done(task, put_off) => {
                     if let Some(object) = self.on.remove(&task) {
-                        return Input::Done(object);
+                        return put_off
+                            .map_or(Input::Done(object), |work| Input::PutOff(Work::CarryOut(work)));
                     }
                 }
                 Woken::Unread(error) => tracing::error!(%error, "a message of the decider cannot be read"),
@@ -188,13 +190,13 @@ where
             biased;
             // Time goes before everything, so that a flood of messages cannot starve the heartbeat.
             () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => Woken::Input(Input::Tick),
-            Some(done) = self.works.join_next_with_id() => Woken::Done(match done {
-                Ok((id, ())) => id,
+            Some(done) = self.works.join_next_with_id() => match done {
+                Ok((id, put_off)) => Woken::Done(id, put_off),
                 Err(error) => {
                     tracing::error!(%error, "work on an object broke off");
-                    error.id()
+                    Woken::Done(error.id(), None)
                 }
-            }),
+            },
             connected = poll(&mut self.connecting) => Woken::Linked(connected),
             permit = reserve(to), if !self.outbox.is_empty() => match (permit, self.outbox.pop_front()) {
                 (Ok(permit), Some(message)) => {
@@ -251,18 +253,24 @@ where
         let orchestrator = self.orchestrator.clone();
         let task = self.works.spawn(async move {
             match work {
-                Work::CarryOut(command) => orchestrator.carry_out(command).await,
+                Work::CarryOut(command) => {
+                    let progress = orchestrator.carry_out(command.clone()).await;
+                    return (progress == WorkProgress::PutOff).then_some(command);
+                }
                 Work::Remove { object, revision } => orchestrator.remove(object, revision).await,
                 Work::Forget(object) => orchestrator.forget(object).await,
             }
+            None
         });
         self.on.insert(task.id(), object);
     }
 
     /// Lets work that was begun come to its end, sends what waits, and closes the link when it was heard.
     async fn say_goodbye(&mut self) {
-        let _ = tokio::time::timeout(GOODBYE, async {
-            while self.works.join_next().await.is_some() {}
+        // What hangs is told to nobody: what is known by then is.
+        let ended = async { while self.works.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(GOODBYE / 2, ended).await;
+        let _ = tokio::time::timeout(GOODBYE / 2, async {
             if let Some(link) = &mut self.link {
                 for message in self.outbox.drain(..) {
                     if link.to_decider.send(encode(&message)).await.is_err() {

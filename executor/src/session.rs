@@ -123,6 +123,7 @@ impl Core {
             }
             Input::Changed(reports) => self.changed(reports, &mut out),
             Input::Done(object) => self.queue.done(object),
+            Input::PutOff(work) => self.queue.put_off(work),
             Input::Tick => self.tick(now, &mut out),
             Input::Leave => {
                 if let Phase::Listing(c) | Phase::Attached(c) = &self.phase {

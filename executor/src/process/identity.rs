@@ -1,11 +1,14 @@
 //! Which process is meant: pid, start time and boot, never a pid alone, because pids are given anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -95,16 +98,105 @@ fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Environment of a process; empty if there is no such process, or if it may not be read.
-pub(super) fn environment(pid: u32) -> io::Result<Vec<u8>> {
-    match read(pid, "environ") {
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(Vec::new()),
-        read => Ok(read?.unwrap_or_default()),
+/// How long the kernel may take for the environment of a process, or a disk for what a path leads to.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The same for a reader that has met one that takes longer: many may wait for one disk.
+const SHORT_PATIENCE: Duration = Duration::from_millis(10);
+
+/// Processes whose environments are still being read after that.
+static HANGING: Mutex<BTreeSet<ProcessIdentity>> = Mutex::new(BTreeSet::new());
+
+/// Reads environments of processes.
+///
+/// The kernel reads an environment from the memory of the process, and waits for a process that waits for a disk with its
+/// memory locked (`mmap` of a file on a network file system without its server). So environments are read on a thread of the
+/// reader's own. A read that takes longer than a second fails, and its thread is given up; until that read has ended, further
+/// ones of the same process fail at once. After the first of them, a reader waits for each further one for 10 ms alone.
+pub(super) struct EnvironmentReader {
+    patience: Duration,
+    read: Arc<dyn Fn(u32) -> io::Result<Vec<u8>> + Send + Sync>,
+    thread: Option<ReadingThread>,
+}
+
+struct ReadingThread {
+    wanted: mpsc::Sender<ProcessIdentity>,
+    found: mpsc::Receiver<io::Result<Vec<u8>>>,
+}
+
+impl EnvironmentReader {
+    /// A reader of processes as `/proc` shows them.
+    pub(super) fn new() -> EnvironmentReader {
+        EnvironmentReader {
+            patience: PATIENCE,
+            read: Arc::new(|pid| match read(pid, "environ") {
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(Vec::new()),
+                read => Ok(read?.unwrap_or_default()),
+            }),
+            thread: None,
+        }
+    }
+
+    /// Environment of a process; empty if there is no such process, or if it may not be read.
+    pub(super) fn read(&mut self, process: &Stat) -> io::Result<Vec<u8>> {
+        let (pid, identity) = (process.pid, process.identity());
+        let late = || {
+            let why = "the process waits for a disk with its memory locked";
+            io::Error::new(ErrorKind::TimedOut, format!("cannot read /proc/{pid}/environ: {why}"))
+        };
+        if lock(&HANGING).contains(&identity) {
+            return Err(late());
+        }
+        let thread = match self.thread.take() {
+            Some(thread) => thread,
+            None => ReadingThread::begin(self.read.clone())?,
+        };
+        let _ = thread.wanted.send(identity);
+        let found = thread.found.recv_timeout(self.patience).or_else(|_| {
+            self.patience = SHORT_PATIENCE;
+            // The thread removes the process after it has answered, so that none stays.
+            let mut hanging = lock(&HANGING);
+            thread.found.try_recv().inspect_err(|_| _ = hanging.insert(identity))
+        });
+        let found = found.map_err(|_| late())?;
+        self.thread = Some(thread);
+        found
     }
 }
 
+impl ReadingThread {
+    fn begin(read: Arc<dyn Fn(u32) -> io::Result<Vec<u8>> + Send + Sync>) -> io::Result<ReadingThread> {
+        let ((wanted, asked), (answers, found)) = (mpsc::channel::<ProcessIdentity>(), mpsc::channel());
+        thread::Builder::new().name("environments".into()).spawn(move || {
+            for identity in asked {
+                let answered = answers.send(read(identity.pid));
+                lock(&HANGING).remove(&identity);
+                if answered.is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(ReadingThread { wanted, found })
+    }
+}
+
+/// What a path of another program leads to, if its disk answers in time.
+pub(super) fn place_in_time(path: PathBuf) -> Option<Place> {
+    let (told, found) = mpsc::channel();
+    let look = move || drop(told.send(Place::of(&path)));
+    thread::Builder::new().name("place".into()).spawn(look).ok()?;
+    let found = found.recv_timeout(PATIENCE).inspect_err(|_| {
+        tracing::warn!("a directory that a process names is on a disk that does not answer: it is left out");
+    });
+    found.ok()?.ok()?
+}
+
+/// What is under the lock is whole after each statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Pid with its start time, in clock ticks since the boot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     pub(super) pid: u32,
     pub(super) start_time: u64,
@@ -273,4 +365,39 @@ pub(super) fn descendants(root: u32, all: &[Stat]) -> Vec<Stat> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_process_whose_environment_cannot_be_read_holds_up_nothing() {
+        let process = |pid| Stat { pid, ..Stat::of(std::process::id()).unwrap().unwrap() };
+        // No process has one of these.
+        let (hanging, other) = (process(u32::MAX), process(u32::MAX - 1));
+        let (release, hangs) = mpsc::channel::<()>();
+        let (hangs, reads) = (Mutex::new(hangs), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&reads);
+        let read = move |pid| {
+            count.fetch_add(1, Ordering::Relaxed);
+            if pid == u32::MAX {
+                let _ = lock(&hangs).recv();
+            }
+            Ok(b"A=b".to_vec())
+        };
+        let mut reader = EnvironmentReader { read: Arc::new(read), ..EnvironmentReader::new() };
+        for _ in 0..3 {
+            assert_eq!(reader.read(&hanging).map_err(|error| error.kind()), Err(ErrorKind::TimedOut));
+            assert_eq!(reader.read(&other).ok(), Some(b"A=b".to_vec()));
+        }
+        assert_eq!(reads.load(Ordering::Relaxed), 4, "what hangs is not read again");
+        drop(release);
+        while lock(&HANGING).contains(&hanging.identity()) {
+            thread::yield_now();
+        }
+        assert_eq!(reader.read(&hanging).ok(), Some(b"A=b".to_vec()));
+    }
 }

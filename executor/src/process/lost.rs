@@ -1,23 +1,29 @@
 //! Incarnations that run though their directory was removed while neither supervisor nor executor was alive.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use chancery_events::id::IncarnationId;
 
-use super::Tended;
 use super::drift::{Loss, Place};
 use super::folder::Folder;
 use super::group::{self, CgroupParent, Populated};
-use super::identity::Stat;
+use super::identity::{self, EnvironmentReader, Stat};
 use super::proof::folder_named_by;
+use super::{ANSWER, Tended};
+
+/// Before processes that could not be read are tried again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Finds them by the directory that processes have in their environment, and by control groups in which anything lives.
-/// Empty groups are removed. Incarnations that have a directory, though perhaps no readable record, are left out.
+/// Empty groups are removed. Incarnations that have a directory, though perhaps no readable record, are left out. `listed` was
+/// listed before directories were read.
 pub(super) fn find(
     root: &Path,
     cgroup: Option<&CgroupParent>,
+    listed: Vec<IncarnationId>,
     kept: &BTreeSet<IncarnationId>,
 ) -> io::Result<Vec<Tended>> {
     let nodes = root.join("nodes");
@@ -30,17 +36,21 @@ pub(super) fn find(
             lost.push(Tended::Incarnation(id, folder, Some(Loss::Removed)));
         }
     };
-    for named in Stat::shown()?.iter().filter_map(folder_named_by) {
+    let mut above_is_ours = BTreeMap::from([(nodes.clone(), place.is_some())]);
+    for named in named_folders()? {
         let id = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let node = named.parent().and_then(Path::file_name);
         // Whatever else a program wrote there is not ours, and holds up nothing.
         let above = named.ancestors().nth(2).filter(|above| above.file_name() == nodes.file_name());
-        let above = above.and_then(|above| Place::of(above).ok().flatten());
-        if let (Some(id), Some(node), true) = (id, node, place.is_some() && above == place) {
+        let (Some(id), Some(node), Some(above)) = (id, node, above) else { continue };
+        let is_ours = above_is_ours
+            .entry(above.to_owned())
+            .or_insert_with(|| place.is_some() && identity::place_in_time(above.to_owned()) == place);
+        if *is_ours {
             add(id, Folder::at(nodes.join(node).join(id.to_string())));
         }
     }
-    for (id, group) in groups(cgroup, listed(cgroup)?, kept)? {
+    for (id, group) in groups(cgroup, listed, kept)? {
         match group.populated() {
             // The node is not known any more.
             Populated::Yes => add(id, Folder::at(root.join("removed").join(id.to_string()))),
@@ -55,6 +65,33 @@ pub(super) fn find(
         }
     }
     Ok(lost)
+}
+
+/// Folders that processes have in their environments. A process that cannot be read is tried for some seconds: it may only
+/// be slow.
+fn named_folders() -> io::Result<Vec<PathBuf>> {
+    let (mut named, mut until) = (Vec::new(), None);
+    let mut unread = Stat::shown()?;
+    unread.retain(|stat| identity::may_have_no_new_privs(stat.pid));
+    loop {
+        let mut environments = EnvironmentReader::new();
+        let mut late = Vec::new();
+        for stat in unread {
+            match folder_named_by(&stat, &mut environments) {
+                Ok(folder) => named.extend(folder),
+                Err(error) => late.push((stat, error)),
+            }
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + ANSWER);
+        if late.is_empty() || Instant::now() >= until {
+            for (_, error) in late {
+                tracing::error!(%error, "cannot find out whether the process is left of an incarnation");
+            }
+            return Ok(named);
+        }
+        unread = late.into_iter().map(|(stat, _)| stat).collect();
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// Incarnations that have a group. What is recorded in a directory has a group later, so whoever compares the two lists

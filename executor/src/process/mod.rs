@@ -81,7 +81,7 @@ pub use volumes::Used;
 
 use crate::board::Board;
 use crate::durable;
-use crate::orchestrator::Orchestrator;
+use crate::orchestrator::{Orchestrator, WorkProgress};
 use crate::plan::{self, Changes, Order};
 use drift::{Loss, Watcher};
 use folder::Folder;
@@ -94,7 +94,8 @@ use volumes::Warden;
 const STARTS_AT_ONCE: usize = 16;
 const TENDER_THREADS: usize = 4;
 const VOLUME_THREADS: usize = 4;
-/// How long a list waits until all volumes were looked at. Longer, and the disk that they are on does not answer.
+/// How long the disk of volumes may take: a list waits so long until all of them were looked at, an order for what mounts one
+/// until they are checked.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Where processes are kept and what keeps them.
@@ -350,16 +351,18 @@ impl Processes {
             incarnations: handle.clone(),
             volumes: volumes.handle().clone(),
         });
-        let finding = tenders.start_to_find_volumes(&shared);
         let processes = Processes {
             shared: shared.clone(),
             tenders,
-            settling: Settling { incarnations: Vec::new(), volumes: Some(finding), is_late: false }.into(),
+            settling: Settling { incarnations: Vec::new(), volumes: None, is_late: false }.into(),
             runtimes: Some([runtime, volumes]),
         };
-        let found =
-            tokio::task::spawn_blocking(move || shared.find(&handle)).await.map_err(io::Error::other)??;
+        let looking = shared.clone();
+        let found = tokio::task::spawn_blocking(move || looking.find(&handle)).await;
+        let found = found.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
+        // Last: what hangs over it would outlive an open that fails.
+        settling.volumes = Some(processes.tenders.start_to_find_volumes(&shared));
         for tended in found {
             let (settled, settles) = oneshot::channel();
             processes.tenders.tender(&processes.shared, tended, Some(settled));
@@ -373,16 +376,21 @@ impl Processes {
         &self,
         object: ObjectId,
         node: Option<&NodeName>,
-        ask: impl FnOnce(oneshot::Sender<()>) -> Ask,
-    ) {
+        ask: impl FnOnce(oneshot::Sender<WorkProgress>) -> Ask,
+    ) -> WorkProgress {
         let whom = match object {
             ObjectId::Incarnation(id) => Tended::Incarnation(id, self.shared.folder(id, node), None),
             ObjectId::Volume(id) => Tended::Volume(id),
         };
         let (done, answered) = oneshot::channel();
         let tender = self.tenders.tender(&self.shared, whom, None);
-        if tender.send(ask(done)).await.is_err() || answered.await.is_err() {
-            tracing::error!(%object, "an order was dropped; the decider will give it again");
+        let sent = tender.send(ask(done)).await.is_ok();
+        match answered.await {
+            Ok(progress) if sent => progress,
+            Ok(_) | Err(_) => {
+                tracing::error!(%object, "an order was dropped; the decider will give it again");
+                WorkProgress::Begun
+            }
         }
     }
 }
@@ -391,11 +399,11 @@ impl Orchestrator for Processes {
     /// What a process is, its arguments, environment and limits, is settled when it is started.
     const CHANGES: Changes = Changes::Never;
 
-    async fn carry_out(&self, command: Command) {
+    async fn carry_out(&self, command: Command) -> WorkProgress {
         if let Some(message) = plan::misfit(&command) {
             let saw = Saw::Failed { message: message.to_owned(), hope: Hope::Never };
             self.shared.board.show(Report { object: command.object, revision: command.revision, saw });
-            return;
+            return WorkProgress::Begun;
         }
         let order = Order::of(&command);
         let (object, spec) = (command.object, command.spec);
@@ -403,7 +411,7 @@ impl Orchestrator for Processes {
             ObjectSpec::Run(spec) => Some(spec.node.clone()),
             ObjectSpec::Volume(_) => None,
         };
-        self.ask(object, node.as_ref(), |done| Ask::Order { order, spec: Some(spec), done }).await;
+        self.ask(object, node.as_ref(), |done| Ask::Order { order, spec: Some(spec), done }).await
     }
 
     async fn remove(&self, object: ObjectId, revision: u32) {
@@ -501,6 +509,7 @@ impl Shared {
                 tracing::warn!(folder = %path.display(), "not ours: left as it is");
             }
         }
+        let listed = lost::listed(self.cgroup.as_ref())?;
         let mut found = Vec::new();
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
@@ -519,7 +528,7 @@ impl Shared {
                 }
             }
         }
-        found.extend(lost::find(&self.root, self.cgroup.as_ref(), &kept)?);
+        found.extend(lost::find(&self.root, self.cgroup.as_ref(), listed, &kept)?);
         Ok(found)
     }
 }

@@ -23,6 +23,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use super::drift::Place;
 use super::folder::{Folder, Phase, Record};
 use super::group::{IncarnationCgroup, Populated};
-use super::identity::{self, Boot, Handle, Stat};
+use super::identity::{self, Boot, EnvironmentReader, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
 use crate::durable::Reader;
 
@@ -80,38 +81,53 @@ pub(super) struct Search {
 /// Searches for what is left of the recorded incarnation, whose directory is `folder`.
 pub(super) fn search(folder: &Folder, record: &Record, origin: StartedIn) -> Search {
     let populated = record.group.as_ref().map(IncarnationCgroup::populated);
-    let (mut ours, accounted) = match origin {
+    let (mut ours, accounted, unread) = match origin {
         StartedIn::OtherBoot => return Search { ours: Vec::new(), rest: Rest::Nothing },
         StartedIn::OtherNamespace => {
-            (Vec::new(), Rest::Unknown("it was started in another PID namespace".to_owned()))
+            (Vec::new(), Rest::Unknown("it was started in another PID namespace".to_owned()), None)
         }
         StartedIn::Here => search_here(folder, record),
     };
     ours.extend(record.group.iter().flat_map(IncarnationCgroup::members));
-    let rest = match populated {
-        _ if !ours.is_empty() => Rest::Something,
+    let rest = weigh(!ours.is_empty(), populated, accounted, unread);
+    Search { ours, rest }
+}
+
+/// What is left, from what was found: whether anything is known to be, what the control group says, what can be said without
+/// a group, and why a process could not be judged.
+fn weigh(has_any: bool, populated: Option<Populated>, accounted: Rest, unread: Option<String>) -> Rest {
+    match populated {
+        _ if has_any => Rest::Something,
         Some(Populated::Yes) => Rest::Something,
+        // It may have left the group.
+        _ if let Some(why) = unread => Rest::Unknown(why),
         Some(Populated::No) => Rest::Nothing,
         Some(Populated::Unknown(why)) => match accounted {
             Rest::Unknown(also) => Rest::Unknown(format!("{also}, and {why}")),
             rest => rest,
         },
         None => accounted,
-    };
-    Search { ours, rest }
+    }
 }
 
-/// What can be said without a control group.
-fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
+/// What can be said without a control group, and whether of any process it cannot be said whose the process is.
+fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest, Option<String>) {
     let (all, candidates, missed) = snapshot(folder, record);
-    let marks = Marks::of(folder, record);
-    let (marked, others): (Vec<&Stat>, Vec<&Stat>) =
-        candidates.iter().partition(|stat| marks.are_on(stat, &all));
+    let (marks, mut environments) = (Marks::of(folder, record), EnvironmentReader::new());
+    let (mut marked, mut others, mut unread) = (Vec::new(), Vec::new(), None);
+    for stat in &candidates {
+        match marks.are_on(stat, &all, &mut environments) {
+            Ok(true) => marked.push(stat),
+            Ok(false) => others.push(stat),
+            Err(error) => unread = Some(error.to_string()),
+        }
+    }
     let open = |stat: &&Stat| Handle::open(stat.pid, stat.start_time).ok().flatten();
     let ours: Vec<Handle> = marked.iter().filter_map(open).collect();
     let rest = match others.first() {
         _ if identity::hides_processes() => Rest::Unknown("/proc hides processes".to_owned()),
         _ if let Some(why) = missed => Rest::Unknown(why),
+        _ if let Some(why) = &unread => Rest::Unknown(why.clone()),
         Some(stat) => {
             let name = std::fs::read_to_string(format!("/proc/{}/comm", stat.pid)).unwrap_or_default();
             Rest::Unknown(format!("process {} ({}) may be left of it", stat.pid, name.trim()))
@@ -120,7 +136,7 @@ fn search_here(folder: &Folder, record: &Record) -> (Vec<Handle>, Rest) {
         None if marked.is_empty() => Rest::Nothing,
         None => Rest::Something,
     };
-    (ours, rest)
+    (ours, rest, unread)
 }
 
 /// All processes, those that are not accounted for, and why some may have been missed.
@@ -154,17 +170,23 @@ fn recorded_elsewhere(folder: &Folder, record: &Record) -> BTreeSet<(u32, u64)> 
     let nodes = super::entries(nodes).unwrap_or_default();
     let folders = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
     let others = folders.filter(|path| path != folder.path()).map(Folder::at);
-    let records = others.filter_map(|other| other.record(Reader::Another).ok().flatten());
+    recorded(others, &record.boot, record.pid_namespace)
+}
+
+/// Processes and supervisors that incarnations in those folders have recorded, of that boot and PID namespace.
+pub(super) fn recorded(
+    folders: impl Iterator<Item = Folder>,
+    boot: &str,
+    pid_namespace: u64,
+) -> BTreeSet<(u32, u64)> {
     // What is to be started again names the processes of an earlier boot.
-    let are_here = |other: &Record| {
-        other.phase != Phase::Again
-            && other.boot == record.boot
-            && other.pid_namespace == record.pid_namespace
-    };
+    let are_here =
+        |one: &Record| one.phase != Phase::Again && one.boot == boot && one.pid_namespace == pid_namespace;
+    let records = folders.filter_map(|folder| folder.record(Reader::Another).ok().flatten());
     let mut all = BTreeSet::new();
-    for other in records.filter(are_here) {
-        all.extend(other.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));
-        all.extend(other.processes.iter().map(|process| (process.pid, process.start_time)));
+    for one in records.filter(are_here) {
+        all.extend(one.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));
+        all.extend(one.processes.iter().map(|process| (process.pid, process.start_time)));
     }
     all
 }
@@ -230,17 +252,22 @@ impl Marks<'_> {
         }
     }
 
-    fn are_on(&self, stat: &Stat, all: &BTreeMap<u32, Stat>) -> bool {
+    fn are_on(
+        &self,
+        stat: &Stat,
+        all: &BTreeMap<u32, Stat>,
+        environments: &mut EnvironmentReader,
+    ) -> io::Result<bool> {
         // A number is given to another process only when its session and its group have ended.
         let leads = |number: u32| {
             let start_time = self.leaders.get(&number);
             start_time.is_some_and(|time| all.get(&number).is_none_or(|now| now.start_time == *time))
         };
-        leads(stat.session)
+        let has_any = leads(stat.session)
             || leads(stat.group)
-            || folder_named_by(stat).is_some_and(|named| self.is_folder(&named))
             || self.works_in(stat.pid)
-            || identity::has_open(stat.pid, &self.pipes)
+            || identity::has_open(stat.pid, &self.pipes);
+        Ok(has_any || folder_named_by(stat, environments)?.is_some_and(|named| self.is_folder(&named)))
     }
 
     /// By its name first: what has another is not looked up, for it may be on a file system that does not answer.
@@ -260,13 +287,16 @@ fn is_pipe(path: &Path) -> bool {
 }
 
 /// Directory of an incarnation that a process has in its environment.
-pub(super) fn folder_named_by(stat: &Stat) -> Option<PathBuf> {
-    let environment = identity::environment(stat.pid).ok()?;
+pub(super) fn folder_named_by(
+    stat: &Stat,
+    environments: &mut EnvironmentReader,
+) -> io::Result<Option<PathBuf>> {
+    let environment = environments.read(stat)?;
     let value = |entry: &[u8]| {
         let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
         Some(PathBuf::from(OsStr::from_bytes(value)))
     };
-    environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead())
+    Ok(environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead()))
 }
 
 /// Supervisor of a directory, as far as it is visible here: the recorded one, and the process that holds the lock.
@@ -285,4 +315,32 @@ pub(super) fn supervisors(
     let holders = others.filter(|stat| lock.is_some_and(|lock| identity::has_locked(stat.pid, lock)));
     let all: BTreeMap<u32, u64> = holders.map(|stat| (stat.pid, stat.start_time)).chain(recorded).collect();
     all.into_iter().filter_map(|(pid, start_time)| Handle::open(pid, start_time).ok().flatten()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_says() {
+        let unknown = || Rest::Unknown("hidden".into());
+        let why = || Some("unread".to_owned());
+        for (has_any, populated, accounted, unread, wanted) in [
+            (false, Some(Populated::No), unknown(), None, Rest::Nothing),
+            (false, Some(Populated::No), unknown(), why(), Rest::Unknown("unread".into())),
+            (false, None, Rest::Nothing, why(), Rest::Unknown("unread".into())),
+            (false, None, Rest::Nothing, None, Rest::Nothing),
+            (true, Some(Populated::No), Rest::Nothing, why(), Rest::Something),
+            (false, Some(Populated::Yes), Rest::Nothing, why(), Rest::Something),
+            (
+                false,
+                Some(Populated::Unknown("gone".into())),
+                unknown(),
+                None,
+                Rest::Unknown("hidden, and gone".into()),
+            ),
+        ] {
+            assert_eq!(weigh(has_any, populated, accounted, unread), wanted);
+        }
+    }
 }

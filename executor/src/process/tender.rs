@@ -19,7 +19,7 @@ use super::proof::Rest;
 use super::removal::{Debt, RETRY};
 use super::{Processes, Shared, reboot};
 use crate::durable::{Lock, Reader};
-use crate::orchestrator::Orchestrator as _;
+use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
 mod folder_lost;
@@ -33,8 +33,8 @@ const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 /// What a tender is asked; it answers when the work has begun.
 #[derive(Debug)]
 pub(super) enum Ask {
-    Order { order: Order, spec: Option<ObjectSpec>, done: oneshot::Sender<()> },
-    Forget(oneshot::Sender<()>),
+    Order { order: Order, spec: Option<ObjectSpec>, done: oneshot::Sender<WorkProgress> },
+    Forget(oneshot::Sender<WorkProgress>),
 }
 
 /// Whether the tender has anything left to tend.
@@ -114,9 +114,9 @@ impl Tender {
                 ask = asks.recv() => match ask {
                     None => return,
                     Some(Ask::Order { order, spec, done }) => {
-                        self.order(order, spec).await;
+                        let progress = self.order(order, spec).await;
                         self.settle();
-                        let _ = done.send(());
+                        let _ = done.send(progress);
                     }
                     Some(Ask::Forget(done)) => {
                         self.catch_up().await;
@@ -125,7 +125,7 @@ impl Tender {
                             // Closed first, so that whoever is answered sees that this tender is over.
                             asks.close();
                         }
-                        let _ = done.send(());
+                        let _ = done.send(WorkProgress::Begun);
                         if next == Next::Over {
                             return;
                         }
@@ -370,7 +370,7 @@ impl Tender {
         }
     }
 
-    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) {
+    async fn order(&mut self, order: Order, spec: Option<ObjectSpec>) -> WorkProgress {
         // The decider knows it after all.
         self.debt = None;
         self.catch_up().await;
@@ -380,11 +380,11 @@ impl Tender {
         if let Hold::Unknown = self.hold {
             let why = self.unknown.as_deref().unwrap_or("its end could not be recorded");
             self.refuse(order.revision, format!("what is there cannot be found out: {why}"), Hope::Retry);
-            return;
+            return WorkProgress::Begun;
         }
         if let Some(loss) = self.lost {
             self.refuse(order.revision, format!("{loss}, and it is being ended"), Hope::Retry);
-            return;
+            return WorkProgress::Begun;
         }
         let present = self.present();
         let unrecorded = matches!(self.hold, Hold::Kept(_)) && self.record.is_none();
@@ -393,12 +393,14 @@ impl Tender {
         match plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES) {
             Step::Answer => self.shown = None,
             Step::Refuse(message, hope) => self.refuse(order.revision, message.to_owned(), hope),
-            step => {
-                if let Err(error) = self.take(&step, order, spec).await {
+            step => match self.take(&step, order, spec).await {
+                Ok(progress) => return progress,
+                Err(error) => {
                     self.refuse(order.revision, format!("carry out the order: {error}"), Hope::Retry);
                 }
-            }
+            },
         }
+        WorkProgress::Begun
     }
 
     /// Says that an order cannot be carried out; what is there stays as it is.

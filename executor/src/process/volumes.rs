@@ -48,7 +48,7 @@ pub(super) use users::{check, mounts_any, place};
 
 use super::tender::{Ask, Next};
 use super::{Processes, Shared, entries};
-use crate::orchestrator::Orchestrator as _;
+use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
 use home::{Found, Home, Identity, Kept, Phase};
@@ -135,16 +135,16 @@ impl Warden {
                     Some(Ask::Order { order, spec, done }) => {
                         self.order(order, spec).await;
                         self.settle();
-                        let _ = done.send(());
+                        let _ = done.send(WorkProgress::Begun);
                     }
                     Some(Ask::Forget(done)) => {
                         if self.forget() == Next::Over {
                             // Closed first, so that whoever is answered sees that this task is over.
                             asks.close();
-                            let _ = done.send(());
+                            let _ = done.send(WorkProgress::Begun);
                             return;
                         }
-                        let _ = done.send(());
+                        let _ = done.send(WorkProgress::Begun);
                     }
                 },
                 removed = over(self.removal.as_mut().map(|removal| &mut removal.job)) => {

@@ -82,6 +82,8 @@ pub(super) struct Queue {
     busy: BTreeMap<ObjectId, Slots>,
     /// Waiting, but with work on the same object under way when their turn came.
     held: BTreeSet<ObjectId>,
+    /// Busy with work that an earlier connection asked for.
+    outdated: BTreeSet<ObjectId>,
 }
 
 impl Queue {
@@ -93,6 +95,7 @@ impl Queue {
             ordered: BTreeSet::new(),
             busy: BTreeMap::new(),
             held: BTreeSet::new(),
+            outdated: BTreeSet::new(),
         }
     }
 
@@ -118,6 +121,7 @@ impl Queue {
         self.orders.values_mut().for_each(VecDeque::clear);
         self.ordered.clear();
         self.held.clear();
+        self.outdated = self.busy.keys().copied().collect();
     }
 
     /// Takes the next piece that may be begun; it is busy until [`Queue::done`].
@@ -144,9 +148,22 @@ impl Queue {
         None
     }
 
+    /// Work was not begun: it waits again, behind all that waits, unless newer work on the object does. What an earlier
+    /// connection asked for does not.
+    pub(super) fn put_off(&mut self, work: Work) {
+        let object = work.object();
+        let is_outdated = self.outdated.contains(&object);
+        self.done(object);
+        let is_replaced = self.waiting.get(&object).is_some_and(|waits| waits.rank() >= work.rank());
+        if !is_outdated && !is_replaced {
+            self.add(work);
+        }
+    }
+
     /// The work on an object was begun, or is over.
     pub(super) fn done(&mut self, object: ObjectId) {
         self.busy.remove(&object);
+        self.outdated.remove(&object);
         if self.held.remove(&object)
             && let Some(slots) = self.waiting.get(&object).map(Work::slots)
             && self.ordered.insert((slots, object))

@@ -221,6 +221,31 @@ fn work_on_one_object_never_overlaps_and_the_newest_waits() {
 }
 
 #[test]
+fn work_that_is_put_off_waits_again_for_as_long_as_the_lease_and_the_connection_allow() {
+    let (mut core, out) = attached(vec![command(7, 1)]);
+    assert_eq!(begun(&out), [7]);
+    let put_off = |revision| Input::PutOff(Work::CarryOut(command(7, revision)));
+    assert_eq!(begun(&core.handle(secs(1), put_off(1))), [7], "it is tried again");
+    assert_eq!(begun(&core.handle(secs(1), Input::Heard(given(7, 2)))), [0; 0], "it is busy");
+    let out = core.handle(secs(2), put_off(1));
+    let [Output::Begin(Work::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(newer.revision, 2, "newer work takes its place");
+    assert_eq!(begun(&core.handle(secs(9), put_off(2))), [0; 0], "nine of twelve seconds are over");
+    // The inventory of the next connection says anew what is wanted.
+    let mut queue = Queue::new(2);
+    let work = || Work::CarryOut(command(7, 1));
+    queue.add(work());
+    assert_eq!(queue.next(), Some(work()));
+    queue.clear_waiting();
+    queue.put_off(work());
+    assert_eq!(queue.next(), None);
+    queue.add(work());
+    assert_eq!(queue.next(), Some(work()));
+    queue.put_off(work());
+    assert_eq!(queue.next(), Some(work()));
+}
+
+#[test]
 fn a_decider_that_knows_less_changes_nothing() {
     let seen = Some(head(100, 1, 3));
     let (_, out) = greeted(seen, welcome(head(100, 2, 3), vec![]));

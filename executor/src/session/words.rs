@@ -72,6 +72,8 @@ pub enum Input {
     Changed(Vec<Report>),
     /// Work on an object has been begun, and the next on it may follow.
     Done(ObjectId),
+    /// Work could not be begun, because something does not answer that it needs.
+    PutOff(Work),
     /// The time of [`super::Core::due`] has come.
     Tick,
     /// The executor is to leave.

@@ -20,7 +20,7 @@ pub use faults::{BadBehaviour, Behaviour, Faults, Readiness, Which};
 pub use world::World;
 
 use crate::board::Board;
-use crate::orchestrator::Orchestrator;
+use crate::orchestrator::{Orchestrator, WorkProgress};
 use crate::plan::{Changes, Told};
 
 /// An orchestrator of nodes in memory.
@@ -72,10 +72,11 @@ impl Simulated {
 impl Orchestrator for Simulated {
     const CHANGES: Changes = Changes::InPlace;
 
-    async fn carry_out(&self, command: Command) {
+    async fn carry_out(&self, command: Command) -> WorkProgress {
         let (told, _) = self.at_present(|world| world.carry_out(&command));
         self.show(told);
         self.sooner.notify_one();
+        WorkProgress::Begun
     }
 
     async fn remove(&self, object: ObjectId, revision: u32) {

@@ -109,7 +109,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         match how {
             "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
             "exits" => std::fs::write(root.folder(id).join("web-0/work/exit"), "").unwrap(),
-            _ => processes.carry_out(command(id, 2, Effect::Kill, &spec)).await,
+            _ => drop(processes.carry_out(command(id, 2, Effect::Kill, &spec)).await),
         }
         let ended = until(&processes, id, "it ended", is_ended).await;
         let (exit, status) = told(&ended);

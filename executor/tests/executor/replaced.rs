@@ -7,8 +7,8 @@ use std::sync::Arc;
 use chancery_events::fact::Effect;
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command as Order, Standing};
-use chancery_executor::Orchestrator as _;
 use chancery_executor::process::Processes;
+use chancery_executor::{Orchestrator as _, WorkProgress};
 use tokio::task::JoinSet;
 
 use crate::volumes::{data, failed, fill, make, order, volume, writer};
@@ -128,6 +128,14 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
         tokio::time::sleep(PATIENCE / 100).await;
         orders.shutdown().await;
         running = Arc::into_inner(shared).unwrap();
+        // A start that hangs does not keep its stop from being answered.
+        let hangs = id(30 + u64::from(round));
+        let start = command(hangs, 1, Effect::Ensure, &writer(1));
+        let stop = command(hangs, 2, Effect::Stop, &writer(1));
+        let both = async { (running.carry_out(start).await, running.carry_out(stop).await) };
+        let both = tokio::time::timeout(PATIENCE / 2, both).await.expect("both are answered");
+        assert_eq!(both, (WorkProgress::PutOff, WorkProgress::Begun));
+        until(&running, hangs, "it is stopped", |report| report.revision == 2).await;
         let fresh = id(20 + u64::from(round));
         running.carry_out(command(fresh, 1, Effect::Ensure, &sleeper(1))).await;
         until(&running, fresh, "another is ready", is_ready).await;

@@ -1,17 +1,33 @@
 //! How a tender records orders and starts keepers: because it is ordered, or again after a reboot.
 
 use std::io;
+use std::time::Duration;
 
 use chancery_events::observation::Exit;
 use chancery_events::protocol::{ObjectSpec, RunSpec};
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio::time::{sleep, timeout};
 
 use super::super::drift::Place;
 use super::super::folder::{Phase, Record, Wanted};
 use super::super::hold::{self, Hold, KeeperLink, Start};
-use super::super::{foster, reboot, volumes};
+use super::super::{ANSWER, foster, reboot, volumes};
 use super::Tender;
+use crate::orchestrator::WorkProgress;
 use crate::plan::{self, Aim, Order, Step};
+
+/// How long the check of volumes may take: it looks at every process and every incarnation of the machine.
+const CHECK: Duration = Duration::from_secs(15);
+/// Before it is begun again, where a process could not be read.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Whether something may be started now.
+enum LeaveToStart {
+    /// It may, with what bounds starts that happen at once, and what keeps volumes from being destroyed.
+    Given(OwnedSemaphorePermit, Option<OwnedMutexGuard<()>>),
+    /// The disk of volumes, or a process that may use one, does not answer.
+    Late,
+}
 
 impl Tender {
     /// Records the order, then does what it asks for. Burying is left to `conclude`.
@@ -20,35 +36,35 @@ impl Tender {
         step: &Step,
         order: Order,
         spec: Option<ObjectSpec>,
-    ) -> io::Result<()> {
+    ) -> io::Result<WorkProgress> {
         if let (Step::Start, Some(parent)) = (step, &self.shared.cgroup) {
             parent.warm_up();
         }
-        self.write(step, order, spec).await?;
+        let leave = if *step == Step::Start { Some(self.leave_to_start(spec.as_ref()).await?) } else { None };
+        if let Some(LeaveToStart::Late) = leave {
+            tracing::warn!(incarnation = %self.incarnation, "its volumes cannot be checked now: its start is put off");
+            return Ok(WorkProgress::PutOff);
+        }
+        self.write(step, order, spec)?;
         self.shown = None;
+        if let Some(LeaveToStart::Given(permit, using)) = leave {
+            drop(using);
+            self.spawn(permit)?;
+            return Ok(WorkProgress::Begun);
+        }
         match (step, &mut self.hold) {
-            (Step::Start, _) => {
-                let starts =
-                    self.shared.starts_of(self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref()));
-                let permit = starts.acquire_owned().await.map_err(io::Error::other)?;
-                self.spawn(permit)?;
-            }
             (Step::End(grace), Hold::Kept(link)) => link.stop(*grace),
             (Step::End(grace), Hold::Foster(foster)) => foster.end(*grace),
             // What is to be started again is not, then: `conclude_again`.
             (Step::End(_), Hold::Nothing | Hold::Unknown | Hold::Ours(_) | Hold::Again(..)) => {}
             // A change is not asked of processes.
-            (Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
+            (Step::Start | Step::Adopt | Step::Bury | Step::Answer | Step::Refuse(..) | Step::Change, _) => {}
         }
-        Ok(())
+        Ok(WorkProgress::Begun)
     }
 
-    /// Records the order; one that starts something, only while everything is there that it uses.
-    async fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
-        let _using = match &spec {
-            Some(ObjectSpec::Run(spec)) if *step == Step::Start => self.check_volumes(spec).await?,
-            Some(_) | None => None,
-        };
+    /// Records the order.
+    fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
         if let Hold::Nothing = self.hold {
             self.folder.make()?;
             self.look();
@@ -75,18 +91,31 @@ impl Tender {
         written
     }
 
-    /// Checks that the incarnation may use its volumes; while the guard lives, none of them is destroyed.
-    async fn check_volumes(&self, spec: &RunSpec) -> io::Result<Option<OwnedMutexGuard<()>>> {
-        if !volumes::mounts_any(spec) {
-            return Ok(None);
-        }
-        let using = self.shared.using.clone().lock_owned().await;
+    /// Waits until it may be started. Where it mounts volumes, they are checked: while the guard lives, none of them is
+    /// destroyed. Their disk may not answer: then it is late, so that the orders behind it are taken.
+    async fn leave_to_start(&self, spec: Option<&ObjectSpec>) -> io::Result<LeaveToStart> {
+        let spec = spec.and_then(ObjectSpec::run);
+        let permit = self.shared.starts_of(spec).acquire_owned();
+        let Some(spec) = spec.filter(|spec| volumes::mounts_any(spec)) else {
+            return Ok(LeaveToStart::Given(permit.await.map_err(io::Error::other)?, None));
+        };
+        let turn = async { (permit.await, self.shared.using.clone().lock_owned().await) };
+        let Ok((permit, using)) = timeout(ANSWER, turn).await else { return Ok(LeaveToStart::Late) };
         let (shared, spec, incarnation) = (self.shared.clone(), spec.clone(), self.incarnation);
-        // The disk that they are on may not answer: no other incarnation waits for that.
-        let check = move || volumes::check(&shared, &spec, incarnation);
-        let checked = self.shared.volume_threads.spawn_blocking(check).await.map_err(io::Error::other)?;
-        checked.map_err(io::Error::other)?;
-        Ok(Some(using))
+        // One that hangs keeps the guard, whoever has given it up.
+        let check = move || volumes::check(&shared, &spec, incarnation).map(|()| using);
+        let checking = self.shared.volume_threads.spawn_blocking(check);
+        let Ok(checked) = timeout(CHECK, checking).await else { return Ok(LeaveToStart::Late) };
+        let using = match checked.map_err(io::Error::other)? {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                tracing::warn!(%error, incarnation = %self.incarnation, "its volumes are checked again");
+                drop(permit);
+                sleep(AGAIN).await;
+                return Ok(LeaveToStart::Late);
+            }
+            using => using?,
+        };
+        Ok(LeaveToStart::Given(permit.map_err(io::Error::other)?, Some(using)))
     }
 
     /// What is wanted, with what this executor is configured with.

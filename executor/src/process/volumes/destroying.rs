@@ -1,5 +1,6 @@
 //! How a volume is destroyed: only if nobody uses it, in order, and beside whatever else is asked.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,19 +32,14 @@ impl Warden {
         let shared = self.shared.clone();
         let was = self.is;
         let _using = shared.using.lock().await;
-        // The disk may have been taken away meanwhile.
-        self.look();
-        if self.is != was || !matches!(self.found, Some(Found::Nothing | Found::Ours(_))) {
-            let message = format!("volume {} is not what it was when that was ordered", self.volume);
-            self.refuse(order.revision, message, Hope::Retry);
-            return Ok(());
-        }
         let kept = match self.kept() {
             Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
             None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
         };
         if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {
-            if let Some(user) = users::user(&shared, &self.home, self.volume, None)? {
+            if let Some((_, user)) =
+                users::user(&shared, &BTreeMap::from([(self.volume, self.home.clone())]), None)?
+            {
                 let message = format!("volume {} is in use by {user}", self.volume);
                 self.refuse(order.revision, message, Hope::Retry);
                 return Ok(());
@@ -52,6 +48,13 @@ impl Warden {
                 self.refuse(order.revision, error.to_string(), Hope::Retry);
                 return Ok(());
             }
+        }
+        // The disk may have been taken away meanwhile.
+        self.look();
+        if self.is != was || !matches!(self.found, Some(Found::Nothing | Found::Ours(_))) {
+            let message = format!("volume {} is not what it was when that was ordered", self.volume);
+            self.refuse(order.revision, message, Hope::Retry);
+            return Ok(());
         }
         self.shown = None;
         self.keep(kept)?;

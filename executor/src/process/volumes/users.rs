@@ -3,7 +3,7 @@
 //! A run is recorded, and a volume's destruction too, while the same lock is held (`Shared::using`): so either the one
 //! finds the other, or the other way round.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,7 +15,8 @@ use chancery_events::spec::VOLUME_VARIABLE;
 
 use super::super::drift::Place;
 use super::super::folder::{Folder, Wanted};
-use super::super::identity::{self, Stat};
+use super::super::identity::{self, EnvironmentReader, Stat};
+use super::super::proof;
 use super::super::{Shared, entries, lost};
 use super::home::{Found, Home};
 use crate::durable::Reader;
@@ -42,33 +43,35 @@ pub(in super::super) fn mounts_any(spec: &RunSpec) -> bool {
 }
 
 /// Checks that an incarnation may use each volume that it mounts: the volume is here, and nothing else uses it. An orphan
-/// that the decider knows nothing of may.
-pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> Result<(), String> {
+/// that the decider knows nothing of may. Fails with `TimedOut` where a process does not let itself be read.
+pub(in super::super) fn check(shared: &Shared, spec: &RunSpec, of: IncarnationId) -> io::Result<()> {
     let volumes = shared.volumes();
     let mounts = spec.payloads.iter().flat_map(|payload| &payload.mounts);
-    for volume in mounts.map(|mount| mount.volume).collect::<BTreeSet<_>>() {
-        place(&volumes, volume)?;
-        match user(shared, &Home::of(&volumes, volume), volume, Some(of)) {
-            Ok(None) => {}
-            Ok(Some(user)) => return Err(format!("volume {volume} is used by {user}")),
-            Err(error) => return Err(format!("cannot find out what uses volume {volume}: {error}")),
+    let mounted: BTreeMap<_, _> =
+        mounts.map(|mount| (mount.volume, Home::of(&volumes, mount.volume))).collect();
+    for volume in mounted.keys() {
+        place(&volumes, *volume).map_err(io::Error::other)?;
+    }
+    match user(shared, &mounted, Some(of)) {
+        Ok(None) => Ok(()),
+        Ok(Some((volume, user))) => Err(io::Error::other(format!("volume {volume} is used by {user}"))),
+        Err(error) => {
+            Err(io::Error::new(error.kind(), format!("cannot find out what uses its volumes: {error}")))
         }
     }
-    Ok(())
 }
 
-/// What uses a volume, or may yet, except the incarnation `besides`: an incarnation that has not ended, or a process that
-/// is left of one.
+/// What uses one of the volumes, or may yet, except the incarnation `besides`: an incarnation that has not ended, or a
+/// process that is left of one. All are looked for at once, as a host may have many processes.
 pub(super) fn user(
     shared: &Shared,
-    home: &Home,
-    volume: VolumeId,
+    homes: &BTreeMap<VolumeId, Home>,
     besides: Option<IncarnationId>,
-) -> io::Result<Option<String>> {
+) -> io::Result<Option<(VolumeId, String)>> {
     let nodes = shared.root.join("nodes");
     // Meanwhile incarnations may be recorded that mount nothing.
     let listed = lost::listed(shared.cgroup.as_ref())?;
-    let mut kept = BTreeSet::new();
+    let (mut kept, mut bystanders) = (BTreeSet::new(), Vec::new());
     for path in entries(&nodes)?.iter().map(|node| entries(node)).collect::<io::Result<Vec<_>>>()?.concat() {
         let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let Some(id) = id else { continue };
@@ -79,28 +82,63 @@ pub(super) fn user(
             Ok(_) | Err(_) => continue,
         };
         kept.insert(id);
-        if besides != Some(id) && uses(&folder, &wanted, volume) {
-            return Ok(Some(id.to_string()));
+        if !mounts(&wanted).any(|volume| homes.contains_key(&volume)) {
+            bystanders.push(folder);
+        } else if besides != Some(id)
+            && let Some(volume) = homes.keys().find(|volume| uses(&folder, &wanted, **volume))
+        {
+            return Ok(Some((*volume, id.to_string())));
         }
     }
     // What such an incarnation uses is not known any more.
-    if let Some(id) = lost::user(shared.cgroup.as_ref(), listed, &kept)? {
-        return Ok(Some(format!("{id}, whose records are lost")));
+    if let (Some(id), Some(volume)) =
+        (lost::user(shared.cgroup.as_ref(), listed, &kept)?, homes.keys().next())
+    {
+        return Ok(Some((*volume, format!("{id}, whose records are lost"))));
     }
     // Of an incarnation whose folder was lost, or whose records cannot be read.
-    let data = home.data();
-    let place = Place::of(&data)?;
-    for stat in Stat::shown()?.into_iter().filter(|stat| !stat.is_dead()) {
-        if is_given(&identity::environment(stat.pid)?, &data, place) {
-            return Ok(Some(format!("process {}", stat.pid)));
+    let mut data = Vec::new();
+    for (volume, home) in homes {
+        data.push((*volume, home.data(), Place::of(&home.data())?));
+    }
+    let all: BTreeMap<u32, Stat> = Stat::shown()?.into_iter().map(|stat| (stat.pid, stat)).collect();
+    let (mut environments, mut unread) = (EnvironmentReader::new(), Vec::new());
+    for stat in all.values().filter(|stat| !stat.is_dead()) {
+        let environment = match environments.read(stat) {
+            // Whatever holds that process up, it was started by nobody here.
+            Err(_) if !identity::may_have_no_new_privs(stat.pid) => continue,
+            Err(error) => {
+                unread.push((stat, error));
+                continue;
+            }
+            Ok(environment) => environment,
+        };
+        if let Some((volume, ..)) = data.iter().find(|(_, data, place)| is_given(&environment, data, *place))
+        {
+            return Ok(Some((*volume, format!("process {}", stat.pid))));
         }
     }
-    Ok(None)
+    if unread.is_empty() {
+        return Ok(None);
+    }
+    // What belongs to an incarnation that mounts none of them uses none of them.
+    let known = proof::recorded(bystanders.into_iter(), &shared.boot.id, identity::pid_namespace()?);
+    let belongs = |stat: &Stat| {
+        let chain = std::iter::successors(Some(stat), |stat| all.get(&stat.parent));
+        // No chain is longer than all processes.
+        chain.take(all.len()).any(|stat| known.contains(&(stat.pid, stat.start_time)))
+    };
+    unread.into_iter().find(|(stat, _)| !belongs(stat)).map_or(Ok(None), |(_, error)| Err(error))
+}
+
+/// Volumes that an incarnation mounts.
+fn mounts(wanted: &Wanted) -> impl Iterator<Item = VolumeId> {
+    let payloads = wanted.spec.iter().flat_map(|spec| &spec.payloads);
+    payloads.flat_map(|payload| &payload.mounts).map(|mount| mount.volume)
 }
 
 fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
-    let payloads = wanted.spec.iter().flat_map(|spec| &spec.payloads);
-    if !payloads.flat_map(|p| &p.mounts).any(|mount| mount.volume == volume) {
+    if !mounts(wanted).any(|mounted| mounted == volume) {
         return false;
     }
     // What cannot be read may say that it runs.

@@ -251,14 +251,16 @@ impl Attributes {
                 continue;
             }
             let given = value.get();
+            // Of those that have a say, only a version is a number.
+            let may_be_number = name == "expect" || Attributes::IGNORED.contains(&name);
             let plain = match given.as_bytes().first() {
                 Some(b'"') => serde_json::from_str::<String>(given).ok(),
                 Some(b'{' | b'[' | b'n') | None => None,
-                Some(_) => Some(given.to_owned()),
+                Some(_) => may_be_number.then(|| given.to_owned()),
             };
             let wrong = || BadAttribute {
                 name: name.chars().take(64).collect(),
-                reason: "write text or a number".into(),
+                reason: if may_be_number { "write text or a number" } else { "write text" }.into(),
             };
             attributes.set(name, &plain.ok_or_else(wrong)?)?;
         }

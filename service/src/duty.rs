@@ -24,6 +24,7 @@ use chancery_journal::{Delivery, Journal, SkipReason, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{Fold, FoldError};
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::decider::core::Settings;
 use crate::decider::inbox::{Inbox, InboxGone};
@@ -34,6 +35,10 @@ use crate::wall_clock::{ClockAhead, WallClock};
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
 const PAUSE: Duration = Duration::from_millis(500);
+/// A decider that ends sooner has not settled: what ended it may end the next one.
+const CALM: Duration = Duration::from_secs(10);
+/// The longest pause.
+const LONGEST: Duration = Duration::from_secs(8);
 
 /// What this server does.
 #[derive(Clone, Debug)]
@@ -173,10 +178,12 @@ pub struct Office {
 impl Office {
     /// Follows and decides by turns, until `drain` says true or nothing can go on.
     pub async fn run(mut self, turns: Turns, mut drain: watch::Receiver<bool>) -> Result<()> {
+        let mut pause = Pause { over: Instant::now(), ..Pause::default() };
         loop {
-            if !self.follow(turns.clone(), &mut drain).await? {
+            if !self.follow(turns.clone(), pause.over, &mut drain).await? {
                 return Ok(());
             }
+            let took_over = Instant::now();
             let begun = tokio::select! {
                 biased;
                 _ = drain.wait_for(|drain| *drain) => return Ok(()),
@@ -192,7 +199,7 @@ impl Office {
                         error = format!("{error:#}"),
                         "this server could not take over; it tries again"
                     );
-                    tokio::time::sleep(PAUSE).await;
+                    pause = Pause::default();
                     continue;
                 }
             };
@@ -209,17 +216,26 @@ impl Office {
                 (why @ Ended::Overtaken(_), Turns::Told(_)) => tracing::warn!(%why, "this server stands by"),
                 (why, _) => return Err(why.into()),
             }
-            tokio::time::sleep(PAUSE).await;
+            pause = pause.after(took_over);
         }
     }
 
-    /// Publishes what the journal tells until it is this server's turn; false if it is to stop.
-    async fn follow(&mut self, mut turns: Turns, drain: &mut watch::Receiver<bool>) -> Result<bool> {
+    /// Publishes what the journal tells until it is this server's turn, and not before `from`; false if it is to stop.
+    async fn follow(
+        &mut self,
+        mut turns: Turns,
+        from: Instant,
+        drain: &mut watch::Receiver<bool>,
+    ) -> Result<bool> {
         loop {
+            let come = async {
+                tokio::time::sleep_until(from).await;
+                turns.come().await
+            };
             tokio::select! {
                 biased;
                 _ = drain.wait_for(|drain| *drain) => return Ok(false),
-                turn = turns.come() => return turn.map(|()| true).map_err(Into::into),
+                turn = come => return turn.map(|()| true).map_err(Into::into),
                 delivery = self.following.deliveries.recv() => self.take(delivery)?,
             }
         }
@@ -305,6 +321,27 @@ impl Office {
     /// What follows the journal, until it is given back.
     fn lend(&mut self) -> Following {
         std::mem::replace(&mut self.following, Following::nothing())
+    }
+}
+
+/// How long to follow before taking over again: longer each time a decider has ended soon.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    over: Instant,
+    length: Duration,
+}
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause { over: Instant::now() + PAUSE, length: PAUSE }
+    }
+}
+
+impl Pause {
+    /// The pause after a takeover that began then, and whose decider has ended now, if there was one.
+    fn after(self, began: Instant) -> Pause {
+        let length = if began.elapsed() < CALM { (self.length * 2).min(LONGEST) } else { PAUSE };
+        Pause { over: Instant::now() + length, length }
     }
 }
 

@@ -54,6 +54,7 @@ pub use compare::Other;
 pub use fill::{FillError, Filled, Found, fill};
 pub use open::{OpenError, Opened, Partition};
 pub use reader::{PartitionReader, Polled, UnreadablePartition, offsets};
+pub use serve::waits_for_transaction;
 
 /// What a mirror that has no room gets to make some.
 const ROOM: Duration = Duration::from_millis(1);

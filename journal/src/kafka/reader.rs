@@ -1,6 +1,7 @@
 //! One partition, read in order from an offset on.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::client::Client;
+use super::lock;
 
 /// How long a question to the brokers may take.
 pub(super) const ASKING: Duration = Duration::from_secs(10);
@@ -29,9 +31,16 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const FAILURES: u32 = 3;
 /// A topic that no broker knows for so long was deleted.
 const DELETED: Duration = Duration::from_secs(5);
+/// Where nothing comes for so long, the leader is asked how far the partition goes, and so often again.
+const QUIET: Duration = Duration::from_secs(5);
+/// So many answers in turn that the partition ends before what was read say that it does: a leader that was just elected may
+/// not know yet.
+const SHORTER: u32 = 3;
+/// A transaction that is open for so long is one that its producer has left.
+const LEFT_OPEN: Duration = Duration::from_secs(10);
 
 /// How long a new leader may take: brokers count one as dead after nine seconds, unless they are told otherwise.
-const ELECTION: Duration = Duration::from_secs(30);
+pub(super) const ELECTION: Duration = Duration::from_secs(30);
 
 /// The first and the last offset of a partition, as its leader says; one that is being elected is waited for.
 pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i64, i64), KafkaError> {
@@ -58,7 +67,7 @@ pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i6
 
 /// Whether whoever was asked does not lead the partition, or nobody does for now, or who does cannot tell yet how far it
 /// goes. Of a partition without a leader the client says that it is unknown.
-fn passes(code: Code) -> bool {
+pub(super) fn passes(code: Code) -> bool {
     matches!(
         code,
         Code::NotLeaderForPartition
@@ -100,6 +109,8 @@ enum UnreadableReason {
     Client(#[from] KafkaError),
     #[error("the brokers have no such topic, or no such partition of it, any more")]
     Deleted,
+    #[error("the partition has lost its end: it ends before offset {0} now")]
+    Shorter(i64),
 }
 
 impl UnreadablePartition {
@@ -113,7 +124,7 @@ impl UnreadablePartition {
     pub fn is_removed(&self) -> bool {
         match &self.reason {
             UnreadableReason::Client(error) => is_gone(error),
-            UnreadableReason::Deleted => true,
+            UnreadableReason::Deleted | UnreadableReason::Shorter(_) => true,
         }
     }
 }
@@ -138,6 +149,7 @@ pub struct PartitionReader {
     doubt: Option<TopicDoubt>,
     /// How often reading has failed at `reached`.
     failures: u32,
+    quiet: QuietPartition,
     /// The consumer has gone past what it could not read: another one is needed.
     is_spoilt: bool,
 }
@@ -177,6 +189,38 @@ impl TopicDoubt {
     }
 }
 
+/// A partition of which nothing comes. That it was cut off behind a reader is for the client library to find out, when
+/// another broker leads; where the library misses that, the reader would wait permanently.
+struct QuietPartition {
+    since: Instant,
+    /// Answers in turn that it ends before what was read.
+    shorter: u32,
+}
+
+impl QuietPartition {
+    fn new() -> QuietPartition {
+        QuietPartition { since: Instant::now(), shorter: 0 }
+    }
+
+    /// Where it ends, if that is settled to be before `reached`.
+    fn is_shorter(
+        &mut self,
+        consumer: &BaseConsumer<EndOfPartition>,
+        topic: &str,
+        partition: i32,
+        reached: i64,
+    ) -> Option<i64> {
+        if self.since.elapsed() < QUIET {
+            return None;
+        }
+        self.since = Instant::now();
+        // One that does not answer says nothing.
+        let (_, end) = consumer.fetch_watermarks(topic, partition, ASK_AGAIN).ok()?;
+        self.shorter = if end < reached { self.shorter + 1 } else { 0 };
+        (self.shorter >= SHORTER).then_some(end)
+    }
+}
+
 impl PartitionReader {
     /// Reads the partition from the offset `from` on.
     pub fn open(
@@ -195,6 +239,7 @@ impl PartitionReader {
             is_known: false,
             doubt: None,
             failures: 0,
+            quiet: QuietPartition::new(),
             is_spoilt: false,
         })
     }
@@ -220,6 +265,7 @@ impl PartitionReader {
             Some(Ok(message)) => {
                 (self.reached, self.is_known) = (message.offset() + 1, true);
                 (self.doubt, self.failures) = (None, 0);
+                self.quiet = QuietPartition::new();
                 Ok(Polled::Message(message))
             }
             None => {
@@ -230,6 +276,14 @@ impl PartitionReader {
                     && offset >= self.reached
                 {
                     (self.reached, self.is_known) = (offset, true);
+                }
+                if self.is_known
+                    && let Some(end) =
+                        self.quiet.is_shorter(&self.consumer, &self.topic, self.partition, self.reached)
+                {
+                    let (topic, offset) = (self.topic.clone(), self.reached);
+                    let reason = UnreadableReason::Shorter(end);
+                    return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
                 }
                 let doubt = self.doubt.as_mut();
                 match doubt.and_then(|doubt| doubt.settle(&self.consumer, &self.topic, self.partition)) {
@@ -282,6 +336,13 @@ impl PartitionReader {
         self.is_known.then_some(self.reached)
     }
 
+    /// The offset at which reading waits, if the producer of the message there has left its transaction open for ten
+    /// seconds: until it ends, no message from there on is given to readers of what is committed.
+    pub fn open_transaction(&self) -> Option<i64> {
+        let waits = *lock(&self.consumer.context().waits);
+        waits.filter(|waits| waits.since.elapsed() >= LEFT_OPEN).map(|waits| waits.offset)
+    }
+
     /// How far the partition is known to go.
     pub(super) fn tail(&self) -> KnownTail {
         let EndOfPartition { tail, answers, .. } = &**self.consumer.context();
@@ -301,6 +362,16 @@ pub(super) struct EndOfPartition {
     tail: AtomicI64,
     /// How many answers the partition's leader has given.
     answers: AtomicU64,
+    /// The open transaction behind which messages stand, if there is one.
+    waits: Mutex<Option<OpenTransaction>>,
+}
+
+/// A transaction that has not ended, with messages behind its first one that may not be read yet.
+#[derive(Clone, Copy)]
+struct OpenTransaction {
+    /// The offset of its first message.
+    offset: i64,
+    since: Instant,
 }
 
 /// How far a partition is known to go.
@@ -325,6 +396,7 @@ impl EndOfPartition {
             callbacks: AtomicU64::new(0),
             tail: AtomicI64::new(0),
             answers: AtomicU64::new(0),
+            waits: Mutex::new(None),
         }
     }
 
@@ -350,6 +422,11 @@ impl ClientContext for EndOfPartition {
                 let Some(own) = own else { return };
                 self.end.store(own.eof_offset.max(-1) + 1, Ordering::Release);
                 self.tail.store(own.ls_offset.max(0), Ordering::Release);
+                let mut waits = lock(&self.waits);
+                *waits = (own.ls_offset < own.hi_offset).then(|| match *waits {
+                    Some(open) if open.offset == own.ls_offset => open,
+                    _ => OpenTransaction { offset: own.ls_offset, since: Instant::now() },
+                });
                 let leader = statistics.brokers.values().find(|broker| broker.nodeid == own.broker);
                 if let Some(leader) = leader {
                     self.answers.store(leader.rx, Ordering::Release);
@@ -388,6 +465,7 @@ struct PartitionStatistics {
     broker: i32,
     eof_offset: i64,
     ls_offset: i64,
+    hi_offset: i64,
 }
 
 /// Whether what is read stands there no more, as against what passes by itself.

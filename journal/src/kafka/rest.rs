@@ -9,7 +9,9 @@ use rdkafka::message::Message as _;
 
 use super::Options;
 use super::open::{OpenError, Partition};
-use super::reader::{AGAIN, ASKING, NEWS, PartitionReader, Polled, UnreadablePartition, offsets};
+use super::reader::{
+    AGAIN, ASKING, ELECTION, NEWS, PartitionReader, Polled, UnreadablePartition, offsets, passes,
+};
 
 /// How long nothing comes, although the topic's end was not reached, before it is said.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -22,10 +24,19 @@ pub(super) fn cluster(options: &Options, doing: &'static str) -> impl FnOnce(Kaf
 /// Where the partition begins and ends.
 pub(super) fn watermarks(options: &Options) -> Result<(i64, i64), OpenError> {
     let watcher = options.client.watcher().map_err(cluster(options, "reach the brokers to read"))?;
-    let until = Instant::now() + NEWS;
+    let mut until = Instant::now() + NEWS;
+    let patience = Instant::now() + ELECTION;
     loop {
-        let metadata = watcher.fetch_metadata(Some(&options.topic), ASKING);
-        let metadata = metadata.map_err(cluster(options, "ask for the topics to read"))?;
+        let metadata = match watcher.fetch_metadata(Some(&options.topic), ASKING) {
+            // Of several brokers, one that hangs may have been asked.
+            Err(KafkaError::MetadataFetch(code)) if passes(code) && Instant::now() < patience => {
+                tracing::warn!(%code, topic = options.topic, "the brokers are asked again");
+                std::thread::sleep(AGAIN);
+                until = Instant::now() + NEWS;
+                continue;
+            }
+            told => told.map_err(cluster(options, "ask for the topics to read"))?,
+        };
         let has_partition = metadata.topics().iter().any(|topic| {
             topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
         });

@@ -43,6 +43,8 @@ pub(super) struct Loop {
     /// The offset that was kept last.
     stored: Option<i64>,
     closes: Option<Instant>,
+    /// Whether the mirror takes records.
+    has_mirror: bool,
     following: Following,
 }
 
@@ -53,6 +55,15 @@ struct Following {
     heard: Instant,
     /// When everything was last known to have been read.
     read: Instant,
+}
+
+/// That a transaction holds up a topic, and how an operator ends it.
+pub fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
+    format!(
+        "a transaction is open since offset {offset} of {topic} partition {partition}, and nothing behind it is read until it \
+         ends: the brokers end it after its timeout (15 minutes at most, by default), `kafka-transactions abort --topic \
+         {topic} --partition {partition} --start-offset {offset}` at once"
+    )
 }
 
 /// The loop has ended, having told the sink why.
@@ -82,6 +93,7 @@ impl Loop {
             kept: Instant::now(),
             stored: None,
             closes: None,
+            has_mirror: true,
             following: Following { answers: 0, heard: Instant::now(), read: Instant::now() },
         }
     }
@@ -97,8 +109,9 @@ impl Loop {
         };
         self.shared.writing.close();
         self.shared.writing.end();
-        // A disk that does not answer would not let it close.
-        is_well = is_well && self.shared.mirror.close().is_ok();
+        // A disk that does not answer would not let it close. Where the topic has lost its end, the mirror may be the last
+        // good copy.
+        is_well = self.has_mirror && self.shared.mirror.close().is_ok() && is_well;
         if is_well {
             self.keep_place();
         }
@@ -109,6 +122,7 @@ impl Loop {
     fn turn(&mut self) -> Result<bool, Stopped> {
         let broken = lock(&self.shared.broken).take();
         if let Some(why) = broken {
+            self.has_mirror = false;
             return Err(self.stop(format!("the mirror stopped: {why}")));
         }
         if let Some(why) = self.shared.writing.take_unknown(self.chain.at()) {
@@ -182,6 +196,7 @@ impl Loop {
 
     fn mirror(&mut self, record: &Record) -> Result<(), Stopped> {
         give(&self.shared.mirror, record.clone(), self.outcome).map_err(|error| {
+            self.has_mirror = false;
             let why = lock(&self.shared.broken).take().unwrap_or(error);
             self.stop(format!("the mirror takes nothing more: {why}"))
         })
@@ -212,6 +227,8 @@ impl Loop {
         }
         let trouble = if following.heard.elapsed() > BEHIND {
             Some("the brokers do not answer".to_owned())
+        } else if let Some(offset) = self.reader.open_transaction() {
+            Some(waits_for_transaction(&self.topic, self.partition, offset))
         } else if following.read.elapsed() > BEHIND {
             Some(format!("it is read, and the end is {missing} offsets away"))
         } else {

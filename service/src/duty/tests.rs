@@ -304,3 +304,16 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let why = one.office.await.expect("no panic").expect_err("it ends");
     assert!(why.to_string().contains("another fleet has begun"), "{why:?}");
 }
+
+#[test]
+fn deciders_that_end_soon_are_followed_by_longer_pauses() {
+    let mut pause = Pause::default();
+    let lengths = [(); 6].map(|()| {
+        pause = pause.after(Instant::now());
+        pause.length.as_millis()
+    });
+    assert_eq!(lengths, [1000, 2000, 4000, 8000, 8000, 8000]);
+    assert!(pause.over > Instant::now() + Duration::from_secs(7));
+    let settled = Instant::now().checked_sub(CALM).expect("the machine has run for longer");
+    assert_eq!(pause.after(settled).length, PAUSE);
+}

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use chancery_events::name::FleetName;
 use chancery_journal::Cursor;
 use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
-use chancery_journal::kafka::{Filled, Found, fill};
+use chancery_journal::kafka::{Filled, Found, fill, offsets};
 use chancery_journal::segments::Against;
 use chancery_projector::{FoundRows, Tuning};
 
@@ -95,6 +95,9 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
         }
         for trouble in troubles {
             writeln!(text, "{topic}: {trouble}")?;
+        }
+        if role == Role::Inbox {
+            text.push_str(&unread(config, topic, &topics.partitions(topic)?)?);
         }
         if role != Role::Events && topics.flushes(topic).await?.is_none() {
             writeln!(text, "{topic}: {UNSYNCED}")?;
@@ -196,6 +199,26 @@ fn troubles(partitions: &[Partition], config: &Config, topic: &str) -> Result<Ve
     }
     told.extend(lacking(partitions.len(), config, topic)?);
     Ok(told)
+}
+
+/// What was put into partitions of the inbox that no fleet of the settings has: a producer that names no partition chooses by
+/// itself.
+fn unread(config: &Config, topic: &str, partitions: &[Partition]) -> Result<String> {
+    let (brokers, _) = named(config)?;
+    let asking = client(&config.kafka, brokers)?.watcher()?;
+    let mut text = String::new();
+    let others = partitions.iter().filter(|one| one.has_leader).map(|one| one.number);
+    for number in others.filter(|number| !config.fleets.values().any(|partition| partition == number)) {
+        let (begins, ends) = offsets(&asking, topic, number).context("ask for the end of a partition")?;
+        if begins < ends {
+            writeln!(
+                text,
+                "{topic}: note: partition {number} belongs to no fleet of these settings, and holds messages up to offset {ends}. \
+                 If no other server has it, they are read by none: a producer must name the partition of the fleet that it asks"
+            )?;
+        }
+    }
+    Ok(text)
 }
 
 /// Partitions that fleets are to have, and that are not there.

@@ -24,6 +24,9 @@ use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long to wait for news of the group, before looking whether to stop.
 const WAIT: Duration = Duration::from_millis(100);
+/// How long a member may take to leave the group, and how often it is looked whether it has.
+const LEAVING: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_millis(5);
 /// So many sessions without a server that has the partition are no election that goes on, but a trouble.
 const SESSIONS: u32 = 3;
 
@@ -198,9 +201,18 @@ impl Election {
 impl Drop for Election {
     fn drop(&mut self) {
         self.stops.store(true, Ordering::Release);
+        let began = Instant::now();
+        // A member leaves by its coordinator, which may be away for as long as its broker is.
+        while self.threads.iter().any(|thread| !thread.is_finished()) && began.elapsed() < LEAVING {
+            std::thread::sleep(SOON);
+        }
         for thread in self.threads.drain(..) {
-            // What was wrong is in the log.
-            let _ = thread.join();
+            if thread.is_finished() {
+                // What was wrong is in the log.
+                let _ = thread.join();
+            } else {
+                tracing::warn!("this server could not leave the group of deciders: its session must run out");
+            }
         }
     }
 }

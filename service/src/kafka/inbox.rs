@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_events::letter::{Binding, Letter};
 use chancery_events::record::Watermark;
-use chancery_journal::kafka::{Client, PartitionReader, Polled, UnreadablePartition, offsets};
+use chancery_journal::kafka::{
+    Client, PartitionReader, Polled, UnreadablePartition, offsets, waits_for_transaction,
+};
 use rdkafka::consumer::Consumer as _;
 use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::runtime::Handle;
@@ -73,8 +75,13 @@ impl Letters {
             };
             // The last offsets may hold no letters. That they were reached is for the leader of the partition to say:
             // that nothing comes says nothing, as a fetch may be slow.
-            if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
+            if let Some(offset) = reader.open_transaction() {
+                let waits = waits_for_transaction(&self.topic, self.partition, offset);
+                self.troubles.report(FleetPart::Inbox, waits);
+            } else if reader.reached().is_some() {
                 self.troubles.clear(FleetPart::Inbox);
+            }
+            if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
                 way.next = way.next.max(reached);
             }
             way.tell(letter);

@@ -104,6 +104,15 @@ launch() {
   echo $! >"$node/pid"
 }
 
+# ID: removes everything that a dead node holds, and gives it the empty storage of a new disk.
+wipe() {
+  local cluster
+  cluster="$(sed -n 's/^cluster.id=//p' "$dir/node-$1/data/meta.properties")"
+  rm -rf "$dir/node-$1/data"
+  (become_java kafka.tools.StorageTool format --cluster-id "$cluster" --config "$dir/node-$1/settings") \
+    >"$dir/node-$1/log.wipe" 2>&1 || { cat "$dir/node-$1/log.wipe" >&2; fail "the storage of node $1 cannot be made"; }
+}
+
 # ID: waits until a node that this shell launched is up: a broker then answers clients.
 ready() {
   local pid log="$dir/node-$1/log"
@@ -134,7 +143,7 @@ secure() {
 
 # BROKERS [OPTION OF THE JVM...]: makes a cluster in $dir and starts it.
 start_cluster() {
-  local brokers="$1" ids=(1) ports proxies inner=() id cluster formats=() format clients=() users=() secure_port=
+  local brokers="$1" ids=(1) ports proxies inner=() id cluster formats=() format clients=() tools=() users=() secure_port=
   shift
   if [ "$brokers" = 3 ]; then
     ids=(100 1 2 3)
@@ -152,6 +161,7 @@ start_cluster() {
     mkdir -p "$dir/node-$id"
     if [ "${#proxies[@]}" != 0 ] && [ "$id" != 100 ]; then
       inner=("${proxies[id - 1]}" "${ports[id + 4]}")
+      tools+=("127.0.0.1:${ports[id + 4]}")
     else
       inner=()
     fi
@@ -170,6 +180,11 @@ start_cluster() {
   for id in "${ids[@]}"; do launch "$id" "$@"; done
   for id in "${ids[@]}"; do ready "$id"; done
   (IFS=,; echo "${clients[*]}") >"$dir/bootstrap"
+  # Kafka's own tools never come through a proxy.
+  if [ "${#tools[@]}" != 0 ]; then
+    clients=("${tools[@]}")
+  fi
+  (IFS=,; echo "${clients[*]}") >"$dir/tools"
 }
 
 # Kills every node of $dir and removes what the cluster made there.
@@ -182,7 +197,7 @@ remove_cluster() {
       end KILL "$id"
     fi
   done
-  rm -rf "$dir"/node-*/ "$dir/bootstrap" "$dir/broker.p12" "$dir/ca.pem" "$dir/secure"
+  rm -rf "$dir"/node-*/ "$dir/bootstrap" "$dir/tools" "$dir/broker.p12" "$dir/ca.pem" "$dir/secure"
   if [ -d "$dir" ]; then
     rmdir --ignore-fail-on-non-empty "$dir"
   fi

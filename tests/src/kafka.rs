@@ -132,13 +132,33 @@ impl Cluster {
         self.node("restart", id);
     }
 
+    /// Gives a killed node an empty disk.
+    pub fn wipe(&self, id: u32) {
+        self.node("wipe", id);
+    }
+
     fn node(&self, what: &str, id: u32) {
         run(Command::new(script("node")).arg(what).arg(&self.dir).arg(id.to_string()));
     }
 
+    /// Where clients begin that never come through a proxy, as Kafka's own tools.
+    pub fn direct(&self) -> String {
+        std::fs::read_to_string(self.dir.join("tools")).expect("the cluster has it").trim_end().to_owned()
+    }
+
     /// Runs one of Kafka's own tools (`tests/kafka/tool` names them) with these brokers. What it printed.
     pub fn tool(&self, name: &str, args: &[&str]) -> String {
-        run(Command::new(script("tool")).args([name, "--bootstrap-server", &self.bootstrap]).args(args))
+        run(Command::new(script("tool")).args([name, "--bootstrap-server", &self.direct()]).args(args))
+    }
+
+    /// Sets a setting of a topic; with no value, the topic has it as the brokers have it.
+    pub fn set_topic(&self, topic: &str, setting: &str, value: Option<&str>) {
+        let (how, what) = match value {
+            Some(value) => ("--add-config", format!("{setting}={value}")),
+            None => ("--delete-config", setting.to_owned()),
+        };
+        let args = ["--alter", "--entity-type", "topics", "--entity-name", topic, how, &what];
+        self.tool("kafka-configs", &args);
     }
 }
 

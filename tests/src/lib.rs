@@ -4,6 +4,7 @@
 //! real faults, whose ledger grows, and simulated worlds.
 
 pub mod check;
+pub mod clock;
 pub mod fuzz;
 pub mod history;
 pub mod host;

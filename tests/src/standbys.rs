@@ -1,7 +1,11 @@
 //! Several servers of one fleet on a real Kafka, of which one decides.
 
+use crate::clock::ServerClock;
 use crate::kafka::Cluster;
 use crate::{Server, program, until};
+
+/// So many lines of each log are shown where a test fails.
+const LINES: usize = 60;
 
 /// See the module. Servers keep their addresses.
 pub struct Standbys {
@@ -13,6 +17,26 @@ pub struct Standbys {
 impl Standbys {
     /// Makes the topics of a prefix and starts so many servers with them, and with settings.
     pub fn start(cluster: &Cluster, prefix: &str, count: usize, settings: &[(&str, &str)]) -> Standbys {
+        Standbys::start_each(cluster, prefix, count, settings, |_, _| {})
+    }
+
+    /// The same with a server for each of the clocks.
+    pub fn start_with_clocks(
+        cluster: &Cluster,
+        prefix: &str,
+        clocks: &[ServerClock],
+        settings: &[(&str, &str)],
+    ) -> Standbys {
+        Standbys::start_each(cluster, prefix, clocks.len(), settings, |at, server| clocks[at].give_to(server))
+    }
+
+    fn start_each(
+        cluster: &Cluster,
+        prefix: &str,
+        count: usize,
+        settings: &[(&str, &str)],
+        prepare: impl Fn(usize, &mut Server),
+    ) -> Standbys {
         let journal = format!("kafka://{}/{prefix}", cluster.bootstrap());
         let copies = cluster.bootstrap().split(',').count();
         let made = std::process::Command::new(program())
@@ -21,7 +45,7 @@ impl Standbys {
             .output()
             .expect("the program runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let servers = (0..count).map(|_| {
+        let servers = (0..count).map(|at| {
             let mut server = Server::new();
             server.set("CHANCERY_JOURNAL", &journal);
             server.set("CHANCERY_KAFKA_SESSION", "6s");
@@ -31,6 +55,7 @@ impl Standbys {
             for (name, value) in settings {
                 server.set(name, value);
             }
+            prepare(at, &mut server);
             server.start_again();
             server.stay_at_this_address();
             server
@@ -64,6 +89,21 @@ impl Standbys {
     /// Where all of them are, for executors.
     pub fn urls(&self) -> String {
         self.servers.iter().map(Server::url).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// What does not come to pass panics: then the ends of the logs say why.
+impl Drop for Standbys {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for server in &self.servers {
+            let log = server.log();
+            let lines: Vec<_> = log.lines().collect();
+            let last = lines[lines.len().saturating_sub(LINES)..].join("\n");
+            eprintln!("the last lines of the server in {}:\n{last}", server.data().display());
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod imports;
 mod kafka;
 mod kafka_clients;
 mod kafka_events;
+mod kafka_faults;
 mod kafka_fleet;
 mod kafka_history;
 mod kafka_import;

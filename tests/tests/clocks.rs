@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use chancery_tests::lanes::clock::library;
+use chancery_tests::clock::library;
 use chancery_tests::{Server, until};
 use serde_json::{Value, json};
 

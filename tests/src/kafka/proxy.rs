@@ -15,6 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::sim::Random;
+
 /// The kind of a request that asks for records of partitions.
 const FETCH: i16 = 1;
 /// Larger frames than brokers take are no Kafka.
@@ -25,6 +27,10 @@ const LARGEST: usize = 128 << 20;
 pub struct ProxyFaults {
     /// Responses to fetches that hold anything are passed on so much later.
     pub slow_fetches: Duration,
+    /// Every response is passed on later by a part of this that differs from connection to connection and from response to
+    /// response. The clients of each partition have connections of their own, so that the responses of one partition
+    /// overtake those of another.
+    pub disorder: Duration,
     /// No response is passed on.
     pub stalls: bool,
     /// Connections are cut, and no new one is taken.
@@ -143,22 +149,28 @@ impl Shared {
             });
         });
         let (from, to, shared) = (clone(broker), clone(client), Arc::clone(self));
+        // The client's port is as good a seed as any: no run is the same as another in time.
+        let mut random = Random::new(client.peer_addr().map_or(0, |peer| peer.port().into()));
         thread::spawn(move || {
             pass(&from, &to, |frame| {
                 let correlation = frame.first_chunk().map_or(0, |bytes| i32::from_be_bytes(*bytes));
                 let kind = lock(&kinds).remove(&correlation);
-                shared.hold_up(kind == Some(FETCH) && holds_records(frame));
+                let part = random.below(1000) as f64 / 1000.0;
+                shared.hold_up(kind == Some(FETCH) && holds_records(frame), part);
             });
         });
     }
 
-    /// Waits for as long as a response is to be held up.
-    fn hold_up(&self, is_fetch: bool) {
+    /// Waits for as long as a response is to be held up; for that part of the disorder, from 0 to 1.
+    fn hold_up(&self, is_fetch: bool, part: f64) {
         let came = Instant::now();
         let mut faults = self.faults();
         loop {
-            let late =
-                if is_fetch { faults.slow_fetches.saturating_sub(came.elapsed()) } else { Duration::ZERO };
+            let mut late = faults.disorder.mul_f64(part);
+            if is_fetch {
+                late = late.max(faults.slow_fetches);
+            }
+            let late = late.saturating_sub(came.elapsed());
             if self.ends.load(Ordering::Acquire) || faults.cuts || (!faults.stalls && late.is_zero()) {
                 return;
             }

@@ -1,10 +1,8 @@
 //! The wall clock of the server leaps, forth and back, by seconds or by days, while it runs and while it is down: what was
 //! told stays true, what runs goes on, and the journal's time does not go back.
 //!
-//! The server is the real one, under libfaketime (on Debian: faketime), which gives it another wall clock and leaves its
-//! monotonic one alone, as a step of the real clock would.
+//! The server is the real one, with a [`ServerClock`].
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,6 +13,7 @@ use super::evidence::{Evidence, judge, wind_up};
 use super::fleet::{by_hand, deploy, fill, set_up, sleeper};
 use super::load::Load;
 use crate::Server;
+use crate::clock::ServerClock;
 use crate::ledger::Tally;
 use crate::sim::Random;
 
@@ -24,12 +23,8 @@ const LEAP: u64 = 170_000;
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut random = Random::new(seed);
     let mut server = Server::new();
-    let clock = server.home().join("clock");
-    std::fs::write(&clock, "+0")?;
-    server.set("LD_PRELOAD", library()?.to_str().context("a path that is text")?);
-    server.set("FAKETIME_TIMESTAMP_FILE", clock.to_str().context("a path that is text")?);
-    server.set("FAKETIME_NO_CACHE", "1");
-    server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    let clock = ServerClock::apart(0);
+    clock.give_to(&mut server);
     server.start_again();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
@@ -46,8 +41,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         let far = is_down || random.chance(500);
         let size = if far { random.between(60, LEAP) } else { random.between(1, 60) };
         let forth = if is_down { round % 6 == 2 } else { random.chance(500) };
-        let sign = if forth { '+' } else { '-' };
-        std::fs::write(&clock, format!("{sign}{size}"))?;
+        let size = size as i64;
+        clock.set(if forth { size } else { -size });
         tally.fault("leap of the clock");
         tally.rounds += 1;
         if is_down {
@@ -77,11 +72,4 @@ fn has_leapt(server: &Server) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// Path of libfaketime, wherever the system keeps the library.
-pub fn library() -> Result<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
-    let found = folders.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
-    found.context("libfaketime is not installed (on Debian: apt-get install faketime)")
 }

@@ -9,7 +9,7 @@
 //! | `relocates` | every third start of what takes the place of a replica fails | a relocate, while somebody looks |
 //! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
-//! | `takeovers` | on a real Kafka of three brokers: see there | the next of eight faults |
+//! | `takeovers` | on a real Kafka of three brokers: see there | the next of the faults there |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
 //! The first four are played wherever the journal is: in the server's folder, or on a real Kafka ([`Place`]).
@@ -17,7 +17,7 @@
 //! In reading order: the fleet, producers, the evidence, the campaign with its faults, then the lanes.
 
 mod campaign;
-pub mod clock;
+mod clock;
 mod damage;
 mod disk_full;
 pub mod evidence;
@@ -106,7 +106,7 @@ impl Lane {
     pub const fn places(self) -> &'static [Place] {
         match self {
             Lane::Kills | Lane::Executors | Lane::Pauses | Lane::Relocates => Place::ALL,
-            // libfaketime does not reach the waits of librdkafka, so that they last as long as the leap: no real clock does that.
+            // With the journal on Kafka, the clock leaps in the lane of takeovers.
             Lane::Clock => &[Place::Embedded],
             // They are about the files that are the journal; what is on Kafka is a copy.
             Lane::DiskFull | Lane::Damage => &[Place::Embedded],

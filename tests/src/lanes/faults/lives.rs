@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::supervisors::kill_all;
+use crate::clock;
 use crate::lanes::campaign::{Campaign, Target};
-use crate::lanes::clock;
 use crate::{Launch, until};
 
 /// How long a start over a copy may take to be refused.

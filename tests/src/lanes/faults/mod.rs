@@ -102,7 +102,7 @@ impl Fault {
         }
         let is_possible = |fault: &&Fault| match fault {
             Fault::Mount | Fault::FullLog | Fault::PidNamespace => rustix::process::geteuid().is_root(),
-            Fault::WrongClock => super::clock::library().is_ok(),
+            Fault::WrongClock => crate::clock::library().is_ok(),
             // An executor has no journal.
             Fault::ShortJournal => lane == Lane::Kills,
             _ => true,

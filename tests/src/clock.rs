@@ -1,0 +1,75 @@
+//! Another wall clock for one server: the real program under libfaketime (on Debian: faketime), which leaves the monotonic
+//! clock alone, as a step of the real clock would.
+//!
+//! libfaketime knows no `cnd_timedwait` of C11, by which the client library of Kafka waits: a wait until a time of the other
+//! clock would last as long as the two are apart. A library of our own (`clock/waits.c`), which the C compiler builds at
+//! first use, translates that time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+
+use crate::Server;
+
+/// The wall clock of one server, until this is dropped.
+#[derive(Debug)]
+pub struct ServerClock {
+    dir: TempDir,
+}
+
+impl ServerClock {
+    /// A clock so many seconds ahead of the real one, or behind it where that is negative.
+    pub fn apart(seconds: i64) -> ServerClock {
+        let clock = ServerClock { dir: tempfile::tempdir().expect("a temporary folder") };
+        clock.set(seconds);
+        clock
+    }
+
+    /// Leaps: it is so many seconds ahead of the real one from now on.
+    pub fn set(&self, seconds: i64) {
+        let next = self.dir.path().join("next");
+        std::fs::write(&next, format!("{seconds:+}")).expect("a file");
+        std::fs::rename(next, self.file()).expect("a file"); // nobody reads half of it
+    }
+
+    /// Gives it to a server, from the next start on.
+    pub fn give_to(&self, server: &mut Server) {
+        let text = |path: &Path| path.to_str().expect("a path that is text").to_owned();
+        server.set("LD_PRELOAD", &format!("{}:{}", text(waits()), text(&library().expect("libfaketime"))));
+        server.set("FAKETIME_TIMESTAMP_FILE", &text(&self.file()));
+        server.set("FAKETIME_NO_CACHE", "1");
+        server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("clock")
+    }
+}
+
+/// Path of libfaketime, wherever the system keeps the library.
+pub fn library() -> Result<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = folders.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
+    found.context("libfaketime is not installed (on Debian: apt-get install faketime)")
+}
+
+/// Path of the library that translates the times of waits.
+fn waits() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("waits.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock/waits.c");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+            .arg(&path)
+            .arg(source)
+            .status();
+        assert!(built.expect("the C compiler runs").success(), "the library is not built");
+        (dir, path)
+    });
+    path
+}

@@ -1,0 +1,449 @@
+//! The faults of the lane.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::letters::{EVENTS, INBOX, JOURNAL, Letters, leave_transaction_open};
+use crate::clock::ServerClock;
+use crate::kafka::Cluster;
+use crate::kafka::proxy::ProxyFaults;
+use crate::lanes::evidence::records;
+use crate::lanes::load::Load;
+use crate::sim::Random;
+use crate::{Server, Standbys, decides, program, until};
+
+/// What the group waits before a server that is silent is out of it.
+const SESSION: Duration = Duration::from_secs(6);
+
+/// A fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Blow {
+    /// `kill -9` of the server that decides. Another one decides.
+    KillDecider,
+    /// The server that decides dies, and messages of topics come to others seconds late. No inbox message is left out.
+    SlowFetches,
+    /// The server that decides stands still past its session, and wakes. Another one decides; nothing of the sleeper counts.
+    PauseDecider,
+    /// A foreign producer leaves a transaction open on the topics of journal and inbox. It goes on when the brokers end that.
+    OpenTransaction,
+    /// `kill -9` of the broker that leads the journal. Another broker leads.
+    KillLeader,
+    /// No broker can be reached.
+    CutConnections,
+    /// The server that decides is asked to stop, and retention has deleted all of the events topic. Another one decides at
+    /// once, and writes the events that follow.
+    EmptyEvents,
+    /// A broker stands still, and wakes.
+    PauseBroker,
+    /// A broker dies, and comes back with an empty disk.
+    WipeBroker,
+    /// `kill -9` of Kafka's controller.
+    KillController,
+    /// All brokers take requests, and answer none.
+    StallResponses,
+    /// Two brokers of three die: fewer in sync than the topic wants. Nothing is acknowledged until one is back.
+    KillTwoBrokers,
+    /// The server that decides is asked to stop, and responses of partitions overtake each other.
+    ReorderResponses,
+    /// Topics get another partition.
+    AddPartitions,
+    /// Topics are compacted, for a while.
+    Compact,
+    /// Every broker dies. It goes on when they are back.
+    KillBrokers,
+    /// The events topic alone cannot be written, for a while. The fleet is decided for meanwhile.
+    CloseEvents,
+    /// The clock of the server that decides leaps, and the server dies. Another one, with another clock, decides.
+    LeapClock,
+    /// An import of another journal into the topics is killed, while the fleet is decided for.
+    KillImport,
+    /// A broker leads that lacks records which were acknowledged. Every server ends; the topic is filled again from a mirror.
+    ElectUnclean,
+}
+
+/// What is struck.
+pub(super) struct Struck<'a> {
+    /// Which server decides.
+    pub(super) decider: usize,
+    pub(super) standbys: &'a mut Standbys,
+    pub(super) cluster: &'a Cluster,
+    pub(super) load: &'a Load,
+    pub(super) letters: &'a Letters,
+    /// Of each server.
+    pub(super) clocks: &'a [ServerClock],
+    pub(super) random: &'a mut Random,
+}
+
+impl Blow {
+    /// In the order in which they come.
+    pub(super) const ALL: [Blow; 20] = [
+        Blow::KillDecider,
+        Blow::SlowFetches,
+        Blow::PauseDecider,
+        Blow::OpenTransaction,
+        Blow::KillLeader,
+        Blow::CutConnections,
+        Blow::EmptyEvents,
+        Blow::PauseBroker,
+        Blow::WipeBroker,
+        Blow::KillController,
+        Blow::StallResponses,
+        Blow::KillTwoBrokers,
+        Blow::ReorderResponses,
+        Blow::AddPartitions,
+        Blow::Compact,
+        Blow::KillBrokers,
+        Blow::CloseEvents,
+        Blow::LeapClock,
+        Blow::KillImport,
+        Blow::ElectUnclean,
+    ];
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Blow::KillDecider => "kill of the deciding server",
+            Blow::SlowFetches => "slow fetches after a kill of the deciding server",
+            Blow::PauseDecider => "pause of the deciding server past its session",
+            Blow::OpenTransaction => "foreign transaction left open",
+            Blow::KillLeader => "kill of the leading broker",
+            Blow::CutConnections => "cut of all connections",
+            Blow::EmptyEvents => "events topic emptied",
+            Blow::PauseBroker => "pause of a broker",
+            Blow::WipeBroker => "wiped disk of a broker",
+            Blow::KillController => "kill of the controller",
+            Blow::StallResponses => "stall of all responses",
+            Blow::KillTwoBrokers => "fewer brokers in sync than wanted",
+            Blow::ReorderResponses => "responses in another order",
+            Blow::AddPartitions => "more partitions",
+            Blow::Compact => "compaction turned on",
+            Blow::KillBrokers => "kill of every broker",
+            Blow::CloseEvents => "events topic not writable",
+            Blow::LeapClock => "leap of the deciding server's clock",
+            Blow::KillImport => "kill of an import",
+            Blow::ElectUnclean => "unclean election",
+        }
+    }
+
+    /// Does it, and has everything up again. How long it took until another server decided, if one had to.
+    pub(super) fn strike(self, struck: &mut Struck<'_>) -> Result<Option<Duration>> {
+        let cluster = struck.cluster;
+        let took = match self {
+            Blow::KillDecider => struck.kill_decider(),
+            Blow::PauseDecider => struck.pause_decider()?,
+            Blow::SlowFetches => {
+                let slow_fetches = Duration::from_millis(struck.random.between(2500, 4000));
+                cluster.set_faults(ProxyFaults { slow_fetches, ..ProxyFaults::default() });
+                let took = struck.kill_decider();
+                cluster.set_faults(ProxyFaults::default());
+                took
+            }
+            Blow::ReorderResponses => {
+                let disorder = Duration::from_millis(struck.random.between(200, 800));
+                cluster.set_faults(ProxyFaults { disorder, ..ProxyFaults::default() });
+                let took = struck.stop_decider()?;
+                std::thread::sleep(Duration::from_secs(2));
+                cluster.set_faults(ProxyFaults::default());
+                took
+            }
+            Blow::EmptyEvents => {
+                struck.empty_events()?;
+                struck.stop_decider()?
+            }
+            Blow::LeapClock => {
+                // Never far from the others: what has a date is decided by whoever decides.
+                let seconds = struck.random.between(1, 60) as i64;
+                let forth = struck.random.chance(500);
+                struck.clocks[struck.decider].set(if forth { seconds } else { -seconds });
+                struck.sleep(100, 1500);
+                struck.kill_decider()
+            }
+            Blow::OpenTransaction => {
+                leave_transaction_open(cluster.bootstrap(), Duration::from_secs(2))?;
+                return Ok(None);
+            }
+            Blow::KillImport => {
+                struck.kill_import()?;
+                return Ok(None);
+            }
+            Blow::ElectUnclean => {
+                struck.elect_unclean()?;
+                return Ok(None);
+            }
+            Blow::AddPartitions | Blow::Compact | Blow::CloseEvents => {
+                self.set_topics(struck)?;
+                return Ok(None);
+            }
+            Blow::CutConnections
+            | Blow::StallResponses
+            | Blow::KillLeader
+            | Blow::PauseBroker
+            | Blow::WipeBroker
+            | Blow::KillController
+            | Blow::KillTwoBrokers
+            | Blow::KillBrokers => {
+                self.strike_brokers(struck);
+                return Ok(None);
+            }
+        };
+        Ok(Some(took))
+    }
+
+    /// Those of brokers, and of the way to them.
+    fn strike_brokers(self, struck: &mut Struck<'_>) {
+        let cluster = struck.cluster;
+        let pass = |faults: ProxyFaults, struck: &mut Struck<'_>| {
+            cluster.set_faults(faults);
+            struck.sleep(1000, 7000);
+            cluster.set_faults(ProxyFaults::default());
+        };
+        let broker = 1 + struck.random.below(3) as u32;
+        match self {
+            Blow::CutConnections => pass(ProxyFaults { cuts: true, ..ProxyFaults::default() }, struck),
+            Blow::StallResponses => pass(ProxyFaults { stalls: true, ..ProxyFaults::default() }, struck),
+            Blow::KillLeader => {
+                let leader = leader(cluster);
+                cluster.kill(leader);
+                std::thread::sleep(Duration::from_secs(3));
+                cluster.restart(leader);
+            }
+            Blow::PauseBroker => {
+                cluster.pause(broker);
+                struck.sleep(2000, 5000);
+                cluster.resume(broker);
+            }
+            Blow::WipeBroker => {
+                cluster.kill(broker);
+                cluster.wipe(broker);
+                cluster.restart(broker);
+                in_sync(cluster);
+            }
+            Blow::KillController => {
+                cluster.kill(100);
+                struck.sleep(500, 3000);
+                cluster.restart(100);
+            }
+            Blow::KillTwoBrokers => {
+                cluster.kill(1);
+                cluster.kill(2);
+                struck.sleep(1000, 4000);
+                cluster.restart(1);
+                cluster.restart(2);
+            }
+            _ => {
+                (1..=3).for_each(|broker| cluster.kill(broker));
+                (1..=3).for_each(|broker| cluster.restart(broker));
+            }
+        }
+    }
+
+    /// Those of topics.
+    fn set_topics(self, struck: &mut Struck<'_>) -> Result<()> {
+        let cluster = struck.cluster;
+        match self {
+            Blow::AddPartitions => {
+                for topic in [JOURNAL, INBOX, EVENTS] {
+                    let has = cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
+                    let count = (has.matches("Partition: ").count() + 1).to_string();
+                    cluster.tool("kafka-topics", &["--alter", "--topic", topic, "--partitions", &count]);
+                }
+            }
+            Blow::Compact => {
+                let set = |policy| {
+                    for topic in [JOURNAL, INBOX] {
+                        cluster.set_topic(topic, "cleanup.policy", Some(policy));
+                    }
+                };
+                set("compact");
+                struck.sleep(500, 3000);
+                set("delete");
+            }
+            _ => {
+                cluster.set_topic(EVENTS, "min.insync.replicas", Some("4"));
+                struck.decides_on()?;
+                struck.sleep(500, 3000);
+                struck.decides_on()?;
+                cluster.set_topic(EVENTS, "min.insync.replicas", Some("2"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Struck<'_> {
+    fn sleep(&mut self, low: u64, high: u64) {
+        std::thread::sleep(Duration::from_millis(self.random.between(low, high)));
+    }
+
+    /// The clients ask another server.
+    fn move_clients(&self) {
+        self.load.moved(&self.standbys.servers[(self.decider + 1) % 3].url());
+    }
+
+    /// Waits until another server decides.
+    fn another_decides(&self) {
+        until("another server decides", || self.standbys.decides().filter(|now| *now != self.decider));
+    }
+
+    fn kill_decider(&mut self) -> Duration {
+        let began = Instant::now();
+        self.standbys.servers[self.decider].kill();
+        self.move_clients();
+        self.another_decides();
+        let took = began.elapsed();
+        self.standbys.servers[self.decider].start_again();
+        took
+    }
+
+    fn stop_decider(&mut self) -> Result<Duration> {
+        let began = Instant::now();
+        let server = &mut self.standbys.servers[self.decider];
+        let code = server.stop();
+        ensure!(code == Some(0), "it stops with {code:?}:\n{}", server.log());
+        self.move_clients();
+        self.another_decides();
+        let took = began.elapsed();
+        self.standbys.servers[self.decider].start_again();
+        Ok(took)
+    }
+
+    fn pause_decider(&mut self) -> Result<Duration> {
+        let (began, decider) = (Instant::now(), self.decider);
+        self.standbys.servers[decider].signal(Signal::STOP);
+        self.move_clients();
+        std::thread::sleep(SESSION);
+        // The sleeper does not answer: only the others are asked.
+        let servers = &self.standbys.servers;
+        until("another server decides", || {
+            (0..3).filter(|at| *at != decider).find(|at| decides(&servers[*at], "default") == Some(true))
+        });
+        let took = began.elapsed();
+        self.sleep(0, 2000);
+        self.standbys.servers[decider].signal(Signal::CONT);
+        until("the sleeper has noticed", || {
+            (decides(&self.standbys.servers[decider], "default") == Some(false)).then_some(())
+        });
+        let server = &mut self.standbys.servers[decider];
+        ensure!(server.ended().is_none(), "the sleeper ended:\n{}", server.log());
+        Ok(took)
+    }
+
+    /// An intent is acknowledged while something else is not as it should be.
+    fn decides_on(&mut self) -> Result<()> {
+        let key = format!("meanwhile-{}", self.random.bits());
+        let data = json!({"name": "meanwhile", "spec": {"type": "T", "score": self.random.below(1000)}});
+        let answer = self.standbys.servers[self.decider].client().intent(&key, "capability.apply", &data);
+        ensure!(answer.status / 100 == 2, "{}: {}", answer.status, answer.text);
+        Ok(())
+    }
+
+    /// Begins to import the journal of another fleet, again and again, and kills that.
+    fn kill_import(&mut self) -> Result<()> {
+        let mut other = Server::start();
+        other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
+        let code = other.stop();
+        ensure!(code == Some(0), "it stops with {code:?}:\n{}", other.log());
+        for _ in 0..3 {
+            let mut import = Command::new(program())
+                .args(["import", "--journal", self.standbys.journal()])
+                .arg(other.data())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()?;
+            self.sleep(0, 600);
+            // It may have ended by itself.
+            let _ = import.kill();
+            import.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes everything that the events topic holds by now.
+    fn empty_events(&self) -> Result<()> {
+        let file = self.standbys.servers[0].home().join("delete.json");
+        let all = json!({"partitions": [{"topic": EVENTS, "partition": 0, "offset": -1}], "version": 1});
+        std::fs::write(&file, all.to_string())?;
+        let file = file.to_str().context("a path that is text")?;
+        self.cluster.tool("kafka-delete-records", &["--offset-json-file", file]);
+        Ok(())
+    }
+
+    /// Lets a broker lead that lacks records which were acknowledged, and repairs that as an operator would.
+    fn elect_unclean(&mut self) -> Result<()> {
+        let cluster = self.cluster;
+        // A topic is filled only where nobody has written.
+        self.letters.spare_journal(true);
+        cluster.set_topic(JOURNAL, "unclean.leader.election.enable", Some("true"));
+        let leader = leader(cluster);
+        let (lacking, other) = (1 + leader % 3, 1 + (leader + 1) % 3);
+        cluster.kill(lacking);
+        // It is out of those in sync after two seconds; then what it does not have is acknowledged.
+        std::thread::sleep(Duration::from_secs(3));
+        self.decides_on()?;
+        self.sleep(200, 1000);
+        cluster.kill(leader);
+        cluster.kill(other);
+        cluster.restart(lacking);
+        for server in &mut self.standbys.servers {
+            let status = until("a server ends whose journal has lost its end", || server.ended());
+            ensure!(!status.success(), "{status}:\n{}", server.log());
+        }
+        cluster.restart(leader);
+        cluster.restart(other);
+        self.fill_again()?;
+        self.letters.spare_journal(false);
+        Ok(())
+    }
+
+    /// Makes the topic of the journal anew from the mirror that goes furthest, and starts every server.
+    fn fill_again(&mut self) -> Result<()> {
+        let (cluster, journal) = (self.cluster, self.standbys.journal().to_owned());
+        let mut furthest = (0, None);
+        for server in &self.standbys.servers {
+            let last = records(server.data())?.last().map_or(0, |record| record.last().get());
+            if last > furthest.0 {
+                furthest = (last, Some(server.data().to_owned()));
+            }
+        }
+        let Some(source) = furthest.1 else { bail!("no mirror holds anything") };
+        cluster.tool("kafka-topics", &["--delete", "--topic", JOURNAL]);
+        until("the topic is gone", || {
+            (!cluster.tool("kafka-topics", &["--list"]).lines().any(|topic| topic == JOURNAL)).then_some(())
+        });
+        let run = |args: &[&str]| -> Result<()> {
+            let done = Command::new(program()).args(args).args(["--journal", &journal]).output()?;
+            ensure!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+            Ok(())
+        };
+        run(&["init-topics", "--copies", "3"])?;
+        let place = "fleets/default/journal/kafka.json";
+        for server in &self.standbys.servers {
+            std::fs::remove_file(server.data().join(place))?;
+        }
+        run(&["import", source.to_str().context("a path that is text")?])?;
+        for server in &mut self.standbys.servers {
+            server.start_again();
+        }
+        self.standbys.decider();
+        Ok(())
+    }
+}
+
+/// Waits until every broker has everything again.
+fn in_sync(cluster: &Cluster) {
+    until("every partition is on all brokers", || {
+        cluster
+            .tool("kafka-topics", &["--describe", "--under-replicated-partitions"])
+            .is_empty()
+            .then_some(())
+    });
+}
+
+fn leader(cluster: &Cluster) -> u32 {
+    let told = cluster.tool("kafka-topics", &["--describe", "--topic", JOURNAL]);
+    let leader = told.split("Leader: ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    leader.and_then(|leader| leader.parse().ok()).unwrap_or(1)
+}

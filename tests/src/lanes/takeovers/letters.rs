@@ -1,0 +1,294 @@
+//! Producers that put inbox messages into the topic: good ones, compressed in several ways and some of them twice; and a
+//! foreign client that puts everything else there: values and headers that are no CloudEvent, transactions that are
+//! aborted, and noise on the topic of the journal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use chancery_events::event::Event;
+use chancery_events::record::Record;
+use chancery_journal::kafka::Client;
+use rdkafka::config::ClientConfig;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{
+    BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer,
+};
+use rdkafka::{ClientContext, util::Timeout};
+use serde_json::json;
+
+/// The topics of the lane.
+pub(super) const INBOX: &str = "fleet.inbox";
+pub(super) const JOURNAL: &str = "fleet.journal";
+pub(super) const EVENTS: &str = "fleet.events";
+
+/// How the values of producers are compressed, by turns: what Python reads without further libraries, for the checker.
+const CODECS: [&str; 3] = ["none", "gzip", "lz4"];
+/// How long a client waits for brokers that are away.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Producers at work.
+pub(super) struct Letters {
+    shared: Arc<Mailed>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What became of messages, by the ids of their events.
+#[derive(Default)]
+struct Mailed {
+    stop: AtomicBool,
+    /// Whether the foreign client writes into the topic of the journal as well.
+    spares_journal: AtomicBool,
+    acknowledged: Mutex<BTreeSet<String>>,
+    aborted: Mutex<BTreeSet<String>>,
+}
+
+/// What is known of messages when their producers have ended.
+pub(super) struct Sent {
+    /// Events that Kafka acknowledged, as far as they are good.
+    acknowledged: BTreeSet<String>,
+    /// Events in transactions that were aborted.
+    aborted: BTreeSet<String>,
+}
+
+struct Outcomes(Arc<Mailed>);
+
+impl ClientContext for Outcomes {}
+
+impl ProducerContext for Outcomes {
+    type DeliveryOpaque = Box<String>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, id: Box<String>) {
+        if result.is_ok() {
+            lock(&self.0.acknowledged).insert(*id);
+        }
+    }
+}
+
+impl Letters {
+    /// Lets `count` good producers begin, and a foreign one.
+    pub(super) fn begin(brokers: &str, count: usize) -> Letters {
+        let shared = Arc::new(Mailed::default());
+        let mut threads: Vec<_> = (0..count)
+            .map(|number| {
+                let (shared, brokers) = (Arc::clone(&shared), brokers.to_owned());
+                std::thread::spawn(move || mail(&brokers, number, &shared))
+            })
+            .collect();
+        let (foreign, brokers) = (Arc::clone(&shared), brokers.to_owned());
+        threads.push(std::thread::spawn(move || disturb(&brokers, &foreign)));
+        Letters { shared, threads }
+    }
+
+    /// Keeps the foreign client from the topic of the journal, or no more.
+    pub(super) fn spare_journal(&self, spares: bool) {
+        self.shared.spares_journal.store(spares, Ordering::Relaxed);
+    }
+
+    /// Lets all come to an end.
+    pub(super) fn end(self) -> Sent {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().expect("a producer of inbox messages does not panic");
+        }
+        Sent {
+            acknowledged: std::mem::take(&mut *lock(&self.shared.acknowledged)),
+            aborted: std::mem::take(&mut *lock(&self.shared.aborted)),
+        }
+    }
+}
+
+impl Sent {
+    /// Each event that was acknowledged stands in the journal once, and none of an aborted transaction does.
+    pub(super) fn judge(&self, records: &[Arc<Record>]) -> Result<()> {
+        let mut found: BTreeMap<String, u64> = BTreeMap::new();
+        for (_, line) in records.iter().flat_map(|record| record.events()) {
+            if let Event::Intent(request) = Event::read(line)? {
+                *found.entry(request.id.to_string()).or_default() += 1;
+            }
+        }
+        let times = |id: &String| found.get(id).copied().unwrap_or(0);
+        let wrong: Vec<_> = self.acknowledged.iter().filter(|id| times(id) != 1).take(5).collect();
+        ensure!(
+            wrong.is_empty(),
+            "inbox messages that were acknowledged and do not stand in the journal once: {wrong:?}"
+        );
+        let wrong: Vec<_> = self.aborted.iter().filter(|id| times(id) != 0).take(5).collect();
+        ensure!(
+            wrong.is_empty(),
+            "inbox messages of aborted transactions that stand in the journal: {wrong:?}"
+        );
+        println!(
+            "{} inbox messages, each answered once; {} of aborted transactions, none answered",
+            self.acknowledged.len(),
+            self.aborted.len()
+        );
+        Ok(())
+    }
+}
+
+/// A producer of good messages: one event of seven is sent twice.
+fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
+    let client = Client::new(brokers, BTreeMap::new()).expect("a client");
+    let mut config = client.producer(PATIENCE);
+    config.set("compression.type", CODECS[(number + 1) % CODECS.len()]);
+    let producer: ThreadedProducer<Outcomes> =
+        config.create_with_context(Outcomes(Arc::clone(shared))).expect("a producer");
+    for i in 0_u64.. {
+        if shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let id = format!("letter-{number}-{i}");
+        let text = asks(&id, i % 20, i);
+        for _ in 0..if i % 7 == 0 { 2 } else { 1 } {
+            let record = BaseRecord::<(), str, Box<String>>::with_opaque_to(INBOX, Box::new(id.clone()));
+            // What finds no room in the client's queue is sent by nobody.
+            let _ = producer.send(record.partition(0).payload(&text).headers(headers(&id)));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    producer.flush(PATIENCE).expect("every message has an outcome");
+}
+
+fn asks(id: &str, name: u64, score: u64) -> String {
+    let of = id.rsplit_once('-').map_or(id, |(of, _)| of);
+    json!({"name": format!("by-{of}-{name}"), "spec": {"type": "T", "score": score}}).to_string()
+}
+
+fn headers(id: &str) -> OwnedHeaders {
+    let attributes = [
+        ("ce_specversion", "1.0"),
+        ("ce_id", id),
+        ("ce_source", "tests"),
+        ("ce_type", "chancery.capability.apply.v1"),
+        ("content-type", "application/json"),
+    ];
+    attributes
+        .into_iter()
+        .fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(value) }))
+}
+
+/// A client that knows nothing of what belongs into the topics. It does the next thing four times a second; what finds no
+/// broker is not done.
+fn disturb(brokers: &str, shared: &Mailed) {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("message.max.bytes", "1048576");
+    let plain = |codec: &str| -> BaseProducer {
+        config
+            .clone()
+            .set("compression.type", codec)
+            .set("message.timeout.ms", "5000")
+            .create()
+            .expect("a producer")
+    };
+    let producers = CODECS.map(plain);
+    let (large, larger) = (vec![b'x'; 100_000], vec![b'x'; 300_000]);
+    for i in 0_usize.. {
+        if shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (id, producer) = (format!("foreign-{i}"), &producers[i % CODECS.len()]);
+        let good = asks(&id, 0, i as u64);
+        let put = |topic: &str, value: Option<&[u8]>, headers: OwnedHeaders| {
+            let mut record = BaseRecord::<(), [u8]>::to(topic).partition(0).headers(headers);
+            if let Some(value) = value {
+                record = record.payload(value);
+            }
+            let _ = producer.send(record);
+        };
+        let more = |key: &str, value: &[u8]| headers(&id).insert(Header { key, value: Some(value) });
+        match i % 15 {
+            0 => put(INBOX, None, headers(&id)),
+            1 => put(INBOX, Some(b""), headers(&id)),
+            2 => put(INBOX, None, OwnedHeaders::new()),
+            3 => put(INBOX, Some(b"\xff\xfe\x00 no text"), headers(&id)),
+            4 => put(INBOX, Some(good.as_bytes()), more("ce_comment", b"\xff\xfe")),
+            5 => put(INBOX, Some(good.as_bytes()), more("note", &large)),
+            6 => put(INBOX, Some(good.as_bytes()), more("note", &larger)),
+            7 => {
+                let many = (0..2000).fold(headers(&id), |all, number| {
+                    all.insert(Header { key: &format!("note-{number}"), value: Some("x") })
+                });
+                put(INBOX, Some(good.as_bytes()), many);
+            }
+            8 => put(INBOX, Some(format!("{{{}}}", " ".repeat(300_000)).as_bytes()), headers(&id)),
+            9 => put(INBOX, Some("[".repeat(100_000).as_bytes()), headers(&id)),
+            10 => put(INBOX, Some(good.as_bytes()), more("ce_id", b"given twice")),
+            11 => foreign_header_name(brokers, &good),
+            12 if shared.spares_journal.load(Ordering::Relaxed) => {}
+            12 => put(JOURNAL, Some(b"{\"chancery\":1} no record"), OwnedHeaders::new()),
+            13 => put(EVENTS, Some(b"{}"), OwnedHeaders::new()),
+            // No broker, no transaction.
+            _ => drop(abort(&config, &id, &good, shared)),
+        }
+        producer.poll(Duration::ZERO);
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    for producer in &producers {
+        // What is not acknowledged by then is given up.
+        let _ = producer.flush(Duration::from_secs(10));
+    }
+}
+
+/// Sends a message with a header whose name is not UTF-8, which Rust's client cannot.
+fn foreign_header_name(brokers: &str, value: &str) {
+    let kcat = Command::new("kcat")
+        .args(["-b", brokers, "-t", INBOX, "-P", "-p", "0", "-X", "message.timeout.ms=5000", "-H"])
+        .arg(OsStr::from_bytes(b"na\xffme=value"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null()) // it complains of every broker that is away
+        .spawn();
+    let mut kcat = kcat.expect("kcat runs (on Debian: apt-get install kcat)");
+    // One that has ended by itself reads nothing.
+    let _ = kcat.stdin.take().expect("it is piped").write_all(value.as_bytes());
+    kcat.wait().expect("it is ours");
+}
+
+/// Sends a good message in a transaction, and aborts that.
+fn abort(config: &ClientConfig, id: &str, value: &str, shared: &Mailed) -> Result<()> {
+    let producer = transaction(config, "aborting", Duration::from_secs(10))?;
+    lock(&shared.aborted).insert(id.to_owned());
+    let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(value).headers(headers(id));
+    producer.send(record).map_err(|(error, _)| error).context("send")?;
+    producer.flush(Timeout::After(Duration::from_secs(5))).context("flush")?;
+    producer.abort_transaction(Duration::from_secs(5)).context("abort")
+}
+
+/// A producer with a transaction that has begun.
+fn transaction(config: &ClientConfig, name: &str, time: Duration) -> Result<BaseProducer> {
+    let producer: BaseProducer = config
+        .clone()
+        .set("transactional.id", name)
+        .set("transaction.timeout.ms", time.as_millis().to_string())
+        .create()
+        .context("make a producer")?;
+    producer.init_transactions(Duration::from_secs(5)).context("begin")?;
+    producer.begin_transaction().context("begin")?;
+    Ok(producer)
+}
+
+/// Opens a transaction with a message on the topics of the journal and of the inbox, and leaves it open: the brokers end it
+/// after that time.
+pub(super) fn leave_transaction_open(brokers: &str, time: Duration) -> Result<()> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers);
+    let producer = transaction(&config, "left-open", time)?;
+    for topic in [JOURNAL, INBOX] {
+        let record = BaseRecord::<(), str>::to(topic).partition(0).payload("left open");
+        producer.send(record).map_err(|(error, _)| error).context("send")?;
+    }
+    producer.flush(Timeout::After(Duration::from_secs(10))).context("flush")?;
+    // A producer that is dropped does not end its transaction.
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,161 @@
+//! Three servers on a Kafka of three brokers behind proxies, with clocks of their own; four clients, producers that only
+//! speak Kafka, good ones and a foreign one, a reader of the stream that goes from server to server, and an executor
+//! outside; one fault after the other ([`Blow`]). A checker that is not ours has the last word (`tests/clients/python/check.py`).
+
+mod blow;
+mod follower;
+mod letters;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use chancery_events::record::Record;
+use serde_json::{Value, json};
+
+use super::evidence::{Evidence, judge, records};
+use super::fleet::{by_hand, empty, fill, set_up, sleeper};
+use super::load::Load;
+use crate::clock::ServerClock;
+use crate::kafka::Cluster;
+use crate::ledger::Tally;
+use crate::sim::Random;
+use crate::{Executor, Server, Standbys, until};
+use blow::{Blow, Struck};
+use follower::Follower;
+use letters::Letters;
+
+pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
+    let mut random = Random::new(seed);
+    let cluster = Cluster::start_with_proxies(3);
+    let settings = [
+        ("CHANCERY_LEASE", "60s"),
+        ("CHANCERY_INBOX_SCOPE", "capability.apply"),
+        ("CHANCERY_INBOX_ACTOR", "letters"),
+    ];
+    let clocks = [0, 40, -40].map(ServerClock::apart);
+    let mut standbys = Standbys::start_with_clocks(&cluster, "fleet", &clocks, &settings);
+    let client = standbys.servers[0].client();
+    set_up(&client, &sleeper());
+    by_hand(&client, &sleeper());
+    let mut executor = Executor::start_for(standbys.servers[0].home(), &standbys.urls(), "e1", "--process");
+    let file = standbys.servers[0].home().join("history.jsonl");
+    let load = Load::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
+    let letters = Letters::begin(cluster.bootstrap(), 2);
+    let follower = Follower::begin(standbys.servers.iter().map(Server::url).collect());
+    for round in 0..rounds {
+        let blow = Blow::ALL[((seed.wrapping_mul(rounds) + round) % Blow::ALL.len() as u64) as usize];
+        let decider = standbys.decider();
+        // Whom clients ask is not whom the fault hits, two times out of three.
+        let asked = if random.chance(333) { decider } else { (decider + 1) % 3 };
+        load.moved(&standbys.servers[asked].url());
+        until("the fleet takes a deployment", || {
+            let key = format!("round-{round}");
+            let data = json!({"plan": "web", "name": key, "spec": {"count": random.below(7)}});
+            let url = &standbys.servers[asked];
+            (url.client().intent(&key, "deployment.create", &data).status / 100 == 2).then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(random.below(500)));
+        let began = Instant::now();
+        let (cluster, load, letters) = (&cluster, &load, &letters);
+        let (standbys, clocks, random) = (&mut standbys, &clocks, &mut random);
+        let mut struck = Struck { decider, standbys, cluster, load, letters, clocks, random };
+        let takeover = blow.strike(&mut struck).with_context(|| format!("round {round}: {}", blow.word()))?;
+        tally.fault(blow.word());
+        tally.rounds += 1;
+        // Something is acknowledged again.
+        let survivor = &standbys.servers[(decider + 1) % 3];
+        let key = format!("after-{round}");
+        let data = json!({"name": key, "spec": {"type": "T", "score": round}});
+        until("intents are acknowledged again", || {
+            (survivor.client().intent(&key, "capability.apply", &data).status / 100 == 2).then_some(())
+        });
+        println!(
+            "round {round}: {}: {} acknowledged again after {:.1} s",
+            blow.word(),
+            takeover.map_or(String::new(), |after| format!(
+                "another server decides after {:.1} s,",
+                after.as_secs_f64()
+            )),
+            began.elapsed().as_secs_f64()
+        );
+    }
+    let history = load.end()?;
+    let sent = letters.end();
+    let survivor = &standbys.servers[0];
+    at_rest(survivor);
+    let mut evidence = vec![Evidence::gather(survivor)?];
+    empty(survivor, "end");
+    fill(survivor, "end", 5);
+    evidence.push(Evidence::gather(survivor)?);
+    empty(survivor, "over");
+    for server in &standbys.servers {
+        let logs = [
+            ("in the journal does not count", "records that do not count"),
+            ("has no outcome", "appends without an outcome"),
+        ];
+        let found = logs.map(|(text, what)| format!("{} {what}", server.log().matches(text).count()));
+        println!("one server saw {}", found.join(", "));
+    }
+    let (code, log) = (executor.stop(), executor.log());
+    ensure!(code == Some(0), "the executor does not stop as it is asked to:\n{log}");
+    let head = at_rest(survivor);
+    println!("the reader of the stream resumed {} times", follower.end(head)?);
+    outside(&cluster, &standbys)?;
+    for server in &mut standbys.servers {
+        let code = server.stop();
+        ensure!(code == Some(0), "a server does not stop as it is asked to: {code:?}\n{}", server.log());
+    }
+    sent.judge(&records(standbys.servers[0].data())?)?;
+    same_journals(&standbys)?;
+    judge(standbys.servers[0].data(), &history, &evidence, tally)
+}
+
+/// Waits until nothing has been recorded for a while: every inbox message was acknowledged long ago. The head.
+fn at_rest(server: &Server) -> u64 {
+    let position = || server.client().get("/v1/fleets/default/nodes?limit=1").json()["position"].as_u64();
+    let (mut last, mut since) = (position(), Instant::now());
+    until("nothing is recorded any more", || {
+        let now = position();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        last.filter(|_| since.elapsed() > Duration::from_secs(3))
+    })
+}
+
+/// Has the topics, the servers and their mirrors looked at by the checker that is not ours.
+fn outside(cluster: &Cluster, standbys: &Standbys) -> Result<()> {
+    let mut checker = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
+    checker.args(["python", "check", &cluster.direct(), "fleet", "--at-rest"]);
+    for server in &standbys.servers {
+        checker.args(["--server", &server.url(), "--mirror"]).arg(server.data());
+    }
+    let done = checker.output().context("run the checker")?;
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    ensure!(done.status.success(), "the checker finds faults, {}:\n{out}{err}", done.status);
+    let found: Value =
+        serde_json::from_str(&out).with_context(|| format!("read what the checker said: {out}"))?;
+    println!("the checker that is not ours: {found}");
+    Ok(())
+}
+
+/// All servers hold the same records.
+fn same_journals(standbys: &Standbys) -> Result<()> {
+    let mut first: Option<Vec<Arc<Record>>> = None;
+    for server in &standbys.servers {
+        let mut records = records(server.data())?;
+        match &mut first {
+            None => first = Some(records),
+            Some(first) => {
+                // One that stopped earlier lacks what came later.
+                let common = first.len().min(records.len());
+                records.truncate(common);
+                ensure!(first[..common] == records[..], "two servers hold other records");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! What foreign clients and damaged disks do to the topics of a fleet, and what every server says of it.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::{Server, Standbys, program, until};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const SETTINGS: [(&str, &str); 2] =
+    [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
+/// How long a client waits for brokers.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn config() -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", shared(1).bootstrap());
+    config
+}
+
+/// Puts an event that asks for a capability of that name into the inbox.
+fn put(producer: &BaseProducer, inbox: &str, name: &str) {
+    let event = json!({
+        "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+        "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
+    });
+    let media = Header { key: "content-type", value: Some("application/cloudevents+json") };
+    let text = event.to_string();
+    let record = BaseRecord::<(), str>::to(inbox).partition(0).payload(&text);
+    producer
+        .send(record.headers(OwnedHeaders::new().insert(media)))
+        .map_err(|(error, _)| error)
+        .expect("sent");
+    producer.flush(PATIENCE).expect("acknowledged");
+}
+
+fn producer(codec: &str) -> BaseProducer {
+    config().set("compression.type", codec).create().expect("a producer")
+}
+
+/// Waits until the server says that a part of it stands still. What it says.
+fn stands_still(server: &Server, part: &str) -> String {
+    until("a part stands still", || {
+        let answer = server.client().get("/readyz");
+        (answer.status == 503 && answer.text.contains("stands_still") && answer.text.contains(part))
+            .then_some(answer.text)
+    })
+}
+
+fn is_ready(server: &Server) {
+    until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
+}
+
+/// What stands in the journal, by type.
+fn told(server: &Server, type_name: &str) -> Vec<Value> {
+    let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn names(server: &Server) -> Vec<String> {
+    let told = told(server, "capability.applied.v1");
+    told.iter().map(|event| event["data"]["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn messages_of_every_codec_are_answered() {
+    let standbys = Standbys::start(shared(1), "codecs", 1, &SETTINGS);
+    let codecs = ["none", "gzip", "snappy", "lz4", "zstd"];
+    for codec in codecs {
+        put(&producer(codec), "codecs.inbox", codec);
+    }
+    until("all are answered", || (names(&standbys.servers[0]).len() == codecs.len()).then_some(()));
+    assert_eq!(names(&standbys.servers[0]), codecs);
+}
+
+/// The one segment of partition 0 of the topic in which the text stands, its bytes, and where the text is.
+fn segment(cluster: &Cluster, topic: &str, text: &str) -> (PathBuf, Vec<u8>, usize) {
+    let folder = cluster.dir().join(format!("node-1/data/{topic}-0"));
+    let files = std::fs::read_dir(&folder).expect("the partition's folder").flatten();
+    let segments =
+        files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|is| is == "log"));
+    let found = segments.filter_map(|path| {
+        let bytes = std::fs::read(&path).expect("a segment");
+        let at = bytes.windows(text.len()).position(|bytes| bytes == text.as_bytes())?;
+        Some((path, bytes, at))
+    });
+    let mut found: Vec<_> = found.collect();
+    assert_eq!(found.len(), 1, "segments of {topic} with {text}");
+    found.remove(0)
+}
+
+fn write_at(path: &PathBuf, bytes: &[u8], at: usize) {
+    let file = std::fs::File::options().write(true).open(path).expect("a segment");
+    file.write_all_at(bytes, at as u64).expect("it is written");
+}
+
+/// Alters a byte of the text where the broker keeps it, without the broker's knowledge.
+fn damage(topic: &str, text: &str) {
+    let (path, _, at) = segment(shared(1), topic, text);
+    write_at(&path, b"#", at);
+}
+
+/// Names another codec in the batch that holds the text, one that no client knows, with a checksum that is right.
+///
+/// Source: Kafka's record batch, version 2: base offset (int64), length of what follows (int32), leader epoch (int32), magic
+/// (int8), CRC-32C of what follows (uint32), attributes (int16) with the codec in the lowest three bits.
+fn set_unknown_codec(topic: &str, text: &str) {
+    let (path, mut bytes, at) = segment(shared(1), topic, text);
+    let mut begins = 0;
+    let ends = loop {
+        let length =
+            bytes[begins + 8..].first_chunk().map(|length| u32::from_be_bytes(*length)).expect("a batch");
+        let ends = begins + 12 + length as usize;
+        if at < ends {
+            break ends;
+        }
+        begins = ends;
+    };
+    bytes[begins + 22] |= 7;
+    let checksum = crc32c::crc32c(&bytes[begins + 21..ends]).to_be_bytes();
+    bytes[begins + 17..begins + 21].copy_from_slice(&checksum);
+    write_at(&path, &bytes[begins..ends], begins);
+}
+
+/// Three messages, of which the second cannot be read.
+fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&str, &str)) {
+    let mut standbys = Standbys::start(shared(1), prefix, 1, &SETTINGS);
+    assert_eq!(standbys.servers[0].stop(), Some(0));
+    let topic = format!("{prefix}.inbox");
+    for name in ["first", "broken", "behind"] {
+        put(&producer("none"), &topic, name);
+    }
+    harm(&topic, "broken");
+    standbys.servers[0].start_again();
+    let server = &standbys.servers[0];
+    let why = stands_still(server, "inbox");
+    assert!(why.contains("offset 1") && why.contains("chancery inbox skip 1"), "{why}");
+    assert_eq!(names(server), ["first"], "nothing behind it is taken");
+    let refused = server.run(&["inbox", "skip", "0"]);
+    assert!(!refused.status.success());
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("the inbox stands at offset 1"), "{refused}");
+    assert_eq!(server.cli(&["inbox", "skip", "1"]), "inbox message 1 skipped\n");
+    until("what is behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
+    let skipped = told(server, "inbox.skipped.v1");
+    assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
+    is_ready(server);
+    // The next decider does not meet it again.
+    assert_eq!(standbys.servers[0].stop(), Some(0));
+    standbys.servers[0].start_again();
+    let server = &standbys.servers[0];
+    is_ready(server);
+    assert_eq!(names(server).len(), 2);
+}
+
+#[test]
+fn a_message_whose_bytes_are_damaged_holds_the_inbox_up_until_it_is_skipped() {
+    is_held_up_until_it_is_skipped("damaged", damage);
+}
+
+#[test]
+fn a_message_of_an_unknown_codec_holds_the_inbox_up_until_it_is_skipped() {
+    is_held_up_until_it_is_skipped("unknown-codec", set_unknown_codec);
+}
+
+/// Leaves a transaction open, with a message on partition 0 of the topic.
+fn leave_open(topic: &str) {
+    let mut config = config();
+    config.set("transactional.id", topic).set("transaction.timeout.ms", "600000");
+    let producer: BaseProducer = config.create().expect("a producer");
+    producer.init_transactions(PATIENCE).expect("it begins");
+    producer.begin_transaction().expect("it begins");
+    let record = BaseRecord::<(), str>::to(topic).partition(0).payload("left open");
+    producer.send(record).map_err(|(error, _)| error).expect("sent");
+    producer.flush(PATIENCE).expect("acknowledged");
+    // What goes without a word leaves its transaction to the brokers.
+}
+
+#[test]
+fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_ended() {
+    let standbys = Standbys::start(shared(1), "left-open", 1, &SETTINGS);
+    let server = &standbys.servers[0];
+    let end = |topic: &str, why: &str| {
+        let (_, rest) = why.split_once("--start-offset ").expect("it is named");
+        let offset: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        let args = ["abort", "--topic", topic, "--partition", "0", "--start-offset", &offset];
+        shared(1).tool("kafka-transactions", &args);
+    };
+    leave_open("left-open.inbox");
+    put(&producer("none"), "left-open.inbox", "behind");
+    let why = stands_still(server, "inbox: a transaction is open since offset 0");
+    assert!(names(server).is_empty(), "what stands behind it waits");
+    end("left-open.inbox", &why);
+    until("what stands behind it is answered", || (names(server) == ["behind"]).then_some(()));
+    is_ready(server);
+
+    leave_open("left-open.journal");
+    let why = stands_still(server, "journal: a transaction is open since offset");
+    end("left-open.journal", &why);
+    until("an intent is acknowledged", || {
+        let data = json!({"name": "again", "spec": {"type": "T", "score": 1}});
+        (server.client().intent("again", "capability.apply", &data).status / 100 == 2).then_some(())
+    });
+    is_ready(server);
+}
+
+#[test]
+fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the_trouble() {
+    let standbys = Standbys::start(shared(1), "captured", 1, &SETTINGS);
+    let server = &standbys.servers[0];
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = Arc::clone(&stop);
+    let foreign: BaseConsumer = config()
+        .set("group.id", "captured.inbox.deciders.0")
+        .set("client.id", "a stranger")
+        .set("partition.assignment.strategy", "cooperative-sticky")
+        .create()
+        .expect("a consumer");
+    foreign.subscribe(&["captured.inbox"]).expect("it joins");
+    let member = std::thread::spawn(move || {
+        while !stops.load(Ordering::Relaxed) {
+            let _ = foreign.poll(Duration::from_millis(100));
+        }
+    });
+    // A member that is silent past its session loses what it has.
+    until("it has joined", || {
+        let told = shared(1).tool("kafka-consumer-groups", &["--describe", "--members", "--all-groups"]);
+        told.contains("a stranger").then_some(())
+    });
+    server.signal(Signal::STOP);
+    until("the stranger has the partition", || {
+        let group = ["--describe", "--group", "captured.inbox.deciders.0"];
+        let told = shared(1).tool("kafka-consumer-groups", &group);
+        told.lines().any(|line| line.contains("captured.inbox") && line.contains("a stranger")).then_some(())
+    });
+    server.signal(Signal::CONT);
+    let why = stands_still(server, "nobody decides");
+    assert!(why.contains("a stranger") && why.contains("no server of the fleet"), "{why}");
+    let metrics = server.client().get("/metrics").text;
+    assert!(metrics.contains("chancery_trouble{fleet=\"default\",part=\"election\"} 1"), "{metrics}");
+    let doctor = Command::new(program()).args(["doctor", "--journal", standbys.journal()]).output();
+    let doctor = doctor.expect("the program runs");
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(doctor.contains("a stranger at") && doctor.contains("it is no server of the fleet"), "{doctor}");
+    stop.store(true, Ordering::Relaxed);
+    member.join().expect("it does not panic");
+    is_ready(server);
+}
+
+#[test]
+fn an_import_that_is_killed_while_a_server_decides_changes_nothing() {
+    let standbys = Standbys::start(shared(1), "deciding", 1, &SETTINGS);
+    let server = &standbys.servers[0];
+    let mut other = Server::start();
+    other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
+    assert_eq!(other.stop(), Some(0));
+    for round in 0..8 {
+        let mut import = Command::new(program())
+            .args(["import", "--journal", standbys.journal()])
+            .arg(other.data())
+            .env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(Duration::from_millis(60 * round));
+        // It may have ended by itself.
+        let _ = import.kill();
+        import.wait().expect("it is ours");
+        let (key, data) =
+            (format!("key-{round}"), json!({"name": "T", "spec": {"type": "T", "score": round}}));
+        let answer = server.client().intent(&key, "capability.apply", &data);
+        assert_eq!(answer.status / 100, 2, "{}: {}", answer.status, answer.text);
+    }
+    assert_eq!(names(server).len(), 8, "no other history has come in");
+}
+
+#[test]
+fn messages_in_a_partition_that_no_fleet_has_are_named_by_doctor() {
+    let standbys = Standbys::start(shared(1), "raised", 1, &SETTINGS);
+    for topic in ["raised.journal", "raised.inbox", "raised.events"] {
+        shared(1).tool("kafka-topics", &["--alter", "--topic", topic, "--partitions", "3"]);
+    }
+    let doctor = || {
+        let mut doctor = Command::new(program());
+        let done =
+            doctor.args(["doctor", "--journal", standbys.journal()]).output().expect("the program runs");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    assert!(!doctor().contains("no fleet of these settings"), "nothing was put there");
+    let producer = producer("none");
+    let record = BaseRecord::<(), str>::to("raised.inbox").partition(2).payload("{}");
+    producer.send(record).map_err(|(error, _)| error).expect("sent");
+    producer.flush(PATIENCE).expect("acknowledged");
+    let told = doctor();
+    assert!(
+        told.contains("partition 2 belongs to no fleet of these settings, and holds messages up to offset 1"),
+        "{told}"
+    );
+    put(&producer, "raised.inbox", "named");
+    until("the fleet's own is answered", || (names(&standbys.servers[0]) == ["named"]).then_some(()));
+    assert!(standbys.servers[0].client().get("/readyz").status == 200);
+}

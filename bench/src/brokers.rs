@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use crate::server::Server;
 /// A cluster of its own; it goes when this does.
 pub(crate) struct Brokers {
     pub(crate) client: Client,
+    dir: PathBuf,
     copies: i32,
     holder: Child,
 }
@@ -36,7 +37,15 @@ impl Brokers {
         BufReader::new(holder.stdout.take().context("its words")?).read_line(&mut bootstrap)?;
         ensure!(!bootstrap.is_empty(), "Kafka did not start: see above");
         let client = Client::new(bootstrap.trim(), BTreeMap::new())?;
-        Ok(Brokers { client, copies: count, holder })
+        Ok(Brokers { client, dir, copies: count, holder })
+    }
+
+    /// Pauses or resumes a node.
+    pub(crate) fn node(&self, what: &str, id: u32) -> Result<()> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/node");
+        let status = Command::new(script).arg(what).arg(&self.dir).arg(id.to_string()).status()?;
+        ensure!(status.success(), "{what} node {id}: {status}");
+        Ok(())
     }
 
     /// Topics of a fleet of their own: where the journal is, for servers.

@@ -22,6 +22,7 @@ mod w11;
 mod w12;
 mod w13;
 mod w14;
+mod w15;
 mod w2;
 mod w3;
 mod w4;
@@ -81,6 +82,7 @@ const WORKLOADS: &[Workload] = &[
         what: "starts of processes with a control group each, and without",
         run: w14::run,
     },
+    Workload { name: "W15", what: "memory of a server whose brokers are away", run: w15::run },
 ];
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.

@@ -1,0 +1,73 @@
+//! W15: what a server holds in memory while its brokers are away: 40 clients ask without a pause, for a while as usual, then
+//! for a minute in which the broker neither answers nor closes what is open.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::brokers::{Brokers, decider, server};
+use crate::process::peak_mib;
+use crate::server::{FLEET, Server};
+use crate::table::{Bar, Cell, Row};
+
+const CLIENTS: usize = 40;
+const USUAL: Duration = Duration::from_secs(30);
+const AWAY: Duration = Duration::from_mins(1);
+
+pub(crate) fn run() -> Result<Vec<Row>> {
+    let brokers = Brokers::start(1)?;
+    let (_, journal) = brokers.fleet()?;
+    let servers = [server(&journal)?];
+    decider(&servers)?;
+    let [server] = servers;
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (rate, before, after) = std::thread::scope(|scope| -> Result<_> {
+        for number in 0..CLIENTS {
+            let (server, stop, answered) = (&server, &stop, &answered);
+            scope.spawn(move || ask(server, number, stop, answered));
+        }
+        let measured = (|| {
+            let began = Instant::now();
+            std::thread::sleep(USUAL);
+            let rate = answered.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64();
+            let before = peak_mib(server.process())?;
+            brokers.node("pause", 1)?;
+            std::thread::sleep(AWAY);
+            let after = peak_mib(server.process())?;
+            brokers.node("resume", 1)?;
+            Ok((rate, before, after))
+        })();
+        stop.store(true, Ordering::Relaxed);
+        measured
+    })?;
+    ensure!(rate > 0.0, "nothing was answered");
+    let cell = Cell { memory_mib: Some(after), ..Cell::rate(rate) };
+    let row = Row::new("W15", format!("{CLIENTS} clients, broker away for {} s", AWAY.as_secs()), cell);
+    Ok(vec![row.check("MiB before", before, Bar::AtLeast(0.0)).check(
+        "MiB while it is away, to that",
+        after / before,
+        Bar::Below(1.2),
+    )])
+}
+
+/// Asks without a pause. What is not answered is asked again over another connection, with another key.
+fn ask(server: &Server, number: usize, stop: &AtomicBool, answered: &AtomicU64) {
+    let path = format!("{FLEET}/capabilities/c-{number}");
+    for score in 0_u64.. {
+        let Ok(mut client) = server.client() else {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        for score in score << 32.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let body = format!(r#"{{"spec":{{"type":"bench","score":{}}}}}"#, score & 0xffff_ffff);
+            if client.ask("PUT", &path, &body).is_err() {
+                break;
+            }
+            answered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

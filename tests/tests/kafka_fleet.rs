@@ -187,11 +187,11 @@ fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
             &event.to_string(),
         );
     }
-    // Longer than any time after which a reader might take an empty poll for the end of the topic.
-    cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(4), ..ProxyFaults::default() });
+    // Longer than any time after which a reader might take an empty poll for the end of the topic, and below the 4 s
+    // after which a client gives a fetch up and asks again.
+    cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(3), ..ProxyFaults::default() });
     standbys.servers[0].start_again();
     standbys.decider();
-    cluster.set_faults(ProxyFaults { slow_fetches: Duration::from_secs(3), ..ProxyFaults::default() });
     // Behind all others: when this one is answered, none of them comes any more.
     standbys.servers[0]
         .client()

@@ -499,6 +499,7 @@ pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
     // Nothing tells the executor to end it: so it is with what was decided in a part of the journal that was lost.
     processes.carry_out(command(id(2), 1, Effect::Ensure, &writer(1))).await;
     until(&processes, id(2), "the first user is ready", is_ready).await;
+    wait_until("it wrote", || lines(&root, 1) == 1);
     processes.carry_out(command(id(3), 1, Effect::Ensure, &writer(1))).await;
     let refused = until(&processes, id(3), "the second is refused", |report| failed(report).is_some()).await;
     let user = format!("volume {} is used by {}", volume(1), id(2));
@@ -508,6 +509,7 @@ pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
     until(&processes, id(2), "the first user has ended", is_ended).await;
     processes.carry_out(command(id(3), 2, Effect::Ensure, &writer(1))).await;
     until(&processes, id(3), "the second is ready", is_ready).await;
+    wait_until("the second wrote", || lines(&root, 1) == 2);
     processes.carry_out(command(id(3), 3, Effect::Kill, &writer(1))).await;
     until(&processes, id(3), "the second has ended", is_ended).await;
 }

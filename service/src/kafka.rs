@@ -228,8 +228,9 @@ impl Posts {
         let (troubles, runtime) = (Arc::clone(&self.troubles), self.runtime.clone());
         let ends = StepDown { part, decider: decider.clone(), troubles, runtime };
         let run = move || match work(&ends.decider) {
+            // What kept the part from working is for the next decider, here or elsewhere, to find out for itself.
+            _ if ends.decider.has_stopped() => ends.troubles.clear(part),
             Ok(()) => {}
-            // Until this server stands by: the next decider, here or elsewhere, reports what is wrong for itself.
             Err(error) => ends.troubles.report(part, format!("{error:#}")),
         };
         std::thread::Builder::new().name(part.name().into()).spawn(run).context("start a thread")?;

@@ -33,9 +33,11 @@ const FAILURES: u32 = 3;
 const DELETED: Duration = Duration::from_secs(5);
 /// Where nothing comes for so long, the leader is asked how far the partition goes, and so often again.
 const QUIET: Duration = Duration::from_secs(5);
-/// So many answers in turn that the partition ends before what was read say that it does: a leader that was just elected may
-/// not know yet.
-const SHORTER: u32 = 3;
+/// So many answers in turn settle that the partition ends before what was read, or that it goes on although nothing comes: a
+/// leader that was just elected may not know yet.
+const ANSWERS: u32 = 3;
+/// So much of a message's value is remembered, to know the message again.
+const REMEMBERED: usize = 512;
 /// A transaction that is open for so long is one that its producer has left.
 const LEFT_OPEN: Duration = Duration::from_secs(10);
 
@@ -111,6 +113,8 @@ enum UnreadableReason {
     Deleted,
     #[error("the partition has lost its end: it ends before offset {0} now")]
     Shorter(i64),
+    #[error("the partition has lost its end: another message stands where the last one that was read stood")]
+    Replaced,
 }
 
 impl UnreadablePartition {
@@ -124,7 +128,7 @@ impl UnreadablePartition {
     pub fn is_removed(&self) -> bool {
         match &self.reason {
             UnreadableReason::Client(error) => is_gone(error),
-            UnreadableReason::Deleted | UnreadableReason::Shorter(_) => true,
+            UnreadableReason::Deleted | UnreadableReason::Shorter(_) | UnreadableReason::Replaced => true,
         }
     }
 }
@@ -150,8 +154,36 @@ pub struct PartitionReader {
     /// How often reading has failed at `reached`.
     failures: u32,
     quiet: QuietPartition,
-    /// The consumer has gone past what it could not read: another one is needed.
+    /// Where the partition is known to have ended, if that is behind `reached`.
+    known_end: i64,
+    /// The last message that was read.
+    last: Option<KnownMessage>,
+    /// The consumer has gone past what it could not read, or gives nothing: another one is needed.
     is_spoilt: bool,
+    /// The consumer is a new one and begins with the last message that was read: the message must stand there still.
+    compares: bool,
+}
+
+/// A message, as far as it takes to know the message again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct KnownMessage {
+    offset: i64,
+    timestamp: Option<i64>,
+    length: usize,
+    /// The first bytes of its value: those of a record name the record before.
+    begins: Box<[u8]>,
+}
+
+impl KnownMessage {
+    fn of(message: &BorrowedMessage<'_>) -> KnownMessage {
+        let value = message.payload().unwrap_or_default();
+        KnownMessage {
+            offset: message.offset(),
+            timestamp: message.timestamp().to_millis(),
+            length: value.len(),
+            begins: value[..value.len().min(REMEMBERED)].into(),
+        }
+    }
 }
 
 /// A topic of which brokers said that they do not know it. One that has just started says so, too.
@@ -190,34 +222,56 @@ impl TopicDoubt {
 }
 
 /// A partition of which nothing comes. That it was cut off behind a reader is for the client library to find out, when
-/// another broker leads; where the library misses that, the reader would wait permanently.
+/// another broker leads; where the library misses that, the reader would wait permanently, also when new messages have taken
+/// the place of those that were lost.
 struct QuietPartition {
     since: Instant,
     /// Answers in turn that it ends before what was read.
     shorter: u32,
+    /// Answers in turn that it goes on behind what was read.
+    longer: u32,
+}
+
+/// What the leader of a partition of which nothing comes has settled.
+enum QuietReason {
+    /// The partition ends before what was read, or was known to be there.
+    Shorter(i64),
+    /// The partition goes on: the client library does not read on.
+    Stalled,
 }
 
 impl QuietPartition {
     fn new() -> QuietPartition {
-        QuietPartition { since: Instant::now(), shorter: 0 }
+        QuietPartition { since: Instant::now(), shorter: 0, longer: 0 }
     }
 
-    /// Where it ends, if that is settled to be before `reached`.
-    fn is_shorter(
+    /// Why nothing comes behind `reached`, if that is settled. The partition is known to have ended at `known_end`.
+    fn settle(
         &mut self,
         consumer: &BaseConsumer<EndOfPartition>,
         topic: &str,
         partition: i32,
         reached: i64,
-    ) -> Option<i64> {
+        known_end: i64,
+    ) -> Option<QuietReason> {
         if self.since.elapsed() < QUIET {
             return None;
         }
         self.since = Instant::now();
         // One that does not answer says nothing.
         let (_, end) = consumer.fetch_watermarks(topic, partition, ASK_AGAIN).ok()?;
-        self.shorter = if end < reached { self.shorter + 1 } else { 0 };
-        (self.shorter >= SHORTER).then_some(end)
+        self.answered(end, reached, known_end)
+    }
+
+    fn answered(&mut self, end: i64, reached: i64, known_end: i64) -> Option<QuietReason> {
+        self.shorter = if end < reached.max(known_end) { self.shorter + 1 } else { 0 };
+        self.longer = if end > reached { self.longer + 1 } else { 0 };
+        // What is left of one that has lost its end is read first.
+        if self.longer >= ANSWERS {
+            self.longer = 0;
+            return Some(QuietReason::Stalled);
+        }
+        (self.shorter >= ANSWERS && end <= reached).then_some(QuietReason::Shorter(end))
     }
 }
 
@@ -240,8 +294,16 @@ impl PartitionReader {
             doubt: None,
             failures: 0,
             quiet: QuietPartition::new(),
+            known_end: from,
+            last: None,
             is_spoilt: false,
+            compares: false,
         })
+    }
+
+    /// The partition was found to end there: if it ends before, it has lost its end.
+    pub fn ended_at(&mut self, end: i64) {
+        self.known_end = self.known_end.max(end);
     }
 
     /// Waits for the next message. What passes by itself (a broker that is away, a leader that is elected) is waited for.
@@ -250,8 +312,15 @@ impl PartitionReader {
             // A peer that is no broker fails at once, each time.
             std::thread::sleep(AGAIN);
             let context = EndOfPartition::of(self.partition);
-            match self.client.reader(&self.topic, self.partition, self.reached, context) {
-                Ok(consumer) => (self.consumer, self.is_spoilt) = (consumer, false),
+            let begins = self.consumer.fetch_watermarks(&self.topic, self.partition, ASK_AGAIN);
+            // One that retention has removed says nothing about what follows.
+            self.last.take_if(|last| begins.is_ok_and(|(begins, _)| begins > last.offset));
+            let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
+            match self.client.reader(&self.topic, self.partition, from, context) {
+                Ok(consumer) => {
+                    (self.consumer, self.is_spoilt) = (consumer, false);
+                    self.compares = self.last.is_some();
+                }
                 Err(error) => {
                     tracing::warn!(%error, topic = self.topic, "reading waits");
                     return Ok(Polled::Nothing);
@@ -263,8 +332,17 @@ impl PartitionReader {
         let ends = self.consumer.context().seen();
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {
+                let known = KnownMessage::of(&message);
+                if std::mem::take(&mut self.compares)
+                    && let Some(last) = &self.last
+                {
+                    if known == *last {
+                        return Ok(Polled::Nothing);
+                    }
+                    return Err(self.unreadable(UnreadableReason::Replaced));
+                }
                 (self.reached, self.is_known) = (message.offset() + 1, true);
-                (self.doubt, self.failures) = (None, 0);
+                (self.doubt, self.failures, self.last) = (None, 0, Some(known));
                 self.quiet = QuietPartition::new();
                 Ok(Polled::Message(message))
             }
@@ -277,20 +355,27 @@ impl PartitionReader {
                 {
                     (self.reached, self.is_known) = (offset, true);
                 }
-                if self.is_known
-                    && let Some(end) =
-                        self.quiet.is_shorter(&self.consumer, &self.topic, self.partition, self.reached)
-                {
-                    let (topic, offset) = (self.topic.clone(), self.reached);
-                    let reason = UnreadableReason::Shorter(end);
-                    return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
+                let (reached, known_end) = (self.reached, self.known_end);
+                match self.quiet.settle(&self.consumer, &self.topic, self.partition, reached, known_end) {
+                    Some(QuietReason::Shorter(end)) if self.is_known => {
+                        return Err(self.unreadable(UnreadableReason::Shorter(end)));
+                    }
+                    Some(QuietReason::Stalled) => {
+                        let (topic, partition) = (&self.topic, self.partition);
+                        tracing::warn!(
+                            topic,
+                            partition,
+                            reached,
+                            "nothing comes of what is there: it is read again"
+                        );
+                        self.is_spoilt = true;
+                    }
+                    Some(QuietReason::Shorter(_)) | None => {}
                 }
                 let doubt = self.doubt.as_mut();
                 match doubt.and_then(|doubt| doubt.settle(&self.consumer, &self.topic, self.partition)) {
                     Some(false) => {
-                        let (topic, offset) = (self.topic.clone(), self.reached);
-                        let reason = UnreadableReason::Deleted;
-                        return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
+                        return Err(self.unreadable(UnreadableReason::Deleted));
                     }
                     Some(true) => self.doubt = None,
                     None => {}
@@ -299,12 +384,7 @@ impl PartitionReader {
             }
             // Of several ends in the queue this may be an earlier one: its offset is not given.
             Some(Err(KafkaError::PartitionEOF(_))) => Ok(Polled::Nothing),
-            Some(Err(error)) if is_gone(&error) => Err(UnreadablePartition {
-                topic: self.topic.clone(),
-                partition: self.partition,
-                offset: self.reached,
-                reason: error.into(),
-            }),
+            Some(Err(error)) if is_gone(&error) => Err(self.unreadable(error.into())),
             Some(Err(error)) if is_unreadable(&error) => {
                 (self.failures, self.is_spoilt) = (self.failures + 1, true);
                 let is_there = || {
@@ -313,9 +393,7 @@ impl PartitionReader {
                 };
                 if self.failures >= FAILURES && is_there() {
                     self.failures = 0;
-                    let (topic, offset) = (self.topic.clone(), self.reached);
-                    let reason = error.into();
-                    return Err(UnreadablePartition { topic, partition: self.partition, offset, reason });
+                    return Err(self.unreadable(error.into()));
                 }
                 tracing::warn!(%error, topic = self.topic, partition = self.partition, "it is read again");
                 Ok(Polled::Nothing)
@@ -328,6 +406,11 @@ impl PartitionReader {
                 Ok(Polled::Nothing)
             }
         }
+    }
+
+    fn unreadable(&self, reason: UnreadableReason) -> UnreadablePartition {
+        let (topic, partition) = (self.topic.clone(), self.partition);
+        UnreadablePartition { topic, partition, offset: self.reached, reason }
     }
 
     /// The offset before which every message has been read; `None` before the brokers sent anything. The last offsets of
@@ -505,6 +588,7 @@ fn is_unreadable(error: &KafkaError) -> bool {
 mod tests {
     use rdkafka::ClientConfig;
     use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 
     use super::*;
 
@@ -522,6 +606,69 @@ mod tests {
                 assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
             }
         }
+    }
+
+    #[test]
+    fn answers_in_turn_settle_why_nothing_comes() {
+        const NOTHING: &str = "nothing";
+        // Where the partition ended, as it was found; the ends that its leader tells of it, in their order; what is settled. Everything
+        // before offset 10 was read.
+        let table: [(i64, &[i64], &str); 8] = [
+            (0, &[10, 10, 10, 10], NOTHING),
+            (0, &[9, 9], NOTHING),
+            (0, &[9, 9, 9], "shorter"),
+            (0, &[9, 9, 10, 9, 9], NOTHING),
+            (0, &[11, 12, 13], "stalled"),
+            (0, &[11, 12, 10, 12, 13], NOTHING),
+            (20, &[10, 10, 10], "shorter"),
+            (20, &[15, 15, 15], "stalled"),
+        ];
+        for (known_end, ends, wanted) in table {
+            let mut quiet = QuietPartition::new();
+            let told: Vec<_> = ends.iter().map(|end| quiet.answered(*end, 10, known_end)).collect();
+            let settled = match told.last().expect("an answer") {
+                Some(QuietReason::Shorter(_)) => "shorter",
+                Some(QuietReason::Stalled) => "stalled",
+                None => NOTHING,
+            };
+            assert_eq!(settled, wanted, "{known_end}, {ends:?}");
+            assert!(told[..told.len() - 1].iter().all(Option::is_none), "{known_end}, {ends:?}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_begins_anew_repeats_nothing_and_finds_another_message_in_the_place_of_the_last() {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("it", 1, 1).unwrap();
+        let servers = cluster.bootstrap_servers();
+        let client = Client::new(&servers, BTreeMap::new()).unwrap();
+        let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", servers).create().unwrap();
+        let send = |value: &str| {
+            producer.send(BaseRecord::<(), str>::to("it").partition(0).payload(value)).unwrap();
+            producer.flush(ELECTION).unwrap();
+        };
+        let next = |reader: &mut PartitionReader| {
+            let until = Instant::now() + ELECTION;
+            loop {
+                assert!(Instant::now() < until, "nothing comes");
+                if let Polled::Message(message) = reader.poll(Duration::from_millis(50))? {
+                    return Ok(String::from_utf8_lossy(message.payload().unwrap_or_default()).into_owned());
+                }
+            }
+        };
+        let mut reader = PartitionReader::open(&client, "it", 0, 0).unwrap();
+        for value in ["one", "two"] {
+            send(value);
+            assert_eq!(next(&mut reader).map_err(|it: UnreadablePartition| it.to_string()).unwrap(), value);
+        }
+        reader.is_spoilt = true;
+        send("three");
+        assert_eq!(next(&mut reader).unwrap(), "three");
+        reader.last.as_mut().expect("a message").length += 1;
+        reader.is_spoilt = true;
+        send("four");
+        let replaced = next(&mut reader).expect_err("another message stands there");
+        assert!(replaced.is_removed() && replaced.offset() == 3, "{replaced}");
     }
 
     #[test]

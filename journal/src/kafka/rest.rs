@@ -85,6 +85,7 @@ impl<'a> Rest<'a> {
         ends: i64,
     ) -> Rest<'a> {
         let (heard, warned) = (Instant::now(), Instant::now());
+        reader.ended_at(ends);
         Rest { options, reader, next: from, ends, has_first: false, heard, warned }
     }
 

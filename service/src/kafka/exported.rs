@@ -177,7 +177,7 @@ impl Export {
                 Ok(Polled::Message(message)) => {
                     heard = std::time::Instant::now();
                     if message.offset() < end {
-                        events.extend(event(&message));
+                        events.extend(event(&message, &self.fleet));
                     }
                 }
                 Ok(Polled::Nothing) if heard.elapsed() > SILENCE => {
@@ -279,14 +279,18 @@ fn shared(source: &dyn Source, exported: &ExportedPosition) -> Result<Option<Pos
     Ok(end.filter(|end| position > *end))
 }
 
-/// The event, or what a correction names, if the message is either.
-fn event(message: &BorrowedMessage<'_>) -> Option<ExportedPosition> {
+/// The event of the fleet, or what a correction names, if the message is either.
+fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition> {
     let (headers, _) = headers::of(message);
     let value = |name: &str| {
         let (_, value) = headers.iter().find(|(key, _)| key == name)?;
         std::str::from_utf8(value).ok()
     };
-    if value("ce_type")?.strip_prefix(TYPE_PREFIX) == Some(CORRECTED) {
+    // What others put there says nothing about how far the fleet's events go.
+    if value("ce_source")?.strip_prefix("/fleets/") != Some(fleet) {
+        return None;
+    }
+    if value("ce_type")?.strip_prefix(TYPE_PREFIX)? == CORRECTED {
         let correction: Correction = serde_json::from_slice(message.payload()?).ok()?;
         return Some(ExportedPosition {
             position: correction.continues_after,

@@ -56,7 +56,9 @@ impl Letters {
         while !decider.has_stopped() {
             let reader =
                 PartitionReader::open(&self.client, &self.topic, self.partition, i64::try_from(way.next)?);
-            let reader = reader.with_context(|| format!("read {} from offset {}", self.topic, way.next))?;
+            let mut reader =
+                reader.with_context(|| format!("read {} from offset {}", self.topic, way.next))?;
+            reader.ended_at(i64::try_from(inbox.tail())?);
             match self.read(reader, &mut way) {
                 Err(unreadable) if unreadable.is_removed() => return Err(unreadable.into()),
                 Err(unreadable) => self.stand(&unreadable, &mut way)?,

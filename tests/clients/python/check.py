@@ -66,7 +66,7 @@ class Unreadable(Exception):
 
 
 class Faults:
-    """What is wrong: all are counted, and the first twenty are kept."""
+    """What is wrong: all are counted, and the first fifty are kept."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -74,7 +74,7 @@ class Faults:
 
     def add(self, text: str) -> None:
         self.total += 1
-        if len(self.first) < 20:
+        if len(self.first) < 50:
             self.first.append(text)
 
 
@@ -953,10 +953,12 @@ class Inbox:
                 offset, f"inbox.refused at position {position} names the digest {data.get('digest')}, expected {digest}"
             )
         self._in_order(offset, position, holder, record)
-        if want.must != "intent":
+        if data["code"] == "internal":
+            self._fault(offset, f"inbox.refused at position {position} (internal: {data['detail']}), expected no mistake")
+        elif want.must != "intent":
             self.outcomes["refused" if want.must == "refused" else "refused, not on the page"] += 1
-        elif data["code"] in ("internal", "too_large"):
-            self.outcomes["poison"] += 1
+        elif data["code"] == "too_large":
+            self.outcomes["too large"] += 1
         else:
             self._fault(
                 offset, f"inbox.refused at position {position} ({data['code']}: {data['detail']}), expected an intent"
@@ -1071,6 +1073,7 @@ class Events:
         self.repeats = self.corrections = self.lost = self.foreign = 0
         self.subjects: dict[int, str | None] = {}
         kept: list[Exported] = []
+        repeated: list[Exported] = []
         last: dict[str, int] = {}
         for first, end in log.damaged:
             self._fault(first, f"the bytes up to offset {end} are damaged")
@@ -1086,14 +1089,20 @@ class Events:
             if one.attributes["type"] == "chancery.events.corrected.v1":
                 self.corrections += 1
                 of, after, through = (one.data[name] for name in ("lineage", "continues_after", "lost_through"))
-                kept = [event for event in kept if event.lineage != of or not after < event.position <= through]
+                kept, repeated = (
+                    [event for event in events if event.lineage != of or not after < event.position <= through]
+                    for events in (kept, repeated)
+                )
                 last[of] = min(last.get(of, after), after)
             elif one.position <= last.get(one.lineage, 0):
                 self.repeats += 1
+                repeated.append(one)
             else:
                 last[one.lineage] = one.position
                 kept.append(one)
         self.last = self._compare(kept)
+        for one in repeated:
+            self._compare_one(one)
         if at_rest and self.last != journal.head:
             self.faults.add(f"{log.name}: the last event is {self.last}, expected {journal.head}, the journal's last")
 
@@ -1124,23 +1133,29 @@ class Events:
     def _compare(self, kept: list[Exported]) -> int:
         last = 0
         for one in kept:
-            record = self.journal.holder(one.position)
-            if record is None or record.header["lineage"] != one.lineage:
-                end = self.journal.ends.get(one.lineage)
-                if one.lineage in self.journal.abandoned or end is not None and one.position > end:
-                    self.lost += 1
-                    continue
-                self._fault(one.offset, f"position {one.position} of lineage {one.lineage} is not in the journal")
+            if not self._compare_one(one):
                 continue
             if last == 0 and (self.log.start == 0 and one.position != 1):
                 self._fault(one.offset, f"position {one.position}, expected 1 as the first")
             elif last and one.position != last + 1:
                 self._fault(one.offset, f"position {one.position}, expected {last + 1}")
             last = one.position
-            for wrong in differences(self.journal, one.position, one.attributes, one.data):
-                self._fault(one.offset, f"position {one.position}: {wrong}")
             self.subjects[one.position] = one.attributes.get("subject")
         return last
+
+    def _compare_one(self, one: Exported) -> bool:
+        """Compares an event with the journal; says whether the journal has its position."""
+        record = self.journal.holder(one.position)
+        if record is None or record.header["lineage"] != one.lineage:
+            end = self.journal.ends.get(one.lineage)
+            if one.lineage in self.journal.abandoned or end is not None and one.position > end:
+                self.lost += 1
+            else:
+                self._fault(one.offset, f"position {one.position} of lineage {one.lineage} is not in the journal")
+            return False
+        for wrong in differences(self.journal, one.position, one.attributes, one.data):
+            self._fault(one.offset, f"position {one.position}: {wrong}")
+        return True
 
 
 def check_server(url: str, journal: Journal, subjects: dict[int, str | None], faults: Faults) -> int:
@@ -1237,7 +1252,7 @@ def read_mirror(folder: Path, faults: Faults) -> list[bytes]:
     return records
 
 
-def check_mirror(name: str, mirror: list[bytes], journal: Journal) -> int:
+def check_mirror(name: str, mirror: list[bytes], journal: Journal, at_rest: bool) -> int:
     """Compares records of a mirror with those of the topic; returns the last position that agrees."""
     reached = 0
     for number, data in enumerate(mirror):
@@ -1253,6 +1268,9 @@ def check_mirror(name: str, mirror: list[bytes], journal: Journal) -> int:
             )
             break
         reached = record.last
+    else:
+        if at_rest and reached != journal.head:
+            journal.faults.add(f"{name}: it ends at position {reached}, expected {journal.head}, the journal's last")
     return reached
 
 
@@ -1272,7 +1290,7 @@ def run(options: argparse.Namespace) -> Json:
         own = [records for path, records in paths.items() if path.parent.name == journal.fleet]
         if not own:
             raise Unreadable(f"{name}: no journal of the fleet {journal.fleet}")
-        agreed[name] = check_mirror(name, own[0], journal)
+        agreed[name] = check_mirror(name, own[0], journal, options.at_rest)
     return {
         **report(journal, answers, exported),
         "servers": reached,
@@ -1454,7 +1472,7 @@ class Sample:
         journal = Journal(Log("test.journal-0", 0, len(values), values), faults)
         inbox = Inbox(journal, Log("test.inbox-0", 0, 7, self.inbox, self.damaged), 0, None, True, "cluster")
         events = Events(journal, Log("test.events-0", 0, len(self.events), self.events), True)
-        check_mirror("mirror", mirror, journal)
+        check_mirror("mirror", mirror, journal, True)
         return journal, inbox, events
 
 
@@ -1580,6 +1598,19 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         lambda s: s.replace_mirror(s.records[0].replace(b'"d":{}', b'"d":[]')),
         "mirror record 1",
     )
+    yield (
+        "a repeat with other data",
+        False,
+        lambda s: s.events.insert(4, Message(0, s.events[2].key, b"{}", s.events[2].headers)),
+        "data {}",
+    )
+    yield (
+        "a refusal for a mistake of the program",
+        True,
+        lambda s: s.steps[4][0][0]["d"].update(code="internal"),
+        "expected no mistake",
+    )
+    yield "a mirror that stays behind", False, lambda s: s.replace_mirror(s.records[0]), "the journal's last"
     yield "a mirror that is ahead", False, lambda s: s.messages.pop(), "expected no more than the topic has"
 
 

@@ -103,6 +103,10 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     ensure!(code == Some(0), "the executor does not stop as it is asked to:\n{log}");
     let head = at_rest(survivor);
     println!("the reader of the stream resumed {} times", follower.end(head)?);
+    for server in &standbys.servers {
+        // What kept a part of it from working is over, whoever decided then.
+        until("every server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
+    }
     outside(&cluster, &standbys)?;
     for server in &mut standbys.servers {
         let code = server.stop();

@@ -119,6 +119,9 @@ pub(super) struct Record {
     /// Control group that holds every process, if there is one.
     #[serde(default)]
     pub(super) group: Option<IncarnationCgroup>,
+    /// Processes that the machine had started since its boot when the record was begun.
+    #[serde(default)]
+    pub(super) started_before: Option<u64>,
     pub(super) phase: Phase,
     pub(super) processes: Vec<Started>,
 }
@@ -195,6 +198,7 @@ impl Record {
             pid_namespace: identity::pid_namespace()?,
             ancestors: Vec::new(),
             group: None,
+            started_before: identity::started_since_boot().ok(),
             phase: Phase::Recorded,
             processes: Vec::new(),
         })

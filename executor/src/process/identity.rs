@@ -202,6 +202,23 @@ pub(super) struct ProcessIdentity {
     pub(super) start_time: u64,
 }
 
+/// Processes that the machine has started since its boot, ended ones included.
+pub(super) fn started_since_boot() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("processes "));
+    count
+        .and_then(|count| count.trim().parse().ok())
+        .ok_or_else(|| io::Error::other("/proc/stat has no processes"))
+}
+
+/// Process ids that the kernel gives again only after so many processes: all but those that it reserves for the boot.
+pub(super) fn pid_numbers() -> io::Result<u64> {
+    const RESERVED: u64 = 300;
+    let text = std::fs::read_to_string("/proc/sys/kernel/pid_max")?;
+    let numbers: u64 = text.trim().parse().map_err(io::Error::other)?;
+    Ok(numbers.saturating_sub(RESERVED))
+}
+
 /// This process, then its ancestors: every process that may adopt its orphans, beside the init of the namespace. Empty if
 /// they cannot all be read: every process may be one then.
 pub(super) fn self_and_ancestors() -> Vec<ProcessIdentity> {

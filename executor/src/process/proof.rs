@@ -232,6 +232,34 @@ struct Marks<'a> {
     pipes: BTreeMap<OsString, Place>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
+    numbers: ProcessNumbers,
+}
+
+/// Whether process ids can have been given again since a record was begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ProcessNumbers {
+    /// Fewer processes were started than there are numbers.
+    GivenOnce,
+    /// More, or that is not known.
+    MaybeGivenAgain,
+}
+
+impl ProcessNumbers {
+    fn since(record: &Record) -> ProcessNumbers {
+        let (now, numbers) = (identity::started_since_boot().ok(), identity::pid_numbers().ok());
+        match (record.started_before, now, numbers) {
+            (Some(before), Some(now), Some(numbers)) if now.saturating_sub(before) < numbers => {
+                ProcessNumbers::GivenOnce
+            }
+            _ => ProcessNumbers::MaybeGivenAgain,
+        }
+    }
+
+    /// Whether the session or group of a leader that was started then is the one with that number now, whose leader was
+    /// started at `leader`, or has ended.
+    fn is_led_by(self, recorded: u64, leader: Option<u64>) -> bool {
+        leader.map_or(self == ProcessNumbers::GivenOnce, |now| now == recorded)
+    }
 }
 
 impl Marks<'_> {
@@ -249,6 +277,7 @@ impl Marks<'_> {
                 .filter_map(|path| Some((path.file_name()?.to_owned(), place(path)?)))
                 .collect(),
             leaders: processes.chain(supervisor).collect(),
+            numbers: ProcessNumbers::since(record),
         }
     }
 
@@ -258,10 +287,12 @@ impl Marks<'_> {
         all: &BTreeMap<u32, Stat>,
         environments: &mut EnvironmentReader,
     ) -> io::Result<bool> {
-        // A number is given to another process only when its session and its group have ended.
+        // A number is given to another process only when its session and its group have ended. Such a process may have led
+        // others of its own, and ended.
         let leads = |number: u32| {
             let start_time = self.leaders.get(&number);
-            start_time.is_some_and(|time| all.get(&number).is_none_or(|now| now.start_time == *time))
+            let leader = all.get(&number).map(|leader| leader.start_time);
+            start_time.is_some_and(|time| self.numbers.is_led_by(*time, leader))
         };
         let has_any = leads(stat.session)
             || leads(stat.group)
@@ -320,6 +351,20 @@ pub(super) fn supervisors(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_without_its_leader_is_a_mark_only_while_its_number_cannot_have_been_given_again() {
+        for (numbers, leader, wanted) in [
+            (ProcessNumbers::GivenOnce, Some(7), true),
+            (ProcessNumbers::GivenOnce, Some(8), false),
+            (ProcessNumbers::GivenOnce, None, true),
+            (ProcessNumbers::MaybeGivenAgain, Some(7), true),
+            (ProcessNumbers::MaybeGivenAgain, Some(8), false),
+            (ProcessNumbers::MaybeGivenAgain, None, false),
+        ] {
+            assert_eq!(numbers.is_led_by(7, leader), wanted, "{numbers:?}, {leader:?}");
+        }
+    }
 
     #[test]
     fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_says() {

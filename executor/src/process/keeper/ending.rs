@@ -33,12 +33,20 @@ impl Ending {
 }
 
 /// Whether anything is left.
-#[derive(PartialEq)]
+#[derive(PartialEq, Debug)]
 pub(super) enum Left {
     Some,
-    /// In the control group alone: no end of it is heard.
+    /// In the control group alone, or not known to be gone from the group: no end of it is heard.
     InGroup,
     None,
+}
+
+/// What is left where `wait` says that there is no child, and the group is populated so, if there is one.
+fn left_behind(populated: Option<&Populated>) -> Left {
+    match populated {
+        Some(Populated::Yes | Populated::Unknown(_)) => Left::InGroup,
+        Some(Populated::No) | None => Left::None,
+    }
 }
 
 impl Keeper {
@@ -56,8 +64,7 @@ impl Keeper {
         };
         // What enters another PID namespace leaves its orphans to the init there, and not to us.
         let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
-        let left =
-            if left == Left::None && populated() == Some(Populated::Yes) { Left::InGroup } else { left };
+        let left = if left == Left::None { left_behind(populated().as_ref()) } else { left };
         if news {
             // A program that was not executed is no end by itself.
             self.read_executing();
@@ -176,5 +183,22 @@ fn why(status: ProcessStatus, cause: Cause, group: Option<&Path>) -> ProcessStat
             status
         }
         Some(Ok(false)) | None => status,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_recorded_only_where_the_group_is_known_to_be_empty() {
+        for (populated, wanted) in [
+            (None, Left::None),
+            (Some(Populated::No), Left::None),
+            (Some(Populated::Yes), Left::InGroup),
+            (Some(Populated::Unknown("no descriptors".into())), Left::InGroup),
+        ] {
+            assert_eq!(left_behind(populated.as_ref()), wanted, "{populated:?}");
+        }
     }
 }

@@ -44,7 +44,8 @@ fn record(boot: &str, machine: Option<&str>, phase: Phase, ends: &[Option<Cause>
     let processes = ends.iter().enumerate().map(started).collect();
     let (boot, machine) = (boot.into(), machine.map(str::to_owned));
     let (pid_namespace, ancestors, group, directory) = (1, vec![], None, None);
-    Record { boot, machine, directory, pid_namespace, ancestors, group, phase, processes }
+    let started_before = None;
+    Record { boot, machine, directory, pid_namespace, ancestors, group, started_before, phase, processes }
 }
 
 fn boot(machine: Option<&str>) -> Boot {

@@ -18,7 +18,7 @@ use chancery::duty::Desk;
 use chancery::executors::{Connections, Host, Means};
 use chancery::http::Hub;
 use chancery::rows::{Queue, Rows, publisher};
-use chancery::wall_clock::WallClock;
+use chancery::wall_clock::{JudgedClock, WallClock};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -90,6 +90,7 @@ fn open(dir: &Path) -> Result<Parts> {
         following: Following { deliveries, publisher, skipped: Box::new(|| ()), published: Position::ZERO },
         queue: 4096,
         clock: Arc::new(WallClock::trusted()),
+        judged: JudgedClock::now(),
     })?;
     let snapshots = Snapshots::open(dir.join("snapshots"))?;
     let mut rows = Rows { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };

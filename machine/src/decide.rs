@@ -14,15 +14,12 @@ use chancery_events::subject::Subject;
 
 use crate::context::Context;
 use crate::fleet::{Contradiction, Fleet};
-use crate::keys::{Accepted, Keys, Known};
+use crate::keys::{AHEAD, Accepted, Keys, Known};
 use crate::meta::At;
 use crate::state::{Cluster, Incarnation, Operation, Plan, Replica, Volume};
 use crate::{
     catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session, volume,
 };
-
-/// An intent may be dated at most so far ahead.
-const AHEAD: Duration = Duration::from_mins(5);
 
 /// Whether an intent is new.
 #[derive(Debug)]

@@ -7,14 +7,16 @@
 //!
 //! | what is removed | when |
 //! |---|---|
-//! | a key | [`AGE`] after it was decided |
-//! | the key decided first of the producer that has most, of the actor that has most | there are more than [`COUNT`] keys |
+//! | a key | [`AGE`] after its decision; if its intent is dated more than [`AHEAD`] later, [`AGE`] after that date |
+//! | the key of the producer that has most, of the actor that has most, that would be removed first by age | there are more than [`COUNT`] keys |
 //! | the floor of a producer without keys, the lowest first: it raises that of its actor | there are more than [`FLOORS`] |
 //! | the floor of an actor without producers, the lowest first: it raises the common floor | there are more than [`FLOORS`] |
 //!
 //! A producer without a floor of its own has that of its actor, and an actor without one the common floor. Age is
 //! counted in journal time from the decision, and not from the intent's own time: a journal whose time is wrong keeps
-//! the keys of intents that are dated correctly.
+//! the keys of intents that are dated correctly. An intent that was dated ahead, by a clock that was wrong, keeps its key
+//! until that date is past: with the key the floor would rise to the date, and later intents with right dates would be
+//! refused until then.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,6 +31,8 @@ use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize, Serializer};
 
+/// How much later than the wall clock an intent may be dated.
+pub(crate) const AHEAD: Duration = Duration::from_mins(5);
 /// How long keys are kept.
 const AGE: Duration = Duration::from_hours(7 * 24);
 /// Maximum number of keys, of all producers.
@@ -49,6 +53,13 @@ pub struct Known {
     pub at: Time,
     /// When it was decided.
     pub decided: Time,
+}
+
+impl Known {
+    /// The time from which the key's age counts.
+    fn ages_from(&self) -> Time {
+        if self.at > self.decided + AHEAD { self.at } else { self.decided }
+    }
 }
 
 /// The intent holds.
@@ -88,7 +99,7 @@ pub struct Keys {
     /// Actors with keys, by the number of those.
     #[serde(skip)]
     by_actor: BTreeSet<(usize, ActorBits)>,
-    /// Windows with keys, by when the first was decided.
+    /// Windows with keys, by the time from which the age of the first counts.
     #[serde(skip)]
     by_time: BTreeSet<(Time, Producer)>,
     /// Windows without keys, by their floor.
@@ -119,9 +130,29 @@ impl Default for Bounds {
 /// The keys of one producer.
 #[derive(Clone, Debug, Default)]
 struct Window {
-    /// In the order of their decisions.
+    /// In the order of the times from which their age counts, and of their decisions.
     keys: VecDeque<(Time, Digest)>,
     floor: Time,
+}
+
+impl Window {
+    /// Adds a key behind those whose age counts from the same time or an earlier one.
+    fn add(&mut self, from: Time, key: Digest) {
+        // Almost always the last one.
+        let place = match self.keys.back() {
+            Some((last, _)) if *last > from => self.keys.partition_point(|(time, _)| *time <= from),
+            Some(_) | None => self.keys.len(),
+        };
+        self.keys.insert(place, (from, key));
+    }
+
+    /// Removes the key that [`Window::add`] added last at that time.
+    fn remove_last(&mut self, from: Time) {
+        let place = self.keys.partition_point(|(time, _)| *time <= from);
+        if let Some(place) = place.checked_sub(1) {
+            self.keys.remove(place);
+        }
+    }
 }
 
 /// The windows of one actor.
@@ -156,7 +187,7 @@ impl From<StoredKeys> for Keys {
         let mut known: Vec<_> = stored.known.iter().collect();
         known.sort_unstable_by_key(|(_, known)| known.verdict);
         for (key, known) in known {
-            keys.change(key.prefix(), |window| window.keys.push_back((known.decided, *key)));
+            keys.change(key.prefix(), |window| window.add(known.ages_from(), *key));
         }
         Keys { known: stored.known, ..keys }
     }
@@ -173,8 +204,8 @@ impl PartialEq for Keys {
 /// One change, to be taken back.
 #[derive(Clone, Debug)]
 enum Undo {
-    /// A new key, and what there was of its own before.
-    Added(Digest, Before),
+    /// A new key, the time from which its age counts, and what there was of its own before.
+    Added(Digest, Time, Before),
     /// A key that was removed, and the floor of its producer before.
     Removed(Digest, Box<Known>, Time),
     /// A floor that was removed, and that of its actor before.
@@ -242,15 +273,15 @@ impl Keys {
         if self.known.contains_key(&key) {
             return;
         }
-        let (now, producer) = (known.decided, key.prefix());
+        let (now, from, producer) = (known.decided, known.ages_from(), key.prefix());
         let before = match self.windows.get(&producer) {
             Some(_) => Before::Window,
             None if self.actors.contains_key(&actor_of(producer)) => Before::Actor,
             None => Before::Nothing,
         };
         self.known.insert(key, known);
-        self.change(producer, |window| window.keys.push_back((now, key)));
-        self.note(Undo::Added(key, before));
+        self.change(producer, |window| window.add(from, key));
+        self.note(Undo::Added(key, from, before));
         let start = now.before(AGE);
         while let Some((_, producer)) = self.by_time.first().copied().filter(|(time, _)| *time < start) {
             self.remove_first(producer);
@@ -379,12 +410,10 @@ impl Keys {
     pub(crate) fn roll_back(&mut self, before: KeysBefore) {
         for undo in self.undo.take().unwrap_or_default().into_iter().rev() {
             match undo {
-                Undo::Added(key, before) => {
+                Undo::Added(key, from, before) => {
                     let producer = key.prefix();
                     self.known.remove(&key);
-                    self.change(producer, |window| {
-                        window.keys.pop_back();
-                    });
+                    self.change(producer, |window| window.remove_last(from));
                     if before != Before::Window {
                         self.drop_window(producer);
                     }
@@ -394,7 +423,7 @@ impl Keys {
                 }
                 Undo::Removed(key, known, floor) => {
                     self.change(key.prefix(), |window| {
-                        window.keys.push_front((known.decided, key));
+                        window.keys.push_front((known.ages_from(), key));
                         window.floor = floor;
                     });
                     self.known.insert(key, *known);

@@ -31,7 +31,7 @@ use crate::decider::inbox::{Inbox, InboxGone};
 use crate::decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use crate::rows::States;
 use crate::troubles::{FleetPart, FleetTroubles};
-use crate::wall_clock::{ClockAhead, WallClock};
+use crate::wall_clock::{ClockAhead, JudgedClock, WallClock};
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -293,10 +293,12 @@ impl Office {
             Some(state) => (state.fleet, Some(state.at), state.watermark),
             None => (Fleet::new(Lineage::from_random(random())), None, None),
         };
-        if let Some(last) = head.as_ref().map(|head| head.time) {
+        let judged = if let Some(last) = head.as_ref().map(|head| head.time) {
             let clock = Arc::clone(&self.clock);
-            tokio::task::spawn_blocking(move || clock.admit(last)).await??;
-        }
+            tokio::task::spawn_blocking(move || clock.admit(last)).await??
+        } else {
+            JudgedClock::now()
+        };
         self.clock.follow();
         let inbox = match self.beside.clone() {
             Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
@@ -308,7 +310,7 @@ impl Office {
         let settings = Settings { writer, inbox, ..self.settings.clone() };
         let following = self.lend();
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
-        let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock };
+        let begin = Start { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
         // What follows the journal has been lent: whatever fails now is the end.
         let (decider, ended) = start(begin).context(Lost("the decider could not be started"))?;
         if let Some(beside) = &self.beside {

@@ -9,13 +9,14 @@
 //! | by more; the kernel calls the clock synchronised, or the operator accepted it | it decides | the same |
 //! | by more | the server ends with an error, and nothing is recorded | journal time follows the monotonic clock; `/readyz` is 503 |
 //!
-//! `/readyz` of a server that follows is 503 while it would end with that error. A decider records the time when nothing
+//! Trust is in one gap and in no later one: it ends as journal time comes up with the wall clock, at once where a decider
+//! begins at the clock that was accepted. `/readyz` of a server that follows is 503 while it would end with that error. A decider records the time when nothing
 //! else has been recorded for a quarter of `clock.max_gap`.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -77,11 +78,28 @@ pub struct ClockAhead {
     max_days: u64,
 }
 
+/// A wall clock that was judged, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct JudgedClock {
+    /// The wall clock.
+    pub wall: Time,
+    /// The monotonic clock at the same moment.
+    pub at: Instant,
+}
+
+impl JudgedClock {
+    /// The clocks as they are, for a journal without records.
+    pub fn now() -> JudgedClock {
+        JudgedClock { wall: now(), at: Instant::now() }
+    }
+}
+
 /// Trust in the wall clock, for one fleet of a server.
 #[derive(Debug)]
 pub struct WallClock {
     max_gap: Duration,
-    is_trusted: AtomicBool,
+    /// Microseconds that the clock may be ahead by, beside `max_gap`.
+    trusted_gap: AtomicU64,
     is_synchronised: fn() -> bool,
     /// Held while the system is asked whether the clock is synchronised.
     asks: Mutex<()>,
@@ -97,7 +115,7 @@ impl WallClock {
     pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
         WallClock {
             max_gap,
-            is_trusted: AtomicBool::new(is_accepted),
+            trusted_gap: AtomicU64::new(if is_accepted { u64::MAX } else { 0 }),
             is_synchronised,
             asks: Mutex::default(),
             was_synchronised: AtomicBool::new(false),
@@ -116,8 +134,21 @@ impl WallClock {
     }
 
     /// How far ahead the clock is followed.
-    pub fn max_gap(&self) -> Duration {
-        if self.is_trusted.load(Ordering::Acquire) { Duration::MAX } else { self.max_gap }
+    fn max_gap(&self) -> Duration {
+        match self.trusted_gap.load(Ordering::Acquire) {
+            u64::MAX => Duration::MAX,
+            trusted => self.max_gap.saturating_add(Duration::from_micros(trusted)),
+        }
+    }
+
+    /// How far ahead the clock is followed by a decider, of whose time it is ahead by `gap`: a larger gap than this is
+    /// not trusted any more.
+    pub fn follow_gap(&self, gap: Duration) -> Duration {
+        let gap = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
+        if self.trusted_gap.load(Ordering::Acquire) > gap {
+            self.trusted_gap.fetch_min(gap, Ordering::AcqRel);
+        }
+        self.max_gap()
     }
 
     /// After how long without a record a decider records the time: often enough that a journal whose server runs is
@@ -126,8 +157,8 @@ impl WallClock {
         (self.max_gap < Duration::MAX).then(|| (self.max_gap / 4).max(Duration::from_secs(1)))
     }
 
-    /// Whether a decider may start behind a record of this time. Blocks for as long as systemd takes to answer.
-    pub fn admit(&self, last: Time) -> Result<(), ClockAhead> {
+    /// The clock that a decider may start with, behind a record of this time. Blocks for as long as systemd takes to answer.
+    pub fn admit(&self, last: Time) -> Result<JudgedClock, ClockAhead> {
         let _asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
         self.judge(last, || self.ask())
     }
@@ -139,10 +170,10 @@ impl WallClock {
             Ok(asks) => asks,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return self.judge(last, || self.was_synchronised.load(Ordering::Acquire));
+                return self.judge(last, || self.was_synchronised.load(Ordering::Acquire)).map(drop);
             }
         };
-        self.judge(last, || self.ask())
+        self.judge(last, || self.ask()).map(drop)
     }
 
     fn ask(&self) -> bool {
@@ -151,11 +182,12 @@ impl WallClock {
         answer
     }
 
-    fn judge(&self, last: Time, is_synchronised: impl FnOnce() -> bool) -> Result<(), ClockAhead> {
-        let wall = now();
+    fn judge(&self, last: Time, is_synchronised: impl FnOnce() -> bool) -> Result<JudgedClock, ClockAhead> {
+        let judged = JudgedClock::now();
+        let wall = judged.wall;
         let ahead = wall.since(last);
         if ahead <= self.max_gap() || is_synchronised() {
-            return Ok(());
+            return Ok(judged);
         }
         let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
         Err(ClockAhead { wall, last, days, max_days })
@@ -182,7 +214,7 @@ impl WallClock {
         let wait = move || {
             while clock.trouble().is_some() {
                 if (clock.is_synchronised)() {
-                    clock.is_trusted.store(true, Ordering::Release);
+                    clock.trusted_gap.store(u64::MAX, Ordering::Release);
                     return;
                 }
                 std::thread::sleep(ASK_AGAIN);
@@ -213,7 +245,7 @@ pub fn doctor(config: &Config) -> Result<(String, bool)> {
             continue;
         }
         let report = verify(&dir).with_context(|| format!("read the journal in {}", dir.display()))?;
-        match report.head.map_or(Ok(()), |head| WallClock::of(config).admit(head.time)) {
+        match report.head.map_or(Ok(()), |head| WallClock::of(config).try_admit(head.time)) {
             Ok(()) => writeln!(text, "clock of fleet {fleet}: well")?,
             Err(error) => {
                 is_well = false;
@@ -237,6 +269,26 @@ mod tests {
             std::thread::yield_now();
         }
         true
+    }
+
+    #[test]
+    fn trust_is_in_the_gap_that_was_accepted_or_found_synchronised_and_in_no_later_one() {
+        const DAYS: Duration = Duration::from_hours(24);
+        let last = now().before(DAYS * 40);
+        assert!(WallClock::new(DAYS * 31, false, || false).admit(last).is_err());
+        let clock = Arc::new(WallClock::new(DAYS * 31, true, || true));
+        let judged = clock.admit(last).expect("it is accepted");
+        assert_eq!(clock.max_gap(), Duration::MAX, "until a decider begins");
+        assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31, "it began at {judged:?}: the gap is gone");
+        clock.leapt(Some(DAYS * 100));
+        while clock.max_gap() < Duration::MAX {
+            std::thread::yield_now();
+        }
+        assert_eq!(clock.follow_gap(DAYS * 100), DAYS * 131, "that leap is followed");
+        assert_eq!(clock.follow_gap(DAYS * 120), DAYS * 131, "no more of another");
+        assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
+        assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
+        assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
     }
 
     #[test]

@@ -48,6 +48,22 @@ fn a_journal_whose_time_is_years_ahead_keeps_the_keys_of_intents_that_are_dated_
 }
 
 #[test]
+fn an_intent_dated_ahead_by_a_wrong_clock_makes_no_later_intent_expire_and_stays_known_until_its_date_is_past()
+ {
+    let day = |n: u64| at(n * 24 * 60 * 60);
+    let mut keys = Keys::default();
+    keys.remember(key(1, 0), known(0, day(30), day(0)));
+    for n in 1..60 {
+        let (now, is_known) = (day(n), n <= 37);
+        assert!(keys.floor(key(1, n)) < now, "day {n}: an intent of today is decided");
+        keys.remember(key(1, n), known(n, now, now));
+        assert_eq!(keys.get(key(1, 0)).is_some(), is_known, "day {n}");
+        assert!(is_known || keys.floor(key(1, 0)) >= day(30), "day {n}: the first is never decided twice");
+        assert_eq!(keys.len() as u64, n.min(8) + u64::from(is_known), "day {n}: others leave as ever");
+    }
+}
+
+#[test]
 fn one_producer_with_too_many_keys_loses_its_own_and_no_other_producer_loses_any() {
     let mut keys = bounded(100, 10);
     for n in 0..10 {
@@ -108,7 +124,7 @@ fn within_an_actor_the_source_with_most_keys_loses_its_own() {
 /// Keys, in the plainest way.
 #[derive(Default)]
 struct Naive {
-    /// With when each was decided, in that order, and its intent's time.
+    /// With the time from which the age of each counts, in the order of decisions, and its intent's time.
     known: Vec<(Digest, Time, Time)>,
     floors: BTreeMap<Producer, Time>,
     actors: BTreeMap<ActorBits, Time>,
@@ -122,8 +138,8 @@ impl Naive {
         }
         let of_actor = *self.actors.entry(actor_of(key.prefix())).or_insert(self.floor);
         self.floors.entry(key.prefix()).or_insert(of_actor);
-        self.known.push((key, now, time));
-        while let Some(place) = self.known.iter().position(|(_, decided, _)| *decided < now.before(AGE)) {
+        self.known.push((key, if time > now + AHEAD { time } else { now }, time));
+        while let Some(place) = self.known.iter().position(|(_, from, _)| *from < now.before(AGE)) {
             self.remove(place);
         }
         while self.known.len() > bounds.keys {
@@ -131,7 +147,8 @@ impl Naive {
             let (_, actor) = self.actors.keys().map(|actor| (of(*actor), *actor)).max().expect("actors");
             let own = self.floors.keys().filter(|producer| actor_of(**producer) == actor);
             let (_, most) = own.map(|p| (self.count(*p), *p)).max().expect("producers");
-            self.remove(self.known.iter().position(|(key, ..)| key.prefix() == most).expect("it has keys"));
+            let own = self.known.iter().enumerate().filter(|(_, (key, ..))| key.prefix() == most);
+            self.remove(own.min_by_key(|(_, (_, from, _))| *from).expect("it has keys").0);
         }
         loop {
             let mut empty: Vec<_> = self.floors.iter().map(|(producer, floor)| (*floor, *producer)).collect();
@@ -177,8 +194,8 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
         for n in 0..400 {
             now = now + Duration::from_secs(dice.of(&[0, 1, 60, 86_400]));
             let key = key_of(dice.below(8), dice.below(3), dice.below(30));
-            let time =
-                now.before(Duration::from_secs(dice.below(1000))) + Duration::from_secs(dice.below(1300));
+            let time = now.before(Duration::from_secs(dice.below(1000)))
+                + Duration::from_secs(dice.of(&[0, 700, 1300, 2_000_000]));
             if dice.below(4) == 0 {
                 let same = keys.clone();
                 let before = keys.begin();

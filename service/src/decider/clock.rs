@@ -26,6 +26,7 @@ pub struct Clock {
     steady: Duration,
     max_gap: Duration,
     leap: Option<Duration>,
+    gap: Duration,
     wall: Time,
 }
 
@@ -33,7 +34,7 @@ impl Clock {
     /// Begins at the later of the wall clock and the journal's last time.
     pub fn begin(last: Time, Reading { wall, steady }: Reading) -> Clock {
         let time = last.max(wall);
-        Clock { time, steady, max_gap: Duration::MAX, leap: None, wall: time }
+        Clock { time, steady, max_gap: Duration::MAX, leap: None, gap: Duration::ZERO, wall: time }
     }
 
     /// Follows a wall clock that is ahead by no more than this from now on.
@@ -46,6 +47,11 @@ impl Clock {
         self.leap
     }
 
+    /// How far ahead the wall clock was when it was read last.
+    pub fn gap(&self) -> Duration {
+        self.gap
+    }
+
     /// The wall clock as it was read last, if it is followed and ahead of the journal's time; else that.
     pub fn wall(&self) -> Time {
         self.wall
@@ -56,7 +62,8 @@ impl Clock {
         let passed = steady.saturating_sub(self.steady);
         self.steady = self.steady.max(steady);
         let plain = self.time + passed;
-        self.leap = Some(wall.since(plain)).filter(|ahead| *ahead > self.max_gap);
+        self.gap = wall.since(plain);
+        self.leap = Some(self.gap).filter(|ahead| *ahead > self.max_gap);
         self.time = if self.leap.is_some() {
             plain
         } else if plain > wall {

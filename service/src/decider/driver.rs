@@ -87,6 +87,11 @@ impl Driver {
         self.core.record_time_every(span);
     }
 
+    /// How far ahead the wall clock is, followed or not.
+    pub fn clock_gap(&self) -> std::time::Duration {
+        self.clock.gap()
+    }
+
     /// How far ahead the wall clock is, if it is not followed.
     pub fn clock_leap(&self) -> Option<std::time::Duration> {
         self.clock.leap()

@@ -18,7 +18,7 @@ use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
 use super::hearing::Hearing;
 use super::mailbox::Mailbox;
-use crate::wall_clock::{self, WallClock};
+use crate::wall_clock::{self, JudgedClock, WallClock};
 
 /// The shortest pause when nothing can be done.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -44,6 +44,8 @@ pub struct Start {
     pub queue: usize,
     /// Whether the wall clock is trusted.
     pub clock: Arc<WallClock>,
+    /// The clock to begin with.
+    pub judged: JudgedClock,
 }
 
 /// What follows the journal: lent to the decider while there is one here.
@@ -118,10 +120,12 @@ fn reading(began: Instant) -> Reading {
 
 impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
-        let (began, clock) = (Instant::now(), start.clock);
+        let (began, clock) = (start.judged.at, start.clock);
         let head = start.head.as_ref();
-        let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, reading(began));
-        driver.bound_clock(clock.max_gap());
+        // The clock that was judged: what it is by now is read as a leap.
+        let judged = Reading { wall: start.judged.wall, steady: Duration::ZERO };
+        let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, judged);
+        driver.bound_clock(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
             driver.record_time_every(span);
         }
@@ -134,7 +138,7 @@ impl Loop {
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
             drains: false,
-            hearing: Hearing::begin(Duration::ZERO),
+            hearing: Hearing::begin(began.elapsed()),
             clock,
             has_leapt: false,
         }
@@ -147,9 +151,7 @@ impl Loop {
             self.has_leapt = leap.is_some();
             self.clock.leapt(leap);
         }
-        if self.has_leapt {
-            self.driver.bound_clock(self.clock.max_gap());
-        }
+        self.driver.bound_clock(self.clock.follow_gap(self.driver.clock_gap()));
     }
 
     fn now(&self) -> Reading {

@@ -290,6 +290,48 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
 }
 
 #[tokio::test]
+async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_followed() {
+    let log = MemoryLog::new("default");
+    let (told, deliveries) = mpsc::unbounded_channel();
+    let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+    let settings = Settings {
+        fleet: "default".parse().expect("a name"),
+        writer: Writer::from_random(0),
+        build: "test".into(),
+        address: None,
+        lease: Duration::from_secs(15),
+        part: PART,
+        replicas: 10,
+        inbox: None,
+    };
+    let following = Following {
+        deliveries,
+        publisher: Box::new(|_| ()),
+        skipped: Box::new(|| ()),
+        published: Position::ZERO,
+    };
+    let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
+    let wall = crate::wall_clock::now().before(Duration::from_hours(400 * 24));
+    let begin = Start {
+        settings,
+        fleet: Fleet::new(Lineage::from_random(1)),
+        head: None,
+        journal: Arc::new(journal),
+        following,
+        queue: 16,
+        clock: Arc::clone(&clock),
+        judged: JudgedClock { wall, at: std::time::Instant::now() },
+    };
+    let (decider, ended) = start(begin).expect("it starts");
+    ask(&decider, "a").await;
+    let last = log.source().head().expect("a record").time;
+    assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and began at {wall}");
+    assert!(clock.trouble().is_some_and(|text| text.contains("has leapt 400 days")), "{:?}", clock.trouble());
+    decider.tell(Input::Drain).await.expect("it takes inputs");
+    ended.await.expect("it ends");
+}
+
+#[tokio::test]
 async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let log = MemoryLog::new("default");
     let one = Server::start(&log, "one", None);

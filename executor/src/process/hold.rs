@@ -45,7 +45,7 @@ pub(super) enum Hold {
     /// We, and nothing runs.
     Ours(#[expect(dead_code, reason = "held, not used")] File),
     /// We, and orphans run.
-    Foster(Foster),
+    Foster(Box<Foster>),
     /// We, and what ran before a reboot of the machine is to be started again when it is its turn.
     Again(File, Arc<Semaphore>),
     /// A keeper, or soon a keeper.

@@ -204,7 +204,7 @@ impl Tender {
                 {
                     foster.end(grace);
                 }
-                Hold::Foster(foster)
+                Hold::Foster(Box::new(foster))
             }
             (Lock::Ours(lock), _) => Hold::Ours(lock),
             (Lock::Theirs, _) => {

@@ -121,7 +121,7 @@ impl Tender {
         let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
         let mut foster = Foster::adopt(None, self.folder.clone(), output, record, boot)?;
         foster.end(Duration::ZERO);
-        Ok(Hold::Foster(foster))
+        Ok(Hold::Foster(Box::new(foster)))
     }
 
     /// Once nothing of it is left, makes the folder anew, with the end in it.

@@ -224,12 +224,17 @@ impl TopicDoubt {
 /// A partition of which nothing comes. That it was cut off behind a reader is for the client library to find out, when
 /// another broker leads; where the library misses that, the reader would wait permanently, also when new messages have taken
 /// the place of those that were lost.
+///
+/// The library knows the brokers of the last metadata only. If all of them die before another one is back, it must begin
+/// with the configured brokers again; librdkafka 2.12 may miss the moment, and then asks the dead ones permanently.
 struct QuietPartition {
     since: Instant,
     /// Answers in turn that it ends before what was read.
     shorter: u32,
     /// Answers in turn that it goes on behind what was read.
     longer: u32,
+    /// Questions in turn without an answer.
+    unanswered: u32,
 }
 
 /// What the leader of a partition of which nothing comes has settled.
@@ -238,11 +243,13 @@ enum QuietReason {
     Shorter(i64),
     /// The partition goes on: the client library does not read on.
     Stalled,
+    /// The leader gives no answer, for that reason: another client may get one.
+    Unanswered(KafkaError),
 }
 
 impl QuietPartition {
     fn new() -> QuietPartition {
-        QuietPartition { since: Instant::now(), shorter: 0, longer: 0 }
+        QuietPartition { since: Instant::now(), shorter: 0, longer: 0, unanswered: 0 }
     }
 
     /// Why nothing comes behind `reached`, if that is settled. The partition is known to have ended at `known_end`.
@@ -258,12 +265,29 @@ impl QuietPartition {
             return None;
         }
         self.since = Instant::now();
-        // One that does not answer says nothing.
-        let (_, end) = consumer.fetch_watermarks(topic, partition, ASK_AGAIN).ok()?;
+        let end = consumer.fetch_watermarks(topic, partition, ASK_AGAIN).map(|(_, end)| end);
         self.answered(end, reached, known_end)
     }
 
-    fn answered(&mut self, end: i64, reached: i64, known_end: i64) -> Option<QuietReason> {
+    fn answered(
+        &mut self,
+        end: Result<i64, KafkaError>,
+        reached: i64,
+        known_end: i64,
+    ) -> Option<QuietReason> {
+        let end = match end {
+            Ok(end) => end,
+            // It says nothing about the partition.
+            Err(error) => {
+                self.unanswered += 1;
+                if self.unanswered < ANSWERS {
+                    return None;
+                }
+                self.unanswered = 0;
+                return Some(QuietReason::Unanswered(error));
+            }
+        };
+        self.unanswered = 0;
         self.shorter = if end < reached.max(known_end) { self.shorter + 1 } else { 0 };
         self.longer = if end > reached { self.longer + 1 } else { 0 };
         // What is left of one that has lost its end is read first.
@@ -318,7 +342,12 @@ impl PartitionReader {
             let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
             match self.client.reader(&self.topic, self.partition, from, context) {
                 Ok(consumer) => {
-                    (self.consumer, self.is_spoilt) = (consumer, false);
+                    let spoilt = std::mem::replace(&mut self.consumer, consumer);
+                    // Its end waits for threads of the library, which may wait for the name of a broker to be resolved.
+                    let end = move || drop(spoilt);
+                    // Without a thread it ends here.
+                    let _ = std::thread::Builder::new().name("kafka-reader-end".into()).spawn(end);
+                    self.is_spoilt = false;
                     self.compares = self.last.is_some();
                 }
                 Err(error) => {
@@ -367,6 +396,17 @@ impl PartitionReader {
                             partition,
                             reached,
                             "nothing comes of what is there: it is read again"
+                        );
+                        self.is_spoilt = true;
+                    }
+                    Some(QuietReason::Unanswered(error)) => {
+                        let (topic, partition) = (&self.topic, self.partition);
+                        tracing::warn!(
+                            %error,
+                            topic,
+                            partition,
+                            reached,
+                            "its leader gives no answer: it is read again, beginning with the configured brokers"
                         );
                         self.is_spoilt = true;
                     }
@@ -611,9 +651,11 @@ mod tests {
     #[test]
     fn answers_in_turn_settle_why_nothing_comes() {
         const NOTHING: &str = "nothing";
+        /// No answer.
+        const NONE: i64 = -1;
         // Where the partition ended, as it was found; the ends that its leader tells of it, in their order; what is settled. Everything
         // before offset 10 was read.
-        let table: [(i64, &[i64], &str); 8] = [
+        let table: [(i64, &[i64], &str); 13] = [
             (0, &[10, 10, 10, 10], NOTHING),
             (0, &[9, 9], NOTHING),
             (0, &[9, 9, 9], "shorter"),
@@ -622,13 +664,22 @@ mod tests {
             (0, &[11, 12, 10, 12, 13], NOTHING),
             (20, &[10, 10, 10], "shorter"),
             (20, &[15, 15, 15], "stalled"),
+            (0, &[NONE, NONE], NOTHING),
+            (0, &[NONE, NONE, NONE], "unanswered"),
+            (0, &[NONE, NONE, 10, NONE, NONE], NOTHING),
+            (0, &[9, NONE, 9, NONE, 9], "shorter"),
+            (0, &[11, NONE, NONE, 12, 13], "stalled"),
         ];
         for (known_end, ends, wanted) in table {
             let mut quiet = QuietPartition::new();
-            let told: Vec<_> = ends.iter().map(|end| quiet.answered(*end, 10, known_end)).collect();
+            let answer = |end: i64| {
+                if end == NONE { Err(KafkaError::MetadataFetch(Code::OffsetNotAvailable)) } else { Ok(end) }
+            };
+            let told: Vec<_> = ends.iter().map(|end| quiet.answered(answer(*end), 10, known_end)).collect();
             let settled = match told.last().expect("an answer") {
                 Some(QuietReason::Shorter(_)) => "shorter",
                 Some(QuietReason::Stalled) => "stalled",
+                Some(QuietReason::Unanswered(_)) => "unanswered",
                 None => NOTHING,
             };
             assert_eq!(settled, wanted, "{known_end}, {ends:?}");
@@ -669,6 +720,39 @@ mod tests {
         send("four");
         let replaced = next(&mut reader).expect_err("another message stands there");
         assert!(replaced.is_removed() && replaced.offset() == 3, "{replaced}");
+    }
+
+    #[test]
+    fn a_reader_whose_client_knows_only_brokers_that_are_gone_begins_again_with_those_of_the_settings() {
+        let [gone, cluster] = [(); 2].map(|()| {
+            let cluster = MockCluster::new(1).unwrap();
+            cluster.create_topic("it", 1, 1).unwrap();
+            cluster
+        });
+        let [stale, client] = [&gone, &cluster]
+            .map(|cluster| Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).unwrap());
+        let mut reader = PartitionReader::open(&stale, "it", 0, 0).unwrap();
+        let until = Instant::now() + ELECTION;
+        while reader.reached().is_none() {
+            assert!(Instant::now() < until, "the first cluster answers");
+            assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
+        }
+        drop(gone);
+        reader.client = client;
+        let producer: BaseProducer =
+            ClientConfig::new().set("bootstrap.servers", cluster.bootstrap_servers()).create().unwrap();
+        producer.send(BaseRecord::<(), str>::to("it").partition(0).payload("one")).unwrap();
+        producer.flush(ELECTION).unwrap();
+        let until = Instant::now() + ELECTION;
+        loop {
+            assert!(Instant::now() < until, "nothing comes");
+            // It has been quiet for long.
+            reader.quiet.since = Instant::now().checked_sub(QUIET).expect("the machine has run for so long");
+            if let Polled::Message(message) = reader.poll(Duration::from_millis(50)).unwrap() {
+                assert_eq!(message.payload(), Some(&b"one"[..]));
+                return;
+            }
+        }
     }
 
     #[test]

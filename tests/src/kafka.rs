@@ -4,6 +4,7 @@
 //! Its nodes belong to a script, `tests/kafka/hold`, which lives as long as a pipe from here: when that is closed, by
 //! `Drop` or because this process ended, in whatever way, the script kills every node and removes the folder.
 
+pub mod batch;
 pub mod proxy;
 
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,12 +1,11 @@
 //! What foreign clients and damaged disks do to the topics of a fleet, and what every server says of it.
 
-use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use chancery_tests::kafka::batch::StoredBatch;
 use chancery_tests::kafka::{Cluster, shared};
 use chancery_tests::{Server, Standbys, program, until};
 use rdkafka::ClientConfig;
@@ -82,64 +81,15 @@ fn messages_of_every_codec_are_answered() {
     assert_eq!(names(&standbys.servers[0]), codecs);
 }
 
-/// The one segment of partition 0 of the topic in which the text stands, its bytes, and where the text is.
-fn segment(cluster: &Cluster, topic: &str, text: &str) -> (PathBuf, Vec<u8>, usize) {
-    let folder = cluster.dir().join(format!("node-1/data/{topic}-0"));
-    let files = std::fs::read_dir(&folder).expect("the partition's folder").flatten();
-    let segments =
-        files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|is| is == "log"));
-    let found = segments.filter_map(|path| {
-        let bytes = std::fs::read(&path).expect("a segment");
-        let at = bytes.windows(text.len()).position(|bytes| bytes == text.as_bytes())?;
-        Some((path, bytes, at))
-    });
-    let mut found: Vec<_> = found.collect();
-    assert_eq!(found.len(), 1, "segments of {topic} with {text}");
-    found.remove(0)
-}
-
-fn write_at(path: &PathBuf, bytes: &[u8], at: usize) {
-    let file = std::fs::File::options().write(true).open(path).expect("a segment");
-    file.write_all_at(bytes, at as u64).expect("it is written");
-}
-
-/// Alters a byte of the text where the broker keeps it, without the broker's knowledge.
-fn damage(topic: &str, text: &str) {
-    let (path, _, at) = segment(shared(1), topic, text);
-    write_at(&path, b"#", at);
-}
-
-/// Names another codec in the batch that holds the text, one that no client knows, with a checksum that is right.
-///
-/// Source: Kafka's record batch, version 2: base offset (int64), length of what follows (int32), leader epoch (int32), magic
-/// (int8), CRC-32C of what follows (uint32), attributes (int16) with the codec in the lowest three bits.
-fn set_unknown_codec(topic: &str, text: &str) {
-    let (path, mut bytes, at) = segment(shared(1), topic, text);
-    let mut begins = 0;
-    let ends = loop {
-        let length =
-            bytes[begins + 8..].first_chunk().map(|length| u32::from_be_bytes(*length)).expect("a batch");
-        let ends = begins + 12 + length as usize;
-        if at < ends {
-            break ends;
-        }
-        begins = ends;
-    };
-    bytes[begins + 22] |= 7;
-    let checksum = crc32c::crc32c(&bytes[begins + 21..ends]).to_be_bytes();
-    bytes[begins + 17..begins + 21].copy_from_slice(&checksum);
-    write_at(&path, &bytes[begins..ends], begins);
-}
-
 /// Three messages, of which the second cannot be read.
-fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&str, &str)) {
+fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     let mut standbys = Standbys::start(shared(1), prefix, 1, &SETTINGS);
     assert_eq!(standbys.servers[0].stop(), Some(0));
     let topic = format!("{prefix}.inbox");
     for name in ["first", "broken", "behind"] {
         put(&producer("none"), &topic, name);
     }
-    harm(&topic, "broken");
+    harm(&StoredBatch::find(shared(1), 1, &topic, "broken").expect("the broker has it"));
     standbys.servers[0].start_again();
     let server = &standbys.servers[0];
     let why = stands_still(server, "inbox");
@@ -164,12 +114,12 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&str, &str)) {
 
 #[test]
 fn a_message_whose_bytes_are_damaged_holds_the_inbox_up_until_it_is_skipped() {
-    is_held_up_until_it_is_skipped("damaged", damage);
+    is_held_up_until_it_is_skipped("damaged", StoredBatch::damage);
 }
 
 #[test]
 fn a_message_of_an_unknown_codec_holds_the_inbox_up_until_it_is_skipped() {
-    is_held_up_until_it_is_skipped("unknown-codec", set_unknown_codec);
+    is_held_up_until_it_is_skipped("unknown-codec", StoredBatch::set_unknown_codec);
 }
 
 /// Leaves a transaction open, with a message on partition 0 of the topic.

@@ -2,7 +2,7 @@
 """Judges the topics of a fleet by docs/architecture.md alone: it shares no code with the program or its client library.
 
     check.py BROKERS PREFIX [--partition P] [--fleet NAME] [--server URL]... [--mirror DATA_DIR]...
-             [--inbox-from OFFSET] [--inbox-actor NAME] [--at-rest]
+             [--inbox-from OFFSET] [--inbox-actor NAME] [--events-deleted POSITION] [--at-rest]
     check.py --self-test
 
 It reads PREFIX.journal, PREFIX.inbox and PREFIX.events from the first offset to the end that the broker names,
@@ -15,6 +15,8 @@ With --at-rest nothing may be under way: every inbox message is answered and eve
 """
 
 import argparse
+import ctypes
+import ctypes.util
 import hashlib
 import http.client
 import json
@@ -123,7 +125,7 @@ class Message:
 
 @dataclass
 class Log:
-    """One partition: what is committed, and the ranges of offsets whose bytes are damaged."""
+    """One partition: what is committed, and the ranges of offsets whose bytes are damaged or of an unknown codec."""
 
     name: str
     start: int
@@ -320,7 +322,13 @@ def unpack(data: bytes, aborted: list[tuple[int, int]], offset: int, log: Log) -
         last, producer = base + delta, struct.unpack_from(">q", batch, 43)[0]
         while aborted and aborted[0][1] <= last:
             open_aborts.add(aborted.pop(0)[0])
-        records = Reader(unpacked(batch[61:], attributes & 7, log.at(base)))
+        try:
+            records = Reader(unpacked(batch[61:], attributes & 7, log.at(base)))
+        except UnknownCodec:
+            if base < log.end:
+                log.damaged.append((base, last))
+            offset = max(offset, last + 1)
+            continue
         count = struct.unpack_from(">i", batch, 57)[0]
         dropped = attributes & 16 and producer in open_aborts
         for _ in range(count if attributes & 32 or not dropped else 0):
@@ -338,17 +346,103 @@ def unpack(data: bytes, aborted: list[tuple[int, int]], offset: int, log: Log) -
     return offset
 
 
+class UnknownCodec(Exception):
+    """A batch whose codec no client knows."""
+
+
 def unpacked(data: bytes, codec: int, where: str) -> bytes:
     try:
         if codec == 1:
             return zlib.decompress(data, 31)
+        if codec == 2:
+            return snappy(data)
         if codec == 3:
             return lz4(data)
+        if codec == 4:
+            return zstd(data)
     except (zlib.error, IndexError, struct.error, ValueError) as error:
         raise Unreadable(f"{where}: {error!r}") from error
     if codec:
-        raise Unreadable(f"{where}: compressed by codec {codec}; only gzip and LZ4 are read here")
+        raise UnknownCodec(f"{where}: compressed by codec {codec}")
     return data
+
+
+def snappy(data: bytes) -> bytes:
+    """Raw Snappy, or the framing of it that Java clients write."""
+    if not data.startswith(b"\x82SNAPPY\0"):
+        return snappy_block(data)
+    out, place = b"", 16
+    while place < len(data):
+        size = struct.unpack_from(">i", data, place)[0]
+        out += snappy_block(data[place + 4 : place + 4 + size])
+        place += 4 + size
+    return out
+
+
+def snappy_block(block: bytes) -> bytes:
+    size = place = shift = 0
+    while True:
+        byte, place = block[place], place + 1
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    out = bytearray()
+    while place < len(block):
+        tag, place = block[place], place + 1
+        if tag & 3 == 0:
+            count = tag >> 2
+            if count >= 60:
+                more = count - 59
+                count, place = int.from_bytes(block[place : place + more], "little"), place + more
+            out += block[place : place + count + 1]
+            place += count + 1
+            continue
+        if tag & 3 == 1:
+            count, back, place = (tag >> 2 & 7) + 4, tag >> 5 << 8 | block[place], place + 1
+        else:
+            wide = 2 if tag & 3 == 2 else 4
+            count, back, place = (tag >> 2) + 1, int.from_bytes(block[place : place + wide], "little"), place + wide
+        if not 0 < back <= len(out):
+            raise ValueError("a copy from before the beginning")
+        chunk = out[len(out) - back :]
+        out += (chunk * (count // back + 1))[:count]
+    if len(out) != size:
+        raise ValueError(f"{len(out)} bytes, expected {size}")
+    return bytes(out)
+
+
+class ZstdBuffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("place", ctypes.c_size_t)]
+
+
+def zstd(data: bytes) -> bytes:
+    """Zstandard, by the system's library: Python has it since 3.14 only."""
+    name = ctypes.util.find_library("zstd") or "libzstd.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise Unreadable(f"no library for Zstandard (on Debian: apt-get install libzstd1): {error}") from error
+    library.ZSTD_createDStream.restype = ctypes.c_void_p
+    library.ZSTD_decompressStream.argtypes = [ctypes.c_void_p, *[ctypes.POINTER(ZstdBuffer)] * 2]
+    library.ZSTD_decompressStream.restype = ctypes.c_size_t
+    library.ZSTD_freeDStream.argtypes = [ctypes.c_void_p]
+    stream, out = library.ZSTD_createDStream(), b""
+    source, piece = ctypes.create_string_buffer(data, len(data)), ctypes.create_string_buffer(MIB)
+    taken = ZstdBuffer(ctypes.addressof(source), len(data), 0)
+    try:
+        while True:
+            given = ZstdBuffer(ctypes.addressof(piece), MIB, 0)
+            left = library.ZSTD_decompressStream(stream, ctypes.byref(given), ctypes.byref(taken))
+            if library.ZSTD_isError(ctypes.c_size_t(left)):
+                raise ValueError("no frame of Zstandard")
+            out += piece.raw[: given.place]
+            if taken.place == taken.size and given.place < given.size:
+                if left:
+                    raise ValueError("a frame of Zstandard ends too early")
+                return out
+    finally:
+        library.ZSTD_freeDStream(stream)
 
 
 def lz4(data: bytes) -> bytes:
@@ -1068,8 +1162,11 @@ class Exported:
 class Events:
     """Judges the events topic as a consumer reads it: repeats dropped, corrections obeyed; the rest is the journal."""
 
-    def __init__(self, journal: Journal, log: Log, at_rest: bool) -> None:
+    def __init__(self, journal: Journal, log: Log, at_rest: bool, deleted: int | None = None) -> None:
+        """`deleted`: the last position whose event was deleted from the topic, if that is known."""
         self.journal, self.log, self.faults = journal, log, journal.faults
+        # Of a topic of which nothing was deleted the first event is that of the first position.
+        self.latest_first = 1 if log.start == 0 else None if deleted is None else deleted + 1
         self.repeats = self.corrections = self.lost = self.foreign = 0
         self.subjects: dict[int, str | None] = {}
         kept: list[Exported] = []
@@ -1135,8 +1232,8 @@ class Events:
         for one in kept:
             if not self._compare_one(one):
                 continue
-            if last == 0 and (self.log.start == 0 and one.position != 1):
-                self._fault(one.offset, f"position {one.position}, expected 1 as the first")
+            if last == 0 and self.latest_first is not None and one.position > self.latest_first:
+                self._fault(one.offset, f"position {one.position}, expected at most {self.latest_first} as the first")
             elif last and one.position != last + 1:
                 self._fault(one.offset, f"position {one.position}, expected {last + 1}")
             last = one.position
@@ -1283,7 +1380,7 @@ def run(options: argparse.Namespace) -> Json:
     journal = Journal(kafka.read(f"{options.prefix}.journal", options.partition), faults, options.fleet)
     inbox = kafka.read(f"{options.prefix}.inbox", options.partition)
     answers = Inbox(journal, inbox, options.inbox_from, options.inbox_actor, options.at_rest, kafka.cluster)
-    exported = Events(journal, events, options.at_rest)
+    exported = Events(journal, events, options.at_rest, options.events_deleted)
     reached = {url: check_server(url, journal, exported.subjects, faults) for url in options.server}
     agreed = {}
     for name, paths in found.items():
@@ -1383,7 +1480,7 @@ class Sample:
             binary(4, b"x", id="4"),
             Message(5, None, None),
         ]
-        self.damaged = [(6, 6)]
+        self.damaged, self.events_begin, self.events_deleted = [(6, 6)], 0, None
         old, new = {"term": 1, "writer": "c4"}, {"term": 2, "writer": "d5"}
         self.steps: list[tuple[list[Json], int, Json]] = [
             ([fact("term.started.v1", 1)], 0, old | {"begins": "term"}),
@@ -1471,7 +1568,8 @@ class Sample:
         values = [Message(number, None, value) for number, value in enumerate(self.messages)]
         journal = Journal(Log("test.journal-0", 0, len(values), values), faults)
         inbox = Inbox(journal, Log("test.inbox-0", 0, 7, self.inbox, self.damaged), 0, None, True, "cluster")
-        events = Events(journal, Log("test.events-0", 0, len(self.events), self.events), True)
+        log = Log("test.events-0", self.events_begin, len(self.events), self.events)
+        events = Events(journal, log, True, self.events_deleted)
         check_mirror("mirror", mirror, journal, True)
         return journal, inbox, events
 
@@ -1571,6 +1669,13 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
     yield "damaged bytes that nobody skipped", True, lambda s: s.steps[5][0].pop(), "its bytes are damaged"
     yield "an event missing from the topic", False, lambda s: s.events.pop(6), "position 7, expected 6"
     yield (
+        "events missing behind those that were deleted",
+        False,
+        lambda s: (s.__dict__.update(events_begin=3, events_deleted=2), s.events.__delitem__(slice(0, 4))),
+        "expected at most 3 as the first",
+    )
+    yield "the first event missing", False, lambda s: s.events.pop(0), "expected at most 1 as the first"
+    yield (
         "an event of another hash",
         False,
         lambda s: s.events[5].headers.__setitem__(7, (b"ce_recordhash", b"00")),
@@ -1615,6 +1720,10 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
 
 
 def self_test() -> Json:
+    block = b"\x0d\x0cabcd\x15\x04"  # four bytes, and nine from four before
+    assert snappy(block) == snappy(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", 8) + block) == b"abcdabcdabcda"
+    frame = bytes.fromhex("28b52ffd 20 05 290000") + b"hello"
+    assert zstd(frame) == zstd(frame[:4] + b"\x00\x50" + frame[6:]) == b"hello"
     page = (ROOT / "docs/architecture.md").read_text()
     example, hashes = page.split('```text\n{"chancery"')[1].split("```")[0], re.findall(r"`([0-9a-f]{64})`", page)
     values = [part.encode() + b"\n" for part in ('{"chancery"' + example).strip().split("\n\n")]
@@ -1676,6 +1785,9 @@ def main() -> int:
     )
     parser.add_argument("--inbox-from", type=int, default=0, metavar="OFFSET", help="judge no inbox message before it")
     parser.add_argument("--inbox-actor", metavar="NAME", help="in whose name inbox messages ask; any unless set")
+    parser.add_argument(
+        "--events-deleted", type=int, metavar="POSITION", help="the last position whose event was deleted from the topic"
+    )
     parser.add_argument("--at-rest", action="store_true", help="everything must be answered and exported")
     parser.add_argument(
         "--self-test", action="store_true", help="show that each kind of fault is found; wants no Kafka"

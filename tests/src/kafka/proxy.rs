@@ -19,6 +19,8 @@ use crate::sim::Random;
 
 /// The kind of a request that asks for records of partitions.
 const FETCH: i16 = 1;
+/// A slow network passes on no more at once.
+const PIECE: usize = 16 << 10;
 /// Larger frames than brokers take are no Kafka.
 const LARGEST: usize = 128 << 20;
 
@@ -35,6 +37,8 @@ pub struct ProxyFaults {
     pub stalls: bool,
     /// Connections are cut, and no new one is taken.
     pub cuts: bool,
+    /// Maximum number of bytes of responses in a second, of all connections together; zero for no limit.
+    pub bytes_per_second: u64,
 }
 
 /// A proxy before one broker, until it is dropped.
@@ -47,6 +51,8 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     faults: Mutex<ProxyFaults>,
+    /// When a slow network has passed on what it has taken so far.
+    is_free: Mutex<Instant>,
     changed: Condvar,
     connections: Mutex<Vec<TcpStream>>,
     ends: AtomicBool,
@@ -59,6 +65,7 @@ impl Proxy {
         let port = listener.local_addr().expect("it is bound").port();
         let shared = Arc::new(Shared {
             faults: Mutex::default(),
+            is_free: Mutex::new(Instant::now()),
             changed: Condvar::new(),
             connections: Mutex::default(),
             ends: AtomicBool::new(false),
@@ -141,23 +148,25 @@ impl Shared {
         let kinds = Arc::new(Mutex::new(BTreeMap::new()));
         let (from, to, asked) = (clone(client), clone(broker), Arc::clone(&kinds));
         thread::spawn(move || {
-            pass(&from, &to, |frame| {
+            let look = |frame: &[u8]| {
                 if let [a, b, _, _, c, d, e, f, ..] = frame[..] {
                     let correlation = i32::from_be_bytes([c, d, e, f]);
                     lock(&asked).insert(correlation, i16::from_be_bytes([a, b]));
                 }
-            });
+            };
+            pass(&from, &to, look, |_| {});
         });
         let (from, to, shared) = (clone(broker), clone(client), Arc::clone(self));
         // The client's port is as good a seed as any: no run is the same as another in time.
         let mut random = Random::new(client.peer_addr().map_or(0, |peer| peer.port().into()));
         thread::spawn(move || {
-            pass(&from, &to, |frame| {
+            let look = |frame: &[u8]| {
                 let correlation = frame.first_chunk().map_or(0, |bytes| i32::from_be_bytes(*bytes));
                 let kind = lock(&kinds).remove(&correlation);
                 let part = random.below(1000) as f64 / 1000.0;
                 shared.hold_up(kind == Some(FETCH) && holds_records(frame), part);
-            });
+            };
+            pass(&from, &to, look, |bytes| shared.slow_down(bytes));
         });
     }
 
@@ -178,6 +187,28 @@ impl Shared {
             (faults, _) = self.changed.wait_timeout(faults, wait).unwrap_or_else(PoisonError::into_inner);
         }
     }
+
+    /// Waits until a slow network has room for so many bytes.
+    fn slow_down(&self, bytes: usize) {
+        let limit = self.faults().bytes_per_second;
+        if limit == 0 {
+            return;
+        }
+        let time = Duration::from_secs_f64(bytes as f64 / limit as f64);
+        let until = {
+            let mut is_free = lock(&self.is_free);
+            *is_free = (*is_free).max(Instant::now()) + time;
+            *is_free
+        };
+        let mut faults = self.faults();
+        while faults.bytes_per_second > 0 && !self.ends.load(Ordering::Acquire) {
+            let wait = until.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                return;
+            }
+            (faults, _) = self.changed.wait_timeout(faults, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 /// Whether a response to a fetch is larger than those that only say that there is nothing new.
@@ -189,22 +220,80 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes on frame by frame, each after a look at its bytes behind the size; ends both connections when one does.
-fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8])) {
+/// Passes on frame by frame, each after a look at its bytes behind the size; ends both connections when one does. `pace` is
+/// called before each piece, with the number of its bytes.
+fn pass(mut from: &TcpStream, mut to: &TcpStream, mut look: impl FnMut(&[u8]), mut pace: impl FnMut(usize)) {
     let mut size = [0; 4];
-    while from.read_exact(&mut size).is_ok() {
+    'frames: while from.read_exact(&mut size).is_ok() {
         let bytes = u32::from_be_bytes(size) as usize;
         if bytes > LARGEST {
             break;
         }
-        let mut frame = vec![0; bytes];
-        if from.read_exact(&mut frame).is_err() {
+        let mut frame = size.to_vec();
+        frame.resize(4 + bytes, 0);
+        if from.read_exact(&mut frame[4..]).is_err() {
             break;
         }
-        look(&frame);
-        if to.write_all(&[&size[..], &frame].concat()).is_err() {
-            break;
+        look(&frame[4..]);
+        for piece in frame.chunks(PIECE) {
+            pace(piece.len());
+            if to.write_all(piece).is_err() {
+                break 'frames;
+            }
         }
     }
     let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A "broker" that answers each frame with one of so many bytes.
+    fn broker(bytes: u32) -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        thread::spawn(move || {
+            for mut client in listener.incoming().flatten() {
+                thread::spawn(move || {
+                    let mut request = [0; 12];
+                    while client.read_exact(&mut request).is_ok() {
+                        let answer = [&bytes.to_be_bytes()[..], &vec![7; bytes as usize]].concat();
+                        if client.write_all(&answer).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_slow_network_passes_every_byte_on_and_none_at_once() {
+        const BYTES: u32 = 100_000;
+        let (proxy, listener) = Proxy::listen();
+        listener.lead_to(broker(BYTES));
+        let ask = || {
+            let mut client =
+                TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("the proxy listens");
+            client.write_all(&[0, 0, 0, 8, 0, 1, 0, 4, 0, 0, 0, 1]).expect("it reads");
+            let mut answer = vec![0; 4 + BYTES as usize];
+            let began = Instant::now();
+            client.read_exact(&mut answer).expect("it answers");
+            assert!(answer[4..].iter().all(|byte| *byte == 7));
+            began.elapsed()
+        };
+        proxy.set(ProxyFaults { bytes_per_second: 100_000, ..ProxyFaults::default() });
+        // No more than the limit comes in a second, however long everything else takes.
+        assert!(ask() > Duration::from_millis(900));
+        proxy.set(ProxyFaults { bytes_per_second: 1, ..ProxyFaults::default() });
+        thread::scope(|scope| {
+            let asked = scope.spawn(ask);
+            thread::sleep(Duration::from_millis(100));
+            // What waits goes on when that is over.
+            proxy.set(ProxyFaults::default());
+            asked.join().expect("it comes");
+        });
+    }
 }

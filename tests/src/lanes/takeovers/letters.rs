@@ -10,17 +10,18 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_events::event::Event;
 use chancery_events::record::Record;
-use chancery_journal::kafka::Client;
+use chancery_journal::kafka::{Client, PartitionReader, Polled, offsets};
 use rdkafka::config::ClientConfig;
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{
     BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer,
 };
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, util::Timeout};
 use serde_json::json;
 
@@ -29,8 +30,8 @@ pub(super) const INBOX: &str = "fleet.inbox";
 pub(super) const JOURNAL: &str = "fleet.journal";
 pub(super) const EVENTS: &str = "fleet.events";
 
-/// How the values of producers are compressed, by turns: what Python reads without further libraries, for the checker.
-const CODECS: [&str; 3] = ["none", "gzip", "lz4"];
+/// How the values of producers are compressed, by turns.
+const CODECS: [&str; 5] = ["none", "gzip", "lz4", "snappy", "zstd"];
 /// How long a client waits for brokers that are away.
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -152,9 +153,69 @@ fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
             // What finds no room in the client's queue is sent by nobody.
             let _ = producer.send(record.partition(0).payload(&text).headers(headers(&id)));
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(40));
     }
     producer.flush(PATIENCE).expect("every message has an outcome");
+}
+
+/// Puts messages into the inbox, without compression, and waits until all are acknowledged. Each has the text that `text`
+/// gives for its number, and is no CloudEvent.
+pub(super) fn put_foreign(brokers: &str, count: u64, text: impl Fn(u64) -> String) -> Result<()> {
+    let client = Client::new(brokers, BTreeMap::new())?;
+    let producer: BaseProducer = client.producer(PATIENCE).set("compression.type", "none").create()?;
+    for number in 0..count {
+        let text = text(number);
+        let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(&text);
+        producer.send(record).map_err(|(error, _)| error).context("send")?;
+    }
+    producer.flush(PATIENCE).context("flush")
+}
+
+/// Whether the brokers refuse a write to partition 0 of the topic as too few of them are in sync.
+pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
+    #[derive(Default)]
+    struct Refused(AtomicBool);
+    impl ClientContext for Refused {}
+    impl ProducerContext for Refused {
+        type DeliveryOpaque = ();
+
+        fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+            let refusals =
+                [RDKafkaErrorCode::NotEnoughReplicas, RDKafkaErrorCode::NotEnoughReplicasAfterAppend];
+            if let Err((error, _)) = result {
+                let is_refusal = error.rdkafka_error_code().is_some_and(|code| refusals.contains(&code));
+                self.0.store(is_refusal, Ordering::Relaxed);
+            }
+        }
+    }
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("acks", "all").set("message.send.max.retries", "0");
+    let producer: BaseProducer<Refused> = config.create_with_context(Refused::default())?;
+    let record = BaseRecord::<(), str>::to(topic).partition(0).payload("{}");
+    producer.send(record).map_err(|(error, _)| error).context("send")?;
+    producer.flush(Duration::from_secs(10)).context("flush")?;
+    Ok(producer.context().0.load(Ordering::Relaxed))
+}
+
+/// The end of partition 0 of the events topic, and the position of the last event before it.
+pub(super) fn last_exported(brokers: &str) -> Result<(i64, u64)> {
+    let client = Client::new(brokers, BTreeMap::new())?;
+    let (begins, end) = offsets(&client.watcher()?, EVENTS, 0)?;
+    // Foreign messages are among them, but not so many in a row.
+    let mut reader = PartitionReader::open(&client, EVENTS, 0, begins.max(end - 1000))?;
+    let (mut last, began) = (None, Instant::now());
+    while reader.reached().is_none_or(|reached| reached < end) {
+        ensure!(began.elapsed() < PATIENCE, "the events topic cannot be read up to {end}");
+        let Polled::Message(message) = reader.poll(Duration::from_millis(50))? else { continue };
+        if message.offset() >= end {
+            break;
+        }
+        let headers = message.headers().into_iter().flat_map(BorrowedHeaders::iter);
+        let id = headers.filter(|header| header.key == "ce_id").find_map(|header| header.value);
+        let id = id.and_then(|id| str::from_utf8(id).ok()).and_then(|id| id.parse().ok());
+        last = id.or(last);
+    }
+    Ok((end, last.context("no event among the last messages of the events topic")?))
 }
 
 fn asks(id: &str, name: u64, score: u64) -> String {
@@ -194,7 +255,7 @@ fn disturb(brokers: &str, shared: &Mailed) {
         if shared.stop.load(Ordering::Relaxed) {
             break;
         }
-        let (id, producer) = (format!("foreign-{i}"), &producers[i % CODECS.len()]);
+        let (id, producer) = (format!("foreign-{i}"), &producers[(i + i / 15) % CODECS.len()]);
         let good = asks(&id, 0, i as u64);
         let put = |topic: &str, value: Option<&[u8]>, headers: OwnedHeaders| {
             let mut record = BaseRecord::<(), [u8]>::to(topic).partition(0).headers(headers);

@@ -5,6 +5,7 @@
 mod blow;
 mod follower;
 mod letters;
+mod topics;
 
 use std::path::Path;
 use std::process::Command;
@@ -43,8 +44,10 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
     let mut executor = Executor::start_for(standbys.servers[0].home(), &standbys.urls(), "e1", "--process");
     let file = standbys.servers[0].home().join("history.jsonl");
     let load = Load::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
-    let letters = Letters::begin(cluster.bootstrap(), 2);
+    let letters = Letters::begin(cluster.bootstrap(), 4);
     let follower = Follower::begin(standbys.servers.iter().map(Server::url).collect());
+    // The last position whose event was deleted from the events topic.
+    let mut deleted = None;
     for round in 0..rounds {
         let blow = Blow::ALL[((seed.wrapping_mul(rounds) + round) % Blow::ALL.len() as u64) as usize];
         let decider = standbys.decider();
@@ -60,8 +63,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         std::thread::sleep(Duration::from_millis(random.below(500)));
         let began = Instant::now();
         let (cluster, load, letters) = (&cluster, &load, &letters);
-        let (standbys, clocks, random) = (&mut standbys, &clocks, &mut random);
-        let mut struck = Struck { decider, standbys, cluster, load, letters, clocks, random };
+        let (standbys, clocks, random, deleted) = (&mut standbys, &clocks, &mut random, &mut deleted);
+        let mut struck = Struck { decider, standbys, cluster, load, letters, clocks, random, deleted };
         let takeover = blow.strike(&mut struck).with_context(|| format!("round {round}: {}", blow.word()))?;
         tally.fault(blow.word());
         tally.rounds += 1;
@@ -107,7 +110,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut Tally) -> Result<()> {
         // What kept a part of it from working is over, whoever decided then.
         until("every server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
     }
-    outside(&cluster, &standbys)?;
+    outside(&cluster, &standbys, deleted)?;
     for server in &mut standbys.servers {
         let code = server.stop();
         ensure!(code == Some(0), "a server does not stop as it is asked to: {code:?}\n{}", server.log());
@@ -130,10 +133,14 @@ fn at_rest(server: &Server) -> u64 {
     })
 }
 
-/// Has the topics, the servers and their mirrors looked at by the checker that is not ours.
-fn outside(cluster: &Cluster, standbys: &Standbys) -> Result<()> {
+/// Has the topics, the servers and their mirrors looked at by the checker that is not ours. `deleted` is the last position whose
+/// event was deleted from the events topic.
+fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Result<()> {
     let mut checker = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
     checker.args(["python", "check", &cluster.direct(), "fleet", "--at-rest"]);
+    if let Some(deleted) = deleted {
+        checker.args(["--events-deleted", &deleted.to_string()]);
+    }
     for server in &standbys.servers {
         checker.args(["--server", &server.url(), "--mirror"]).arg(server.data());
     }

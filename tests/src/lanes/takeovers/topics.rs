@@ -1,0 +1,108 @@
+//! The faults that strike a topic, beside the brokers and the servers.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::blow::{Struck, leader};
+use super::letters::{EVENTS, INBOX, JOURNAL, is_refused, last_exported, put_foreign};
+use crate::kafka::batch::StoredBatch;
+use crate::until;
+
+/// A consumer's request for messages is answered within this time, also when there are none.
+const FETCH: Duration = Duration::from_millis(500);
+
+impl Struck<'_> {
+    pub(super) fn add_partitions(&self) {
+        for topic in [JOURNAL, INBOX, EVENTS] {
+            let has = self.cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
+            let count = (has.matches("Partition: ").count() + 1).to_string();
+            self.cluster.tool("kafka-topics", &["--alter", "--topic", topic, "--partitions", &count]);
+        }
+    }
+
+    pub(super) fn compact(&mut self) {
+        let cluster = self.cluster;
+        let set = |policy| {
+            for topic in [JOURNAL, INBOX] {
+                cluster.set_topic(topic, "cleanup.policy", Some(policy));
+            }
+        };
+        set("compact");
+        self.sleep(500, 3000);
+        set("delete");
+    }
+
+    /// Wants a broker more in sync of the events topic than there are. The fleet is decided for meanwhile.
+    pub(super) fn close_events(&mut self) -> Result<()> {
+        let cluster = self.cluster;
+        // More than the topic has replicas would mean all of those that it has.
+        cluster.set_topic(EVENTS, "min.insync.replicas", Some("3"));
+        let follower = 1 + leader(cluster, EVENTS) % 3;
+        cluster.kill(follower);
+        until("a write to the events topic is refused", || {
+            is_refused(cluster.bootstrap(), EVENTS).unwrap_or(false).then_some(())
+        });
+        self.decides_on();
+        self.sleep(500, 3000);
+        self.decides_on();
+        ensure!(is_refused(cluster.bootstrap(), EVENTS)?, "the events topic could be written");
+        cluster.set_topic(EVENTS, "min.insync.replicas", Some("2"));
+        cluster.restart(follower);
+        Ok(())
+    }
+
+    /// Deletes everything that the events topic holds by now.
+    pub(super) fn empty_events(&mut self) -> Result<()> {
+        let (end, last) = last_exported(self.cluster.bootstrap())?;
+        let file = self.standbys.servers[0].home().join("delete.json");
+        let all = json!({"partitions": [{"topic": EVENTS, "partition": 0, "offset": end}], "version": 1});
+        std::fs::write(&file, all.to_string())?;
+        let file = file.to_str().context("a path that is text")?;
+        self.cluster.tool("kafka-delete-records", &["--offset-json-file", file]);
+        *self.deleted = Some(last);
+        Ok(())
+    }
+
+    /// Puts a message into the inbox that no client can read, and skips it. No server may have read it before, so that all of
+    /// them stand still meanwhile; in the end every disk has it again as it was sent.
+    pub(super) fn break_letter(&mut self) -> Result<()> {
+        let (cluster, text) = (self.cluster, format!("broken {:016x}", self.random.bits()));
+        let servers = &self.standbys.servers;
+        servers.iter().for_each(|server| server.signal(Signal::STOP));
+        // What they have asked for has been answered by then.
+        std::thread::sleep(FETCH);
+        let put = put_foreign(cluster.bootstrap(), 1, |_| text.clone());
+        let batches = put.map(|()| {
+            [1, 2, 3].map(|broker| {
+                until("every broker has the message", || StoredBatch::find(cluster, broker, INBOX, &text))
+            })
+        });
+        if let Ok(batches) = &batches {
+            batches.iter().for_each(StoredBatch::set_unknown_codec);
+        }
+        servers.iter().for_each(|server| server.signal(Signal::CONT));
+        let batches = batches?;
+        let (at, offset) = until("a server says that the inbox stands still", || {
+            (0..3).find_map(|at| {
+                let ready = servers[at].client().get("/readyz");
+                let (_, rest) = ready.text.split_once("chancery inbox skip ")?;
+                let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+                (ready.status == 503).then(|| (at, rest[..digits].to_owned()))
+            })
+        });
+        ensure!(
+            batches[0].offset().to_string() == offset,
+            "the message at {} is another",
+            batches[0].offset()
+        );
+        until("the message is skipped", || {
+            servers[at].run(&["inbox", "skip", &offset]).status.success().then_some(())
+        });
+        until("the inbox goes on", || (servers[at].client().get("/readyz").status == 200).then_some(()));
+        batches.iter().for_each(StoredBatch::restore);
+        Ok(())
+    }
+}

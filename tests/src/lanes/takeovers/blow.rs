@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::letters::{JOURNAL, Letters, leave_transaction_open};
+use super::letters::{JOURNAL, Letters, leave_transaction_open, put_foreign, put_good};
 use crate::clock::ServerClock;
 use crate::kafka::Cluster;
 use crate::kafka::proxy::ProxyFaults;
@@ -18,6 +18,12 @@ use crate::{Server, Standbys, decides, program, until};
 
 /// What the group waits before a server that is silent is out of it.
 const SESSION: Duration = Duration::from_secs(6);
+/// What a slow network passes on in a second, in bytes.
+const SLOW: u64 = 1_000_000;
+/// Inbox messages that come while nobody decides, and how large each is: together more than comes over a slow network in
+/// the time that a request may take, however much a reader asks for.
+const BACKLOG: u64 = 100;
+const BACKLOG_BYTES: usize = 100_000;
 /// Servers have so long to find out that their journal has lost its end, while one broker of three is there.
 const KNOWN: Duration = Duration::from_secs(40);
 
@@ -67,6 +73,9 @@ pub(super) enum Blow {
     ElectUnclean,
     /// An inbox message is of a codec that no client knows. It holds the inbox up until it is skipped.
     BreakLetter,
+    /// The server that decides dies, and the way from each broker takes a megabyte in a second. Another one decides, and reads
+    /// what has come into the inbox meanwhile.
+    SlowNetwork,
 }
 
 /// What is struck.
@@ -86,7 +95,7 @@ pub(super) struct Struck<'a> {
 
 impl Blow {
     /// In the order in which they come.
-    pub(super) const ALL: [Blow; 21] = [
+    pub(super) const ALL: [Blow; 22] = [
         Blow::KillDecider,
         Blow::SlowFetches,
         Blow::PauseDecider,
@@ -108,6 +117,7 @@ impl Blow {
         Blow::KillImport,
         Blow::ElectUnclean,
         Blow::BreakLetter,
+        Blow::SlowNetwork,
     ];
 
     pub(super) const fn word(self) -> &'static str {
@@ -133,6 +143,7 @@ impl Blow {
             Blow::KillImport => "kill of an import",
             Blow::ElectUnclean => "unclean election",
             Blow::BreakLetter => "inbox message of an unknown codec",
+            Blow::SlowNetwork => "slow network after a kill of the deciding server",
         }
     }
 
@@ -146,6 +157,12 @@ impl Blow {
                 let slow_fetches = Duration::from_millis(struck.random.between(2500, 4000));
                 cluster.set_faults(ProxyFaults { slow_fetches, ..ProxyFaults::default() });
                 let took = struck.kill_decider();
+                cluster.set_faults(ProxyFaults::default());
+                took
+            }
+            Blow::SlowNetwork => {
+                cluster.set_faults(ProxyFaults { bytes_per_second: SLOW, ..ProxyFaults::default() });
+                let took = struck.read_backlog()?;
                 cluster.set_faults(ProxyFaults::default());
                 took
             }
@@ -284,6 +301,28 @@ impl Struck<'_> {
         let took = began.elapsed();
         self.standbys.servers[self.decider].start_again();
         took
+    }
+
+    /// Has the decider killed, and more put into the inbox than a reader gets at once. The next one answers it.
+    fn read_backlog(&mut self) -> Result<Duration> {
+        let (began, brokers) = (Instant::now(), self.cluster.bootstrap());
+        self.standbys.servers[self.decider].kill();
+        self.move_clients();
+        // No message is like another: what is alike would be small on its way.
+        let mut random = Random::new(self.random.bits());
+        let noise: String = (0..BACKLOG_BYTES).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
+        put_foreign(brokers, BACKLOG, |number| format!("{number} {noise}"))?;
+        let behind = self.random.bits();
+        put_good(brokers, &format!("slow-{behind}"), behind)?;
+        self.another_decides();
+        let took = began.elapsed();
+        let path = format!("/v1/fleets/default/capabilities/by-slow-{behind}");
+        let survivor = &self.standbys.servers[(self.decider + 1) % 3];
+        until("the inbox is read over a slow network", || {
+            (survivor.client().get(&path).status == 200).then_some(())
+        });
+        self.standbys.servers[self.decider].start_again();
+        Ok(took)
     }
 
     fn stop_decider(&mut self) -> Result<Duration> {

@@ -171,6 +171,16 @@ pub(super) fn put_foreign(brokers: &str, count: u64, text: impl Fn(u64) -> Strin
     producer.flush(PATIENCE).context("flush")
 }
 
+/// Puts a good message into the inbox, and waits until it is acknowledged.
+pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
+    let client = Client::new(brokers, BTreeMap::new())?;
+    let producer: BaseProducer = client.producer(PATIENCE).create()?;
+    let text = asks(id, name, 1);
+    let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(&text).headers(headers(id));
+    producer.send(record).map_err(|(error, _)| error).context("send")?;
+    producer.flush(PATIENCE).context("flush")
+}
+
 /// Whether the brokers refuse a write to partition 0 of the topic as too few of them are in sync.
 pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
     #[derive(Default)]

@@ -550,8 +550,9 @@ impl ClientContext for EndOfPartition {
                     Some(open) if open.offset == own.ls_offset => open,
                     _ => OpenTransaction { offset: own.ls_offset, since: Instant::now() },
                 });
+                // Where no leader is known, its number is that of the configured brokers.
                 let leader = statistics.brokers.values().find(|broker| broker.nodeid == own.broker);
-                if let Some(leader) = leader {
+                if let Some(leader) = leader.filter(|leader| leader.nodeid >= 0) {
                     self.answers.store(leader.rx, Ordering::Release);
                 }
             }
@@ -645,6 +646,22 @@ mod tests {
                 assert!(Instant::now() < until, "partition {partition}: {:?}", reader.reached());
                 assert!(matches!(reader.poll(Duration::from_millis(50)).unwrap(), Polled::Nothing));
             }
+        }
+    }
+
+    #[test]
+    fn what_a_configured_broker_answers_is_no_answer_of_a_leader() {
+        // Leader of the partition, as far as it is known; whether its answers count.
+        for (leader, wanted) in [(-1, 0), (2, 7)] {
+            let statistics = serde_json::json!({
+                "brokers": {"b:1/bootstrap": {"nodeid": -1, "rx": 5}, "b:1/2": {"nodeid": 2, "rx": 7}},
+                "topics": {"it": {"partitions": {"0": {
+                    "broker": leader, "eof_offset": -1001, "ls_offset": -1001, "hi_offset": -1001,
+                }}}},
+            });
+            let context = EndOfPartition::of(0);
+            context.stats_raw(statistics.to_string().as_bytes());
+            assert_eq!(context.answers.load(Ordering::Acquire), wanted, "leader {leader}");
         }
     }
 

@@ -76,6 +76,9 @@ pub(super) enum Blow {
     /// The server that decides dies, and the way from each broker takes a megabyte in a second. Another one decides, and reads
     /// what has come into the inbox meanwhile.
     SlowNetwork,
+    /// The broker of inbox and events topic stands still, and has the only copies. `/readyz` says so; the fleet is decided for
+    /// meanwhile.
+    PausePosts,
 }
 
 /// What is struck.
@@ -95,7 +98,7 @@ pub(super) struct Struck<'a> {
 
 impl Blow {
     /// In the order in which they come.
-    pub(super) const ALL: [Blow; 22] = [
+    pub(super) const ALL: [Blow; 23] = [
         Blow::KillDecider,
         Blow::SlowFetches,
         Blow::PauseDecider,
@@ -118,6 +121,7 @@ impl Blow {
         Blow::ElectUnclean,
         Blow::BreakLetter,
         Blow::SlowNetwork,
+        Blow::PausePosts,
     ];
 
     pub(super) const fn word(self) -> &'static str {
@@ -144,6 +148,7 @@ impl Blow {
             Blow::ElectUnclean => "unclean election",
             Blow::BreakLetter => "inbox message of an unknown codec",
             Blow::SlowNetwork => "slow network after a kill of the deciding server",
+            Blow::PausePosts => "pause of the broker of inbox and events topic",
         }
     }
 
@@ -212,6 +217,10 @@ impl Blow {
             }
             Blow::BreakLetter => {
                 struck.break_letter()?;
+                return Ok(None);
+            }
+            Blow::PausePosts => {
+                struck.pause_posts()?;
                 return Ok(None);
             }
             Blow::CutConnections

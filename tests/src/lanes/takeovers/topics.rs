@@ -1,12 +1,12 @@
 //! The faults that strike a topic, beside the brokers and the servers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::blow::{Struck, leader};
+use super::blow::{Struck, in_sync, leader};
 use super::letters::{EVENTS, INBOX, JOURNAL, is_refused, last_exported, put_foreign};
 use crate::kafka::batch::StoredBatch;
 use crate::until;
@@ -103,6 +103,51 @@ impl Struck<'_> {
         });
         until("the inbox goes on", || (servers[at].client().get("/readyz").status == 200).then_some(()));
         batches.iter().for_each(StoredBatch::restore);
+        Ok(())
+    }
+
+    /// Lets one broker have inbox and events topic, and no part in the journal, and lets it stand still.
+    pub(super) fn pause_posts(&mut self) -> Result<()> {
+        let cluster = self.cluster;
+        let other = |by: u32| 1 + (leader(cluster, JOURNAL) - 1 + by) % 3;
+        let (paused, second, third) = (other(1), other(0), other(2));
+        self.assign(&[INBOX, EVENTS], &[paused])?;
+        cluster.pause(paused);
+        let servers = &self.standbys.servers;
+        // Which server decides may change meanwhile.
+        let (mut unnamed, began) = (vec!["inbox: ", "events: "], Instant::now());
+        while !unnamed.is_empty() {
+            let ready: Vec<_> = servers.iter().map(|server| server.client().get("/readyz")).collect();
+            unnamed
+                .retain(|part| !ready.iter().any(|ready| ready.status == 503 && ready.text.contains(part)));
+            let late = began.elapsed() > Duration::from_mins(1);
+            ensure!(
+                !late,
+                "/readyz does not name {unnamed:?}: {:?}",
+                ready.iter().map(|ready| &ready.text).collect::<Vec<_>>()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        self.decides_on();
+        cluster.resume(paused);
+        self.assign(&[INBOX, EVENTS], &[paused, second, third])?;
+        in_sync(cluster);
+        Ok(())
+    }
+
+    /// Gives partition 0 of the topics to those brokers, the first of which leads, and waits until they have it.
+    fn assign(&self, topics: &[&str], brokers: &[u32]) -> Result<()> {
+        let file = self.standbys.servers[0].home().join("assign.json");
+        let partition = |topic: &&str| json!({"topic": topic, "partition": 0, "replicas": brokers});
+        let all = json!({"version": 1, "partitions": topics.iter().map(partition).collect::<Vec<_>>()});
+        std::fs::write(&file, all.to_string())?;
+        let file = file.to_str().context("a path that is text")?;
+        let tool =
+            |what| self.cluster.tool("kafka-reassign-partitions", &["--reassignment-json-file", file, what]);
+        tool("--execute");
+        until("the brokers have the topics", || {
+            (tool("--verify").matches("is completed").count() == topics.len()).then_some(())
+        });
         Ok(())
     }
 }

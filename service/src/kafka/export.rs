@@ -19,6 +19,7 @@ use chancery_events::time::Time;
 use chancery_journal::Source;
 use chancery_journal::kafka::Client;
 use rdkafka::ClientContext;
+use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{self, Message as _, OwnedHeaders};
 use rdkafka::producer::{
@@ -27,19 +28,20 @@ use rdkafka::producer::{
 use rdkafka::types::RDKafkaErrorCode as Code;
 use serde_json::value::RawValue;
 
-use super::exported::{CORRECTED, Correction, TwoHistories};
+use super::exported::{CORRECTED, Correction, ExporterMember, TwoHistories};
 use crate::decider::Decider;
 use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long to wait when there is nothing to write, or no room.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Before it begins again after a failure.
+/// Before it begins again after a failure, and the longest such pause.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often the exported position is committed.
-const COMMIT: Duration = Duration::from_secs(1);
-
-/// How long the brokers may take to acknowledge a correction.
-const OUTCOME: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(8);
+/// How often the exported position is committed, and it is looked whether events are acknowledged.
+const TICK: Duration = Duration::from_secs(1);
+/// A producer of which nothing was acknowledged for so long is replaced by another. Brokers forget a producer that is silent
+/// for a day (`producer.id.expiration.ms`).
+const KNOWN: Duration = Duration::from_secs(60 * 60);
 
 /// Which topic.
 #[derive(Clone, Debug)]
@@ -59,8 +61,16 @@ pub(super) struct Export {
 struct Outcomes {
     /// Whether an event could not be written.
     failed: AtomicBool,
-    /// The last event that was acknowledged, and the offset behind that event.
-    acknowledged: Mutex<Option<(Position, i64)>>,
+    acknowledged: Mutex<Option<AcknowledgedEvent>>,
+}
+
+/// The last event that was acknowledged.
+#[derive(Clone, Copy)]
+struct AcknowledgedEvent {
+    position: Position,
+    /// The offset behind the event.
+    offset: i64,
+    at: Instant,
 }
 
 struct OutcomeContext(Arc<Outcomes>);
@@ -74,8 +84,9 @@ impl ProducerContext for OutcomeContext {
     fn delivery(&self, result: &DeliveryResult<'_>, position: Box<Position>) {
         match result {
             Ok(message) => {
+                let (position, offset, at) = (*position, message.offset() + 1, Instant::now());
                 let mut acknowledged = self.0.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-                *acknowledged = Some((*position, message.offset() + 1));
+                *acknowledged = Some(AcknowledgedEvent { position, offset, at });
             }
             Err((error, _)) => {
                 if !self.0.failed.swap(true, Ordering::AcqRel) {
@@ -93,30 +104,36 @@ impl Export {
         while source.head().is_none_or(|head| head.writer != writer) && !decider.has_stopped() {
             std::thread::sleep(PAUSE);
         }
+        let mut pause = AGAIN;
         while !decider.has_stopped() {
-            if let Err(error) = self.write(source, decider) {
-                // Brokers may be away for hours.
+            let began = Instant::now();
+            // One that ended with its decider has nothing to report.
+            if let Err(error) = self.write(source, decider)
+                && !decider.has_stopped()
+            {
+                // Brokers may be away for hours, and two histories stand until an operator chooses.
                 self.troubles.report(FleetPart::Events, format!("{error:#}"));
-                std::thread::sleep(AGAIN);
+                pause = if began.elapsed() > LONGEST { AGAIN } else { pause };
+                let until = Instant::now() + pause;
+                while Instant::now() < until && !decider.has_stopped() {
+                    std::thread::sleep(PAUSE);
+                }
+                pause = (pause * 2).min(LONGEST);
             }
         }
     }
 
     fn write(&self, source: &dyn Source, decider: &Decider) -> Result<()> {
-        let outcomes = Arc::new(Outcomes::default());
-        let producer = self.producer(&outcomes)?;
-        let mut last = match self.continues_behind(source) {
-            Err(error) if self.corrects && error.is::<TwoHistories>() => {
-                self.correct(source, decider, &producer, &outcomes)?
-            }
+        let mut writer = EventWriter::new(self, source, decider)?;
+        let last = match self.continues_behind(source) {
+            Err(error) if self.corrects && error.is::<TwoHistories>() => writer.correct()?,
             continues => continues?,
         };
-        self.troubles.clear(FleetPart::Events);
-        let done = self.follow(source, decider, &producer, &outcomes, &mut last);
+        let done = writer.follow(last);
         // What was decided here last is for consumers too. What is not acknowledged by then is written by the next
         // decider: it must not come later, behind newer events.
-        let flushed = producer.flush(AGAIN);
-        producer.purge(PurgeConfig::default().queue().inflight());
+        let flushed = writer.producer.flush(AGAIN);
+        writer.producer.purge(PurgeConfig::default().queue().inflight());
         done?;
         flushed.context("write the last events")
     }
@@ -129,103 +146,150 @@ impl Export {
         config.set("compression.type", "gzip").set("compression.level", "1");
         config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("make a producer")
     }
+}
 
-    /// Writes the events behind `last` until the decider has stopped.
-    fn follow(
-        &self,
-        source: &dyn Source,
-        decider: &Decider,
-        producer: &ThreadedProducer<OutcomeContext>,
-        outcomes: &Outcomes,
-        last: &mut Position,
-    ) -> Result<()> {
-        let member = self.member()?;
-        let (mut committed, mut is_due) = (Position::ZERO, Instant::now());
+/// Writes events with one producer.
+///
+/// Brokers take any first message of a producer that they do not know, also the second of two that are on their way, of which
+/// they refused the first; the client library then takes both for written. So the first event is sent alone: the others are
+/// sent when it is acknowledged. From then on brokers refuse what does not follow the message before.
+struct EventWriter<'a> {
+    export: &'a Export,
+    source: &'a dyn Source,
+    decider: &'a Decider,
+    producer: ThreadedProducer<OutcomeContext>,
+    outcomes: Arc<Outcomes>,
+    member: BaseConsumer<ExporterMember>,
+    began: Instant,
+    /// When it was looked last whether events are acknowledged.
+    ticked: Instant,
+    /// Events up to here are acknowledged, as far as that was looked at, and the offset that was committed last.
+    exported: Position,
+    committed: i64,
+}
+
+impl<'a> EventWriter<'a> {
+    fn new(export: &'a Export, source: &'a dyn Source, decider: &'a Decider) -> Result<EventWriter<'a>> {
+        let outcomes = Arc::new(Outcomes::default());
+        let producer = export.producer(&outcomes)?;
+        let (member, now) = (export.member()?, Instant::now());
+        let (exported, committed) = (Position::ZERO, 0);
+        Ok(EventWriter {
+            export,
+            source,
+            decider,
+            producer,
+            outcomes,
+            member,
+            began: now,
+            ticked: now,
+            exported,
+            committed,
+        })
+    }
+
+    /// Writes the events behind `last` until the decider has stopped, or brokers may not know the producer any more.
+    fn follow(&mut self, mut last: Position) -> Result<()> {
+        self.exported = last;
+        let source = self.source;
         let mut records = source.records(last.plus(1)).context("read the journal")?;
-        while !decider.has_stopped() {
-            outcomes.check()?;
-            if is_due.elapsed() > COMMIT {
-                is_due = Instant::now();
-                // The callback of the last commit is served here.
-                let _ = member.poll(Duration::ZERO);
-                if let Some((position, offset)) = outcomes.acknowledged().filter(|last| last.0 > committed) {
-                    self.commit(&member, source, position, offset)?;
-                    committed = position;
-                }
-            }
+        while !self.decider.has_stopped() && self.silence() < KNOWN {
+            self.tick()?;
             // The records end at the head; before the first record there is none to continue from.
             let Some(record) = records.next() else {
                 std::thread::sleep(PAUSE);
-                if source.head().is_some_and(|head| head.position > *last) {
+                if source.head().is_some_and(|head| head.position > last) {
                     records = source.records(last.plus(1)).context("read the journal")?;
                 }
                 continue;
             };
             let record = record.context("read the journal")?;
             let hash = record.hash().to_string();
-            for (position, line) in record.events().filter(|(position, _)| position > last) {
+            for (position, line) in record.events().filter(|(position, _)| *position > last) {
                 let event = CloudMessage::of(record.header(), &hash, position, line)?;
-                self.put(producer, outcomes, position, &event)?;
+                self.put(position, &event)?;
             }
-            *last = record.last();
+            last = record.last();
         }
         Ok(())
     }
 
     /// Says in the topic which positions are lost. Behind which position the exporter continues.
-    fn correct(
-        &self,
-        source: &dyn Source,
-        decider: &Decider,
-        producer: &ThreadedProducer<OutcomeContext>,
-        outcomes: &Outcomes,
-    ) -> Result<Position> {
-        let Some(correction) = self.correction(source)? else { return self.continues_behind(source) };
-        let head = source.head().context("the journal is empty")?;
-        ensure!(!decider.has_stopped(), "another server may have corrected it meanwhile");
-        tracing::warn!(?correction, topic = self.topic, "the events topic is corrected");
-        let message = CloudMessage::correction(&self.fleet, head.time, &correction)?;
-        self.put(producer, outcomes, correction.continues_after, &message)?;
-        producer.flush(OUTCOME).context("write the correction")?;
-        outcomes.check()?;
+    fn correct(&mut self) -> Result<Position> {
+        let Export { fleet, topic, .. } = self.export;
+        let Some(correction) = self.export.correction(self.source)? else {
+            return self.export.continues_behind(self.source);
+        };
+        let head = self.source.head().context("the journal is empty")?;
+        ensure!(!self.decider.has_stopped(), "another server may have corrected it meanwhile");
+        tracing::warn!(?correction, topic, "the events topic is corrected");
+        let message = CloudMessage::correction(fleet, head.time, &correction)?;
+        self.put(correction.continues_after, &message).context("write the correction")?;
         Ok(correction.continues_after)
     }
 
-    fn put(
-        &self,
-        producer: &ThreadedProducer<OutcomeContext>,
-        outcomes: &Outcomes,
-        position: Position,
-        event: &CloudMessage,
-    ) -> Result<()> {
-        let mut record = BaseRecord::<str, [u8], _>::with_opaque_to(&self.topic, Box::new(position))
-            .partition(self.partition)
+    /// Sends an event; the first one is acknowledged then.
+    fn put(&mut self, position: Position, event: &CloudMessage) -> Result<()> {
+        let Export { topic, partition, .. } = self.export;
+        let mut record = BaseRecord::<str, [u8], _>::with_opaque_to(topic, Box::new(position))
+            .partition(*partition)
             .payload(event.data.get().as_bytes())
             .headers(event.headers.clone());
         if let Some(key) = &event.key {
             record = record.key(key.as_str());
         }
         loop {
-            match producer.send(record) {
-                Ok(()) => return Ok(()),
+            match self.producer.send(record) {
+                Ok(()) => break,
                 Err((KafkaError::MessageProduction(Code::QueueFull), back)) => {
-                    outcomes.check()?;
                     record = back;
-                    std::thread::sleep(PAUSE);
+                    self.wait()?;
                 }
                 Err((error, _)) => return Err(error).context("write an event"),
             }
         }
+        while self.outcomes.acknowledged().is_none() {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for moments until an event is acknowledged.
+    fn wait(&mut self) -> Result<()> {
+        ensure!(!self.decider.has_stopped(), "the decider has stopped");
+        let silence = self.silence();
+        ensure!(silence < KNOWN, "no event was acknowledged for {} s", silence.as_secs());
+        self.tick()?;
+        std::thread::sleep(PAUSE);
+        Ok(())
+    }
+
+    /// How long no event was acknowledged, since the producer was made.
+    fn silence(&self) -> Duration {
+        self.outcomes.acknowledged().map_or(self.began, |last| last.at).elapsed()
+    }
+
+    /// Looks whether events are acknowledged, and commits how far, once a second.
+    fn tick(&mut self) -> Result<()> {
+        ensure!(!self.outcomes.failed.load(Ordering::Acquire), "an event was not acknowledged");
+        if self.ticked.elapsed() < TICK {
+            return Ok(());
+        }
+        self.ticked = Instant::now();
+        // The callback of the last commit is served here.
+        let _ = self.member.poll(Duration::ZERO);
+        if let Some(AcknowledgedEvent { position, offset, .. }) =
+            self.outcomes.acknowledged().filter(|last| last.offset != self.committed)
+        {
+            self.export.commit(&self.member, self.source, position, offset)?;
+            (self.exported, self.committed) = (position, offset);
+        }
+        Ok(())
     }
 }
 
 impl Outcomes {
-    fn check(&self) -> Result<()> {
-        ensure!(!self.failed.load(Ordering::Acquire), "an event was not acknowledged");
-        Ok(())
-    }
-
-    fn acknowledged(&self) -> Option<(Position, i64)> {
+    fn acknowledged(&self) -> Option<AcknowledgedEvent> {
         *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -277,3 +341,6 @@ impl CloudMessage {
         Ok(CloudMessage { headers, key: None, data: serde_json::value::to_raw_value(correction)? })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! What stands in the events topic of brokers that refuse events, or that are away.
+
+use chancery_journal::conformance::{Author, FLEET};
+use chancery_journal::memory::MemoryLog;
+use rdkafka::Offset;
+use rdkafka::consumer::Consumer as _;
+use rdkafka::message::Headers as _;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::{RDKafkaApiKey as ApiKey, RDKafkaRespErr as Refusal};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::decider::Input;
+
+const TOPIC: &str = "it.events";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Brokers = MockCluster<'static, DefaultProducerContext>;
+
+/// A broker with an events topic, and who exports to it.
+fn rig() -> (Brokers, Export, Decider, mpsc::Receiver<Input>) {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    cluster.create_topic(TOPIC, 1, 1).expect("a topic");
+    let export = Export {
+        fleet: FLEET.into(),
+        corrects: false,
+        client: Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client"),
+        topic: TOPIC.into(),
+        partition: 0,
+        troubles: Arc::default(),
+    };
+    let (queue, inputs) = mpsc::channel(16);
+    (cluster, export, Decider::over(queue), inputs)
+}
+
+/// So many events, each with its position.
+fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
+    let mut author = Author::new(1, None);
+    author.genesis();
+    let record = author.record(count, size);
+    let message = |(position, line): (Position, &[u8])| {
+        (position, CloudMessage::of(record.header(), "hash", position, line).expect("a message"))
+    };
+    record.events().map(message).collect()
+}
+
+/// The ids of the events in the topic, in their order.
+fn ids(cluster: &Brokers) -> Vec<String> {
+    let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+    let consumer = client.watcher().expect("a consumer");
+    let (_, end) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).expect("it answers");
+    let mut place = TopicPartitionList::new();
+    place.add_partition_offset(TOPIC, 0, Offset::Beginning).expect("a place");
+    consumer.assign(&place).expect("assigned");
+    let (mut ids, until) = (Vec::new(), Instant::now() + PATIENCE);
+    while (ids.len() as i64) < end {
+        assert!(Instant::now() < until, "{ids:?} of {end}");
+        let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else { continue };
+        let headers = message.headers().expect("headers");
+        let id = headers.iter().find(|header| header.key == "ce_id").expect("an id");
+        ids.push(String::from_utf8(id.value.expect("a value").to_vec()).expect("text"));
+    }
+    ids
+}
+
+#[test]
+fn no_event_stands_in_the_topic_while_one_before_it_was_refused() {
+    // How the brokers refuse the first event, and whether the producer repeats it.
+    let table = [
+        (Refusal::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS, &["2", "3"][..]),
+        (Refusal::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, &[]),
+    ];
+    for (refusal, expected) in table {
+        let (cluster, export, decider, _inputs) = rig();
+        let log = MemoryLog::new(FLEET);
+        let source = log.source();
+        cluster.request_errors(ApiKey::Produce, &[refusal]);
+        cluster.broker_round_trip_time(1, Duration::from_millis(300)).expect("it is slow");
+        let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
+        for (position, event) in events(2, 10) {
+            // Sent alone, while the answer to the one before may be on its way.
+            if writer.put(position, &event).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = writer.producer.flush(PATIENCE);
+        assert_eq!(ids(&cluster), expected, "{refusal:?}");
+    }
+}
+
+#[test]
+fn an_exporter_whose_queue_is_full_ends_with_its_decider() {
+    let (cluster, export, decider, inputs) = rig();
+    let log = MemoryLog::new(FLEET);
+    let source = log.source();
+    let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
+    let events = events(2, 500_000);
+    writer.put(events[0].0, &events[0].1).expect("it is acknowledged");
+    cluster.broker_down(1).expect("it is down");
+    let full = std::thread::scope(|scope| {
+        let filling = scope.spawn(|| {
+            loop {
+                if let Err(error) = writer.put(events[1].0, &events[1].1) {
+                    break error.to_string();
+                }
+            }
+        });
+        // It fills 64 MB, and waits then.
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!filling.is_finished());
+        drop(inputs);
+        filling.join().expect("it ends")
+    });
+    assert_eq!(full, "the decider has stopped");
+}

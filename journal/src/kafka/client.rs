@@ -14,6 +14,7 @@
 //! | filler | `transaction.timeout.ms` | brokers end by then what nobody else ended; until then readers wait |
 //! | filler | `linger.ms=20` | records are many and wait for nobody |
 //! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when something comes; these bound what else may delay it |
+//! | reader | `fetch.message.max.bytes=1048576` | it comes within `socket.timeout.ms` also over a slow link |
 //! | reader | `queued.max.messages.kbytes=16384` | what is read ahead stays bounded |
 //! | reader | `auto.offset.reset=error` | an offset that is not there any more is a loss, never a place to go on |
 //! | reader | `isolation.level=read_committed` | an import counts whole or not at all; the library's default today, and nothing to leave to a default |
@@ -32,6 +33,10 @@ use rdkafka::{Offset, TopicPartitionList};
 
 /// The largest record on a topic: a commit's mebibyte, its header, and room.
 pub const LARGEST: usize = 2 << 20;
+
+/// So many bytes are asked for at once. Brokers give a batch that is larger as a whole; a fetch that takes longer than
+/// `socket.timeout.ms` gives nothing, however often it is repeated.
+const FETCH: usize = 1 << 20;
 
 /// Settings that whoever runs this may add: how brokers are reached and who we are.
 const FREE: [&str; 9] =
@@ -152,7 +157,7 @@ impl Client {
             .set("fetch.wait.max.ms", "100")
             .set("fetch.queue.backoff.ms", "5")
             .set("fetch.error.backoff.ms", "50")
-            .set("fetch.message.max.bytes", (4 * LARGEST).to_string())
+            .set("fetch.message.max.bytes", FETCH.to_string())
             .set("queued.max.messages.kbytes", "16384")
             .set("allow.auto.create.topics", "false");
         config

@@ -42,6 +42,17 @@ pub struct Letter {
     pub unreadable_header: Option<usize>,
     /// Its value, if it has one.
     pub value: Option<Vec<u8>>,
+    /// What is known of one that has more than [`LARGEST`] bytes and was not copied: it has neither headers nor value here.
+    pub oversized: Option<OversizedLetter>,
+}
+
+/// A letter that is too large to be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OversizedLetter {
+    /// How many bytes it has, in value and headers.
+    pub bytes: usize,
+    /// The SHA-256 of its value, if it has one.
+    pub digest: Option<Hash>,
 }
 
 /// How a letter says what it says.
@@ -53,13 +64,19 @@ enum Form {
 impl Letter {
     /// How many bytes it has, in value and headers.
     pub fn bytes(&self) -> usize {
+        if let Some(oversized) = &self.oversized {
+            return oversized.bytes;
+        }
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
         headers.sum::<usize>() + self.value.as_ref().map_or(0, Vec::len)
     }
 
     /// The SHA-256 of its value.
     pub fn digest(&self) -> Option<Hash> {
-        self.value.as_deref().map(Hash::of)
+        match &self.oversized {
+            Some(oversized) => oversized.digest,
+            None => self.value.as_deref().map(Hash::of),
+        }
     }
 
     /// What it asks for, on behalf of `actor`, or why that cannot be told.

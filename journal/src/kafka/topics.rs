@@ -119,6 +119,8 @@ struct Rule {
 }
 
 const COPIES: usize = 3;
+/// A batch of the inbox that holds the largest letter, and room.
+pub const INBOX_BATCH: u64 = 300 << 10;
 
 const IN_SYNC: Rule = Rule {
     setting: "min.insync.replicas",
@@ -174,7 +176,7 @@ const KEPT_A_DAY: Rule = Rule {
 fn rules(role: Role) -> &'static [Rule] {
     match role {
         Role::Journal => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_LONG, KEPT_MANY],
-        Role::Inbox => &[IN_SYNC, CLEAN_ELECTION, LARGE, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
+        Role::Inbox => &[IN_SYNC, CLEAN_ELECTION, NOT_COMPACTED, READABLE, KEPT_A_DAY, KEPT_MANY],
         // Made from the journal: what is lost can be made again.
         Role::Events => &[LARGE, NOT_COMPACTED, READABLE],
     }
@@ -251,6 +253,12 @@ impl Topics {
         Ok(found.filter(|count| *count < i64::MAX as u64))
     }
 
+    /// How many bytes a batch of the topic may have, as brokers see it: compressed.
+    pub async fn largest_batch(&self, topic: &str) -> Result<Option<u64>, Failed> {
+        let config = self.config(topic).await?;
+        Ok(config.get("max.message.bytes").and_then(|entry| entry.value.as_ref()?.parse().ok()))
+    }
+
     /// The fewest copies that a partition of the topic has; `None` if there is no such topic.
     fn copies(&self, topic: &str) -> Result<Option<usize>, Failed> {
         let until = Instant::now() + NEWS;
@@ -308,6 +316,10 @@ impl Topics {
         new = new.set("min.insync.replicas", &in_sync);
         for rule in rules(role).iter().filter(|rule| rule.setting != "min.insync.replicas") {
             new = new.set(rule.setting, rule.wanted);
+        }
+        let largest = INBOX_BATCH.to_string();
+        if role == Role::Inbox {
+            new = new.set("max.message.bytes", &largest);
         }
         let doing = || format!("make topic {topic}");
         let made = self.admin.create_topics([&new], &options()).await.map_err(failed(doing()))?;

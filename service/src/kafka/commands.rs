@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_events::name::FleetName;
 use chancery_journal::Cursor;
-use chancery_journal::kafka::topics::{Finding, Names, Partition, Role, Topics};
+use chancery_journal::kafka::topics::{Finding, INBOX_BATCH, Names, Partition, Role, Topics};
 use chancery_journal::kafka::{Filled, Found, fill, offsets};
 use chancery_journal::segments::Against;
 use chancery_projector::{FoundRows, Tuning};
@@ -80,6 +80,10 @@ const UNSYNCED: &str = "note: brokers acknowledge what is in their memory (flush
                         at once, what was acknowledged last may be lost; with flush.messages=1 it is not, and each append takes \
                         as long as their disks";
 
+/// What `doctor` says of an inbox whose batches may be large.
+const LARGE_BATCHES: &str = "note: max.message.bytes is more than 307200. Brokers compare a batch with it as it is compressed: one of zeros \
+                             in gzip is a thousand times larger for the server that reads it";
+
 /// What is unsafe about the topics, and how to mend it; whether nothing is.
 pub async fn doctor(config: &Config) -> Result<(String, bool)> {
     let (topics, names) = place(config)?;
@@ -98,6 +102,9 @@ pub async fn doctor(config: &Config) -> Result<(String, bool)> {
         }
         if role == Role::Inbox {
             text.push_str(&unread(config, topic, &topics.partitions(topic)?)?);
+            if topics.largest_batch(topic).await?.is_some_and(|bytes| bytes > INBOX_BATCH) {
+                writeln!(text, "{topic}: {LARGE_BATCHES}")?;
+            }
         }
         if role != Role::Events && topics.flushes(topic).await?.is_none() {
             writeln!(text, "{topic}: {UNSYNCED}")?;

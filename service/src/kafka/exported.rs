@@ -283,7 +283,7 @@ fn shared(source: &dyn Source, exported: &ExportedPosition) -> Result<Option<Pos
 fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition> {
     let (headers, _) = headers::of(message);
     let value = |name: &str| {
-        let (_, value) = headers.iter().find(|(key, _)| key == name)?;
+        let (_, value) = headers.iter().find(|(key, _)| *key == name)?;
         std::str::from_utf8(value).ok()
     };
     // What others put there says nothing about how far the fleet's events go.

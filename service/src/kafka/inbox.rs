@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use chancery_events::letter::{Binding, Letter};
-use chancery_events::record::Watermark;
+use chancery_events::letter::{Binding, LARGEST, Letter, OversizedLetter};
+use chancery_events::record::{Hash, Watermark};
 use chancery_journal::kafka::{
     Client, PartitionReader, Polled, UnreadablePartition, offsets, waits_for_transaction,
 };
@@ -140,12 +140,75 @@ impl Way<'_> {
     }
 }
 
+/// A letter that is too large to be taken is not copied: its batch may have become a thousand times larger than the brokers
+/// allow, as they see the batch compressed.
 fn letter(message: &BorrowedMessage<'_>) -> Letter {
+    let offset = u64::try_from(message.offset()).unwrap_or_default();
     let (headers, unreadable_header) = headers::of(message);
+    let value = message.payload();
+    let bytes = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+        + value.map_or(0, <[u8]>::len);
+    if bytes > LARGEST {
+        let oversized = Some(OversizedLetter { bytes, digest: value.map(Hash::of) });
+        return Letter { offset, oversized, ..Letter::default() };
+    }
+    let owned = |(name, value): (&str, &[u8])| (name.to_owned(), value.to_vec());
     Letter {
-        offset: u64::try_from(message.offset()).unwrap_or_default(),
-        headers,
+        offset,
+        headers: headers.into_iter().map(owned).collect(),
         unreadable_header,
-        value: message.payload().map(<[u8]>::to_vec),
+        value: value.map(<[u8]>::to_vec),
+        oversized: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use chancery_events::refusal::Code;
+    use rdkafka::message::{Header, OwnedHeaders};
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+
+    use super::*;
+
+    const TOPIC: &str = "it.inbox";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn of_a_letter_that_is_too_large_size_and_hash_alone_are_kept() {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        cluster.create_topic(TOPIC, 1, 1).expect("a topic");
+        let client = Client::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
+        let mut config = client.config();
+        config.set("message.max.bytes", "100000000").set("compression.type", "gzip");
+        let producer: BaseProducer = config.create().expect("a producer");
+        let zeros = vec![0; 64 << 20];
+        // What is large, and whether the letter is kept whole.
+        let table: [(&[u8], &[u8], bool); 3] =
+            [(b"value", b"small", true), (&zeros, b"small", false), (b"value", &zeros, false)];
+        for (value, header, _) in table {
+            let header = Header { key: "note", value: Some(header) };
+            let record = BaseRecord::<(), [u8]>::to(TOPIC).partition(0).payload(value);
+            let sent = producer.send(record.headers(OwnedHeaders::new().insert(header)));
+            sent.map_err(|(error, _)| error).expect("sent");
+            producer.flush(PATIENCE).expect("acknowledged");
+        }
+        let mut reader = PartitionReader::open(&client, TOPIC, 0, 0).expect("a reader");
+        for (value, header, is_whole) in table {
+            let until = Instant::now() + PATIENCE;
+            let letter = loop {
+                assert!(Instant::now() < until, "nothing comes");
+                if let Polled::Message(message) = reader.poll(WAIT).expect("it is read") {
+                    break letter(&message);
+                }
+            };
+            assert_eq!(letter.bytes(), value.len() + header.len() + "note".len());
+            assert_eq!(letter.digest(), Some(Hash::of(value)));
+            assert_eq!((letter.value.is_some(), letter.headers.len()), (is_whole, usize::from(is_whole)));
+            let refusal = letter.request(&"mail".parse().expect("a name")).expect_err("it is no CloudEvent");
+            assert_eq!(refusal.code == Code::TooLarge, !is_whole, "{refusal:?}");
+        }
     }
 }

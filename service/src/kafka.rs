@@ -268,3 +268,37 @@ pub async fn check(client: &Client, names: &Names) -> Result<Vec<Finding>> {
     findings.extend(topics.check(&names.inbox, Role::Inbox).await?);
     Ok(findings)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_decider_is_drained_when_a_thread_beside_it_ends_in_whatever_way() {
+        type Work = fn(&Decider) -> Result<()>;
+        // How the thread ends, and what is reported of it.
+        let table: [(Work, Option<&str>); 3] = [
+            (|_| Ok(()), None),
+            (|_| bail!("the topic is gone"), Some("the topic is gone")),
+            (|_| panic!("a mistake"), Some("its thread panicked")),
+        ];
+        for (work, reported) in table {
+            let (queue, mut inputs) = mpsc::channel(16);
+            let decider = Decider::over(queue);
+            let troubles: Arc<FleetTroubles> = Arc::default();
+            let posts = Posts {
+                letters: None,
+                export: None,
+                troubles: Arc::clone(&troubles),
+                runtime: Handle::current(),
+            };
+            posts.beside(FleetPart::Inbox, &decider, work).expect("a thread");
+            assert!(matches!(inputs.recv().await, Some(Input::Drain)), "{reported:?}");
+            let told = troubles.all();
+            assert_eq!(told.len(), usize::from(reported.is_some()), "{told:?}");
+            assert!(told.iter().all(|(_, why)| reported.is_some_and(|part| why.contains(part))), "{told:?}");
+        }
+    }
+}

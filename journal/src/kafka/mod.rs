@@ -19,8 +19,8 @@
 //! | the brokers refuse it or say nothing in time, or it is not read back in time | that it has no outcome: it steps down |
 //!
 //! In reading order: how clients are set up, the reader, what a partition holds up to its end, places in the topic, what
-//! is not in the mirror yet, opening, the writer's side, the loop that delivers, topics with what makes them unsafe, and
-//! how a topic is filled from a folder.
+//! is not in the mirror yet, opening, the writer's side, what keeps a partition from being read, the loop that delivers,
+//! topics with what makes them unsafe, and how a topic is filled from a folder.
 
 mod client;
 mod compare;
@@ -32,6 +32,7 @@ mod recent;
 mod rest;
 mod serve;
 pub mod topics;
+mod watch;
 mod writing;
 
 use std::path::PathBuf;
@@ -54,7 +55,7 @@ pub use compare::Other;
 pub use fill::{FillError, Filled, Found, fill};
 pub use open::{OpenError, Opened, Partition};
 pub use reader::{PartitionReader, Polled, UnreadablePartition, offsets};
-pub use serve::waits_for_transaction;
+pub use watch::ReaderWatch;
 
 /// What a mirror that has no room gets to make some.
 const ROOM: Duration = Duration::from_millis(1);

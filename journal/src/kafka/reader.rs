@@ -466,6 +466,11 @@ impl PartitionReader {
         waits.filter(|waits| waits.since.elapsed() >= LEFT_OPEN).map(|waits| waits.offset)
     }
 
+    /// The topic and the partition.
+    pub(super) fn place(&self) -> (&str, i32) {
+        (&self.topic, self.partition)
+    }
+
     /// How far the partition is known to go.
     pub(super) fn tail(&self) -> KnownTail {
         let EndOfPartition { tail, answers, .. } = &**self.consumer.context();
@@ -533,6 +538,13 @@ impl ClientContext for EndOfPartition {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.callbacks.fetch_add(1, Ordering::AcqRel);
         DefaultClientContext.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // The library counts the end of a partition among errors.
+        if error != KafkaError::Global(Code::PartitionEOF) {
+            DefaultClientContext.error(error, reason);
+        }
     }
 
     fn stats_raw(&self, statistics: &[u8]) {

@@ -11,6 +11,7 @@ use rdkafka::message::Message as _;
 
 use super::place::Place;
 use super::reader::{PartitionReader, Polled};
+use super::watch::ReaderWatch;
 use super::{Options, Shared, give, lock};
 use crate::chain::{Chain, Link};
 use crate::journal::{Delivery, Journal as _, Sink};
@@ -20,8 +21,6 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Records, or bytes of them, that are delivered together, at most.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
-/// How long brokers may be silent, or the end of the topic away, before that is a trouble.
-const BEHIND: Duration = Duration::from_secs(10);
 /// So often is the place in the topic kept.
 const KEEP: Duration = Duration::from_secs(1);
 
@@ -45,77 +44,7 @@ pub(super) struct Loop {
     closes: Option<Instant>,
     /// Whether the mirror takes records.
     has_mirror: bool,
-    following: Following,
-}
-
-/// How the topic is followed.
-struct Following {
-    answers: u64,
-    /// Up to where it was read when that was checked last.
-    reached: i64,
-    /// When the brokers were last known to have answered.
-    heard: Instant,
-    /// When everything was last known to have been read.
-    read: Instant,
-}
-
-/// What keeps a topic from being followed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-enum FollowingTrouble {
-    #[error("the brokers do not answer")]
-    Silent,
-    #[error("it is read, and the end is {0} offsets away")]
-    Behind(i64),
-    #[error(
-        "its leader reports that the topic ends at offset {tail}, and it was read up to offset {reached}: the leader does not \
-         know the end yet, as too few brokers are in sync, or the topic has lost its end"
-    )]
-    Shorter { tail: i64, reached: i64 },
-}
-
-impl Following {
-    fn new(now: Instant) -> Following {
-        Following { answers: 0, reached: 0, heard: now, read: now }
-    }
-
-    /// What has kept the topic from being followed for [`BEHIND`]. The leader has given so many answers, and reported
-    /// last that the topic ends at `tail`.
-    fn check(
-        &mut self,
-        answers: u64,
-        tail: i64,
-        reached: Option<i64>,
-        now: Instant,
-    ) -> Option<FollowingTrouble> {
-        // A client that was just made has had none.
-        if answers > 0 && answers != self.answers {
-            (self.answers, self.heard) = (answers, now);
-        }
-        let reached = reached.unwrap_or(tail);
-        // What was just read may be behind the end that was reported last, for a moment.
-        if tail == reached || (tail < reached && reached != self.reached) {
-            self.read = now;
-        }
-        self.reached = reached;
-        if now.duration_since(self.heard) > BEHIND {
-            Some(FollowingTrouble::Silent)
-        } else if now.duration_since(self.read) <= BEHIND {
-            None
-        } else if tail < reached {
-            Some(FollowingTrouble::Shorter { tail, reached })
-        } else {
-            Some(FollowingTrouble::Behind(tail - reached))
-        }
-    }
-}
-
-/// That a transaction holds up a topic, and how an operator ends it.
-pub fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
-    format!(
-        "a transaction is open since offset {offset} of {topic} partition {partition}, and nothing behind it is read until it \
-         ends: the brokers end it after its timeout (15 minutes at most, by default), `kafka-transactions abort --topic \
-         {topic} --partition {partition} --start-offset {offset}` at once"
-    )
+    watch: ReaderWatch,
 }
 
 /// The loop has ended, having told the sink why.
@@ -146,7 +75,7 @@ impl Loop {
             stored: None,
             closes: None,
             has_mirror: true,
-            following: Following::new(Instant::now()),
+            watch: ReaderWatch::new(),
         }
     }
 
@@ -269,11 +198,7 @@ impl Loop {
 
     /// Says what keeps the topic from being followed.
     fn watch(&mut self) {
-        let (tail, reached) = (self.reader.tail(), self.reader.reached());
-        let found = self.following.check(tail.answers, tail.offset, reached, Instant::now());
-        let waits = self.reader.open_transaction().filter(|_| found != Some(FollowingTrouble::Silent));
-        let transaction = waits.map(|offset| waits_for_transaction(&self.topic, self.partition, offset));
-        self.shared.recent.set_trouble(transaction.or_else(|| found.map(|trouble| trouble.to_string())));
+        self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
     }
 
     /// Keeps the place of the last record that is durable in the mirror.
@@ -293,49 +218,6 @@ impl Loop {
         // The newest stays, for when nothing else comes.
         if self.places.is_empty() {
             self.places.push_front(place);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_topic_is_followed_while_its_leader_answers_and_everything_it_reports_was_read() {
-        use FollowingTrouble::{Behind, Shorter, Silent};
-        // Each second: answers of the leader so far, the end that the leader reported last, up to where it was read. What is
-        // found in the end.
-        type Second = (u64, i64, i64);
-        let steady = |second: Second| move |_: u64| second;
-        let answered = |tail: i64, reached: i64| move |at: u64| (at, tail, reached);
-        let table: [(&str, Box<dyn Fn(u64) -> Second>, Option<FollowingTrouble>); 8] = [
-            ("idle", Box::new(answered(20, 20)), None),
-            ("no answer comes", Box::new(steady((7, 20, 20))), Some(Silent)),
-            (
-                "a client without answers is made again and again",
-                Box::new(|at| (at % 2 * 7, 20, 20)),
-                Some(Silent),
-            ),
-            ("what comes is read", Box::new(|at| (at, at.cast_signed(), at.cast_signed())), None),
-            ("what was read is newer than the report", Box::new(|at| (at, 20, 20 + at.cast_signed())), None),
-            ("nothing is read of what is there", Box::new(answered(25, 20)), Some(Behind(5))),
-            ("the end is lost", Box::new(answered(15, 20)), Some(Shorter { tail: 15, reached: 20 })),
-            (
-                "no end is known after one was",
-                Box::new(answered(0, 20)),
-                Some(Shorter { tail: 0, reached: 20 }),
-            ),
-        ];
-        for (name, second, wanted) in table {
-            let began = Instant::now();
-            let mut following = Following::new(began);
-            let mut found = None;
-            for at in 1..=15 {
-                let (answers, tail, reached) = second(at);
-                found = following.check(answers, tail, Some(reached), began + Duration::from_secs(at));
-            }
-            assert_eq!(found, wanted, "{name}");
         }
     }
 }

@@ -39,6 +39,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(8);
 /// How often the exported position is committed, and it is looked whether events are acknowledged.
 const TICK: Duration = Duration::from_secs(1);
+/// Events of which none was acknowledged for so long stand still.
+const STILL: Duration = Duration::from_secs(10);
 /// A producer of which nothing was acknowledged for so long is replaced by another. Brokers forget a producer that is silent
 /// for a day (`producer.id.expiration.ms`).
 const KNOWN: Duration = Duration::from_secs(60 * 60);
@@ -166,6 +168,8 @@ struct EventWriter<'a> {
     /// Events up to here are acknowledged, as far as that was looked at, and the offset that was committed last.
     exported: Position,
     committed: i64,
+    /// When events were last known to be acknowledged, or none to wait for that.
+    advanced: Instant,
 }
 
 impl<'a> EventWriter<'a> {
@@ -185,12 +189,13 @@ impl<'a> EventWriter<'a> {
             ticked: now,
             exported,
             committed,
+            advanced: now,
         })
     }
 
     /// Writes the events behind `last` until the decider has stopped, or brokers may not know the producer any more.
     fn follow(&mut self, mut last: Position) -> Result<()> {
-        self.exported = last;
+        (self.exported, self.advanced) = (last, Instant::now());
         let source = self.source;
         let mut records = source.records(last.plus(1)).context("read the journal")?;
         while !self.decider.has_stopped() && self.silence() < KNOWN {
@@ -224,6 +229,7 @@ impl<'a> EventWriter<'a> {
         ensure!(!self.decider.has_stopped(), "another server may have corrected it meanwhile");
         tracing::warn!(?correction, topic, "the events topic is corrected");
         let message = CloudMessage::correction(fleet, head.time, &correction)?;
+        self.advanced = Instant::now();
         self.put(correction.continues_after, &message).context("write the correction")?;
         Ok(correction.continues_after)
     }
@@ -282,7 +288,16 @@ impl<'a> EventWriter<'a> {
             self.outcomes.acknowledged().filter(|last| last.offset != self.committed)
         {
             self.export.commit(&self.member, self.source, position, offset)?;
-            (self.exported, self.committed) = (position, offset);
+            (self.exported, self.committed, self.advanced) = (position, offset, Instant::now());
+        } else if self.source.head().is_none_or(|head| head.position <= self.exported) {
+            self.advanced = Instant::now();
+        }
+        let troubles = &self.export.troubles;
+        if self.advanced >= self.ticked {
+            troubles.clear(FleetPart::Events);
+        } else if self.advanced.elapsed() > STILL {
+            let trouble = "the brokers have acknowledged no event for 10 s, and events wait";
+            troubles.report(FleetPart::Events, trouble.to_owned());
         }
         Ok(())
     }

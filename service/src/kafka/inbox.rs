@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use chancery_events::letter::{Binding, LARGEST, Letter, OversizedLetter};
 use chancery_events::record::{Hash, Watermark};
-use chancery_journal::kafka::{
-    Client, PartitionReader, Polled, UnreadablePartition, offsets, waits_for_transaction,
-};
+use chancery_journal::kafka::{Client, PartitionReader, Polled, ReaderWatch, UnreadablePartition, offsets};
 use rdkafka::consumer::Consumer as _;
 use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::runtime::Handle;
@@ -22,6 +20,8 @@ use crate::troubles::{FleetPart, FleetTroubles};
 const ASKING: Duration = Duration::from_secs(10);
 /// How long to wait for a letter before looking whether there still is a decider.
 const WAIT: Duration = Duration::from_millis(100);
+/// How often it is checked whether the topic is read.
+const WATCH: Duration = Duration::from_secs(1);
 /// How often it is tried again to read a message that could not be read.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -70,19 +70,26 @@ impl Letters {
 
     /// Reads until the decider has stopped, or there is a message that cannot be read.
     fn read(&self, mut reader: PartitionReader, way: &mut Way<'_>) -> Result<(), UnreadablePartition> {
+        let (mut watch, mut watched) = (ReaderWatch::new(), Instant::now());
         while !way.decider.has_stopped() {
             let letter = match reader.poll(WAIT)? {
                 Polled::Message(message) => Some(letter(&message)),
                 Polled::Nothing => None,
             };
+            if letter.is_some() {
+                watch.advanced();
+            }
+            if watched.elapsed() > WATCH {
+                watched = Instant::now();
+                match watch.trouble(&reader) {
+                    Some(trouble) => self.troubles.report(FleetPart::Inbox, trouble),
+                    // One that could not be read a moment ago must have been read since.
+                    None if reader.reached().is_some() => self.troubles.clear(FleetPart::Inbox),
+                    None => {}
+                }
+            }
             // The last offsets may hold no letters. That they were reached is for the leader of the partition to say:
             // that nothing comes says nothing, as a fetch may be slow.
-            if let Some(offset) = reader.open_transaction() {
-                let waits = waits_for_transaction(&self.topic, self.partition, offset);
-                self.troubles.report(FleetPart::Inbox, waits);
-            } else if reader.reached().is_some() {
-                self.troubles.clear(FleetPart::Inbox);
-            }
             if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
                 way.next = way.next.max(reached);
             }

@@ -6,13 +6,12 @@
 //! first use, translates that time.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-use crate::Server;
+use crate::{Server, preload};
 
 /// The wall clock of one server, until this is dropped.
 #[derive(Debug)]
@@ -61,14 +60,7 @@ fn waits() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUILT.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let path = dir.path().join("waits.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock/waits.c");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(&path)
-            .arg(source)
-            .status();
-        assert!(built.expect("the C compiler runs").success(), "the library is not built");
+        let path = preload::build("src/clock/waits.c", dir.path());
         (dir, path)
     });
     path

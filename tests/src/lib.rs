@@ -12,6 +12,7 @@ pub mod kafka;
 pub mod lanes;
 pub mod ledger;
 pub mod model;
+pub mod resolver;
 pub mod sim;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod client;
 mod executor;
 mod launch;
 mod place;
+mod preload;
 mod processes;
 mod server;
 mod standbys;

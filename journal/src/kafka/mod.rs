@@ -187,6 +187,13 @@ fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Resu
     }
 }
 
+/// Destroys a handle of the client library on a thread of its own: the library waits for its own threads then, of which one
+/// may ask a name server that does not answer.
+fn discard<T: Send + 'static>(handle: T) {
+    // Where no thread can be started, it is dropped here.
+    let _ = std::thread::Builder::new().name("kafka-discard".into()).spawn(move || drop(handle));
+}
+
 /// What is under these locks is whole after each statement.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -15,7 +15,7 @@ use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::client::Client;
-use super::lock;
+use super::{discard, lock};
 
 /// How long a question to the brokers may take.
 pub(super) const ASKING: Duration = Duration::from_secs(10);
@@ -342,11 +342,7 @@ impl PartitionReader {
             let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
             match self.client.reader(&self.topic, self.partition, from, context) {
                 Ok(consumer) => {
-                    let spoilt = std::mem::replace(&mut self.consumer, consumer);
-                    // Its end waits for threads of the library, which may wait for the name of a broker to be resolved.
-                    let end = move || drop(spoilt);
-                    // Without a thread it ends here.
-                    let _ = std::thread::Builder::new().name("kafka-reader-end".into()).spawn(end);
+                    discard(std::mem::replace(&mut self.consumer, consumer));
                     self.is_spoilt = false;
                     self.compares = self.last.is_some();
                 }

@@ -12,7 +12,7 @@ use rdkafka::message::Message as _;
 use super::place::Place;
 use super::reader::{PartitionReader, Polled};
 use super::watch::ReaderWatch;
-use super::{Options, Shared, give, lock};
+use super::{Options, Shared, discard, give, lock};
 use crate::chain::{Chain, Link};
 use crate::journal::{Delivery, Journal as _, Sink};
 
@@ -96,6 +96,7 @@ impl Loop {
         if is_well {
             self.keep_place();
         }
+        discard(self.reader);
         is_well
     }
 

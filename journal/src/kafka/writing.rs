@@ -19,7 +19,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::Options;
 use super::client::Client;
-use super::lock;
+use super::{discard, lock};
 use crate::chain::{Chain, Cursor};
 use crate::journal::AppendError;
 
@@ -161,7 +161,7 @@ impl Writing {
         state.generation += 1;
         // Its callbacks want the lock.
         drop(state);
-        drop(gone);
+        give_up(gone);
         Some(why)
     }
 
@@ -204,9 +204,15 @@ impl Writing {
         state.generation += 1;
         let gone = state.producer.take();
         drop(state);
-        if let Some(gone) = gone {
-            gone.purge(PurgeConfig::default().queue().inflight());
-        }
+        give_up(gone);
+    }
+}
+
+/// Throws a producer away, with what it has not sent. Does not wait for the threads of the client library.
+fn give_up(gone: Option<ThreadedProducer<Outcomes>>) {
+    if let Some(gone) = gone {
+        gone.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        discard(gone);
     }
 }
 

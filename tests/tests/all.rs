@@ -17,6 +17,7 @@ mod kafka_fleet;
 mod kafka_history;
 mod kafka_import;
 mod kafka_journal;
+mod kafka_standstill;
 mod kafka_tls;
 mod kills;
 mod loss;

@@ -258,8 +258,10 @@ impl Api {
             if let Some(trouble) = app.desk.clock_trouble(head.map(|head| head.time)).await {
                 return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
             }
-            if let Some((part, trouble)) = app.troubles().into_iter().next() {
-                return Err(Problem::new(STANDS_STILL, format!("fleet {name}, {part}: {trouble}")));
+            let troubles = app.troubles();
+            if !troubles.is_empty() {
+                let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
+                return Err(Problem::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
             }
             if let Where::Nobody = app.desk.find() {
                 let what = format!("fleet {name}: as far as this server knows, no server decides");

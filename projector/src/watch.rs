@@ -1,5 +1,6 @@
 //! How far the rows have come, for whoever waits for it: threads and tasks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,11 +64,16 @@ pub struct Watch(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     now: Mutex<Applied>,
+    /// That of `now`, for readers that need not wait.
+    position: AtomicU64,
     moved: Condvar,
     tasks: watch::Sender<Applied>,
+    /// Whether a reader waits that did not when the projector paused last.
+    wanted: Mutex<bool>,
+    hurry: Condvar,
 }
 
-fn lock(mutex: &Mutex<Applied>) -> MutexGuard<'_, Applied> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The value is replaced whole, so a panic elsewhere cannot have left half of one.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -75,12 +81,44 @@ fn lock(mutex: &Mutex<Applied>) -> MutexGuard<'_, Applied> {
 impl Watch {
     pub(crate) fn new(applied: Applied) -> Watch {
         let (tasks, _) = watch::channel(applied.clone());
-        Watch(Arc::new(Shared { now: Mutex::new(applied), moved: Condvar::new(), tasks }))
+        Watch(Arc::new(Shared {
+            position: AtomicU64::new(applied.position.get()),
+            now: Mutex::new(applied),
+            moved: Condvar::new(),
+            tasks,
+            wanted: Mutex::new(false),
+            hurry: Condvar::new(),
+        }))
     }
 
     /// How far the rows have come.
     pub fn now(&self) -> Applied {
         lock(&self.0.now).clone()
+    }
+
+    /// Every event up to this position is in the rows. One load: most readers need not wait.
+    pub fn position(&self) -> Position {
+        Position::new(self.0.position.load(Ordering::Acquire))
+    }
+
+    /// Cuts the projector's pause short: a reader waits.
+    fn hurry(&self) {
+        *lock(&self.0.wanted) = true;
+        self.0.hurry.notify_all();
+    }
+
+    /// Waits on the projector's thread until `end`, or, once a reader waits, until `soon`.
+    pub fn pause(&self, soon: Instant, end: Instant) {
+        let mut wanted = lock(&self.0.wanted);
+        loop {
+            let until = if *wanted { soon } else { end };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                *wanted = false;
+                return;
+            }
+            (wanted, _) = self.0.hurry.wait_timeout(wanted, left).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// For tasks: sees every change, the last one at least.
@@ -110,6 +148,7 @@ impl Watch {
             if now.reaches(wanted)? {
                 return Ok(now);
             }
+            self.hurry();
             // The sender lives as long as this watch does.
             if tasks.changed().await.is_err() {
                 return Err(NotReached::Timeout { wanted, reached: now.position });
@@ -119,6 +158,7 @@ impl Watch {
 
     pub(crate) fn tell(&self, applied: Applied) {
         *lock(&self.0.now) = applied.clone();
+        self.0.position.store(applied.position.get(), Ordering::Release);
         self.0.moved.notify_all();
         self.0.tasks.send_replace(applied);
     }

@@ -29,7 +29,7 @@ use crate::decider::core::{PART, Settings};
 use crate::decider::{Following, random};
 use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
-use crate::http::{App, Common, Figures, Hub, Links, LogFile, LogStream, Logs};
+use crate::http::{App, Common, Figures, Hub, LastVerdict, Links, LogFile, LogStream, Logs};
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
 use crate::troubles::FleetTroubles;
@@ -210,10 +210,12 @@ impl Fleet {
             connections,
         };
         let executors = tokio::spawn(host.run(self.clusters, stopped));
+        let head = self.source.head().map_or(Position::ZERO, |head| head.position);
         let app = App {
             common: Arc::clone(common),
             desk: self.desk,
             reader: self.reader,
+            last_verdict: Arc::new(LastVerdict::at(head)),
             source: self.source,
             hub: self.hub,
             figures: self.figures,

@@ -16,6 +16,7 @@ mod headers;
 pub mod hub;
 mod intents;
 mod json;
+mod last_verdict;
 pub mod limits;
 pub mod links;
 pub mod logs;
@@ -49,6 +50,7 @@ pub use admission::AllowedHosts;
 pub(crate) use admission::host_of;
 pub use budget::ByteBudget;
 pub use hub::Hub;
+pub use last_verdict::LastVerdict;
 pub use limits::Limits;
 pub use links::Links;
 pub use logs::{LogFile, LogStream, Logs, NoLogs};
@@ -116,6 +118,8 @@ pub struct App {
     pub desk: Desk,
     /// Reads rows.
     pub reader: Reader,
+    /// The last verdict that this server has given: later reads are at least as new.
+    pub last_verdict: Arc<LastVerdict>,
     /// Reads the journal.
     pub source: Arc<dyn Source>,
     /// Gives new records to streams: the decider's `publish` puts them in.

@@ -1,8 +1,8 @@
 //! From durable records to those who follow them: consumers, and the projector on a thread of its own.
 //!
 //! The decider's thread publishes and never waits. What the projector has no room for is in the journal, from which
-//! it reads what it missed. Its batches begin at least [`PACE`] apart: each costs two writes and two syncs of its own,
-//! on the disk for which verdicts wait too, and what comes meanwhile goes into the same.
+//! it reads what it missed. Its batches begin at least [`PACE`] apart, or [`SOON`] while a reader waits: each costs two
+//! writes and two syncs of its own, on the disk for which verdicts wait too, and what comes meanwhile goes into the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +25,10 @@ use crate::http::Hub;
 
 /// Published records that wait for the projector; beyond, it reads the journal itself.
 const WAITING: usize = 256;
-/// So far apart do batches of rows begin. A reader that waits for a position waits this much longer at most.
+/// Time between the starts of two batches of rows, while no reader waits for one.
 const PACE: Duration = Duration::from_millis(4);
+/// The same while a reader waits.
+const SOON: Duration = Duration::from_millis(1);
 
 /// The way to the projector.
 #[derive(Debug)]
@@ -144,6 +146,7 @@ impl Rows {
         // What was replayed at the start counts: else no server that is killed early would ever leave a snapshot.
         let mut last = self.projector.snapshot();
         let mut writing: Option<JoinHandle<()>> = None;
+        let watch = self.projector.reader().watch().clone();
         while let Some(records) = queue.next() {
             let began = Instant::now();
             self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
@@ -157,7 +160,7 @@ impl Rows {
                 last = self.projector.position();
                 writing = self.snapshot()?;
             }
-            std::thread::sleep(PACE.saturating_sub(began.elapsed()));
+            watch.pause(began + SOON, began + PACE);
         }
         self.catch_up()?;
         if let Some(writing) = writing {

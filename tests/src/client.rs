@@ -1,7 +1,5 @@
 //! A client of the API that hides nothing: every answer comes back, whatever its status.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -17,6 +15,8 @@ pub struct Answer {
     pub content_type: String,
     /// Its body as text.
     pub text: String,
+    /// The position of the verdict, or at which a read was answered.
+    pub position: Option<u64>,
 }
 
 impl Answer {
@@ -32,8 +32,6 @@ pub struct Client {
     agent: ureq::Agent,
     url: String,
     fleet: String,
-    /// The last position that it was told: it reads what it wrote.
-    told: Arc<AtomicU64>,
 }
 
 impl Client {
@@ -46,13 +44,13 @@ impl Client {
     pub fn patient(url: &str, patience: Duration) -> Client {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).build();
-        Client { agent: config.into(), url: url.to_owned(), fleet: "default".into(), told: Arc::default() }
+        Client { agent: config.into(), url: url.to_owned(), fleet: "default".into() }
     }
 
     /// For another fleet of the same server.
     #[must_use]
     pub fn of(&self, fleet: &str) -> Client {
-        Client { fleet: fleet.into(), told: Arc::default(), ..self.clone() }
+        Client { fleet: fleet.into(), ..self.clone() }
     }
 
     /// `GET` of a path.
@@ -62,10 +60,6 @@ impl Client {
 
     /// `GET` of a path under the fleet.
     pub fn read(&self, path: &str) -> Value {
-        let told = self.told.load(Ordering::Relaxed);
-        let joint = if path.contains('?') { '&' } else { '?' };
-        let rows = told > 0 && !path.contains("/history") && !path.contains("min_position");
-        let path = if rows { format!("{path}{joint}min_position={told}") } else { path.to_owned() };
         let answer = self.get(&format!("/v1/fleets/{}/{path}", self.fleet));
         assert_eq!(answer.status, 200, "GET {path}: {}", answer.text);
         answer.json()
@@ -116,7 +110,6 @@ impl Client {
         let answer = self.decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
         let position = answer.json()["position"].as_u64().expect("a position");
-        self.told.fetch_max(position, Ordering::Relaxed);
         position
     }
 
@@ -154,9 +147,12 @@ fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answ
             let header =
                 |key| response.headers().get(key).and_then(|v| v.to_str().ok()).unwrap_or("").to_owned();
             let (status, content_type) = (response.status().as_u16(), header("content-type"));
+            let position = header("chancery-position").parse().ok();
             let text = response.body_mut().read_to_string().unwrap_or_default();
-            Answer { status, content_type, text }
+            Answer { status, content_type, text, position }
         }
-        Err(error) => Answer { status: 0, content_type: String::new(), text: error.to_string() },
+        Err(error) => {
+            Answer { status: 0, content_type: String::new(), text: error.to_string(), position: None }
+        }
     }
 }

@@ -99,7 +99,9 @@ pub(super) fn exit_of(code: &str, status: u16) -> Exit {
         | "hash_mismatch" | "not_pending" | "key_reused" => Exit::Conflict,
         "denied" | "unauthenticated" => Exit::Denied,
         // Whether an intent older than the memory of keys was decided cannot be told.
-        "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "behind" => Exit::Unknown,
+        "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
+            Exit::Unknown
+        }
         "busy" => Exit::Unreachable,
         "bad_parameter" => Exit::Usage,
         "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
@@ -121,7 +123,7 @@ pub(super) fn advice(code: &str) -> &'static str {
         "hash_mismatch" => "what it would do has changed since it was shown: look again and approve that",
         "expired" => "look at what there is before asking again",
         "from_the_future" => "set this machine's clock",
-        "busy" | "behind" | "timeout" => "try again in a moment",
+        "busy" | "position_not_applied" | "timeout" => "try again in a moment",
         _ => "",
     }
 }

@@ -191,7 +191,7 @@ async fn read_of(app: &Arc<App>, call: &Call, params: Params) -> Result<Response
         Does::List(kind) => read::list(app, call, kind, params).await,
         Does::Get(kind) => read::get(app, call, kind, params).await,
         Does::History(kind) => read::history(app, call, kind, params).await,
-        Does::Events => stream::events(app, params, &call.parts.headers),
+        Does::Events => stream::events(app, params, &call.parts.headers).await,
         Does::Logs => logs::read(app, call, params).await,
         other => Err(Problem::new(INTERNAL, format!("{other:?} is no read"))),
     }

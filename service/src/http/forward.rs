@@ -98,7 +98,8 @@ pub(super) async fn send(
             tracing::debug!(%error, "a connection to the deciding server ended early");
         }
     });
-    let decider = format!("{}/{}", head.lineage, head.term);
+    let lineage = head.lineage;
+    let decider = format!("{lineage}/{}", head.term);
     let request = request(there, &decider, parts, body).map_err(unreachable)?;
     // From here on it may have arrived, whatever is heard of it.
     let unknown = |why: String| {
@@ -121,6 +122,7 @@ pub(super) async fn send(
     for name in &OURS {
         head.headers.remove(name);
     }
+    app.last_verdict.note_forwarded(&head.headers, lineage);
     Ok(Response::from_parts(head, Body::new(body)))
 }
 

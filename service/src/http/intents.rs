@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, Response};
+use axum::http::{HeaderMap, HeaderValue, Response};
 use chancery_events::cloud::{Attributes, BadAttribute, BadEnvelope};
 use chancery_events::intent::Request;
 use percent_encoding::percent_decode_str;
@@ -184,6 +184,7 @@ async fn batch(
     let (places, requests): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
     let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, request, bytes));
     let verdicts = in_order(asks).await;
+    let last = verdicts.iter().filter_map(|verdict| Some(verdict.as_ref().ok()?.position)).max();
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
         answers[index] = Some(match asked.answer(decider, verdict) {
             Ok((status, accepted)) => {
@@ -194,7 +195,11 @@ async fn batch(
             Err(problem) => problem_value(&problem, request_id),
         });
     }
-    Ok(json(serde_json::to_vec(&answers).unwrap_or_default()))
+    let mut response = json(serde_json::to_vec(&answers).unwrap_or_default());
+    if let Some(last) = last {
+        response.headers_mut().insert("chancery-position", HeaderValue::from(last.get()));
+    }
+    Ok(response)
 }
 
 fn read_items(text: &str) -> Result<Vec<&RawValue>, Problem> {

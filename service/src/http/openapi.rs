@@ -206,7 +206,9 @@ fn operation_id(route: &Route) -> String {
 }
 
 /// What is said of `min_position`.
-const UNTIL: &str = "Wait until this position is in the rows: a number, or `POSITION.LINEAGE`.";
+const UNTIL: &str = "Answer at this position or later: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
+/// What is said of `consistency`.
+const CONSISTENCY: &str = "With `eventual`, answer immediately with what there is. By default the answer is at least as new as every verdict that the server gave before the request; one that cannot be in time is 503 `position_not_applied`. The header `chancery-position` names the position of the answer.";
 /// What is said of a history's `from`.
 const FROM: &str = "The first position wanted: a number, or `POSITION.LINEAGE`.";
 
@@ -215,6 +217,7 @@ fn parameters(route: &Route) -> Vec<Value> {
     let string = json!({"type": "string"});
     let integer = json!({"type": "integer", "minimum": 0});
     let boolean = json!({"type": "boolean"});
+    let eventual = json!({"type": "string", "enum": ["eventual"]});
     let mut all: Vec<_> =
         names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": string})).collect();
     let mut add = |place: &str, name: &str, schema: &Value, about: &str| {
@@ -228,12 +231,17 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "limit", &integer, "At most so many.");
             add("query", "page_token", &string, "Go on behind the page that gave it.");
             add("query", "min_position", &string, UNTIL);
+            add("query", "consistency", &eventual, CONSISTENCY);
         }
-        Does::Get(_) => add("query", "min_position", &string, UNTIL),
+        Does::Get(_) => {
+            add("query", "min_position", &string, UNTIL);
+            add("query", "consistency", &eventual, CONSISTENCY);
+        }
         Does::History(_) => {
             add("query", "from", &string, FROM);
             add("query", "limit", &integer, "At most so many.");
             add("query", "min_position", &string, UNTIL);
+            add("query", "consistency", &eventual, CONSISTENCY);
         }
         Does::Events => {
             add(

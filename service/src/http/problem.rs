@@ -138,8 +138,8 @@ kinds! {
     CLOCK_AHEAD = 503 "clock_ahead" retry "Clock ahead";
     /// The inbox, the events topic or the election does not work; `/readyz` alone says so.
     STANDS_STILL = 503 "stands_still" retry "A part of the fleet stands still";
-    /// The position asked for is not applied yet.
-    BEHIND = 503 "behind" retry "Not there yet";
+    /// The position that the read needs is not applied on this server yet.
+    POSITION_NOT_APPLIED = 503 "position_not_applied" retry "Position not applied";
     /// The answer did not come in time; nothing was asked of the decider.
     TIMEOUT = 503 "timeout" retry "Not in time";
     /// The answer is not known: it may or may not be recorded.

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::budget::{ReservedBytes, SMALL};
 use super::edge::{Call, json};
 use super::positions;
-use super::problem::{BAD_PARAMETER, BEHIND, BUSY, GONE, In, NOT_FOUND, Problem, pointer_to};
+use super::problem::{BAD_PARAMETER, BUSY, GONE, In, NOT_FOUND, POSITION_NOT_APPLIED, Problem, pointer_to};
 use super::query::{Params, unknown};
 use super::{App, Common};
 
@@ -30,26 +30,88 @@ const HISTORY_MAX: u64 = 1000;
 
 /// Waits until the position is in the rows.
 pub(super) async fn reached(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
+    let watch = app.reader.watch();
+    if watch.position() >= wanted {
+        return Ok(());
+    }
     let behind = |why: String| {
-        let applied = app.reader.applied().position;
-        Problem::new(BEHIND, format!("wait for position {wanted}: the rows stand at {applied}{why}"))
-            .position(applied.get())
+        let applied = watch.position();
+        let detail = format!("cannot answer at position {wanted}: the rows are at position {applied}{why}");
+        Problem::new(POSITION_NOT_APPLIED, detail).position(applied.get())
     };
-    match tokio::time::timeout(timeout, app.reader.watch().reached(wanted)).await {
+    match tokio::time::timeout(timeout, watch.reached(wanted)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(NotReached::Timeout { .. })) | Err(_) => Err(behind(String::new())),
-        Ok(Err(NotReached::Stopped { reason, .. })) => Err(behind(format!(", and go no further: {reason}"))),
+        Ok(Err(NotReached::Stopped { reason, .. })) => {
+            Err(behind(format!(", and the projector has stopped: {reason}")))
+        }
     }
 }
 
-async fn min_position(app: &App, params: &mut Params) -> Result<(), Problem> {
-    match positions::take(params, "min_position")? {
-        None => Ok(()),
-        Some(wanted) => {
-            let wanted = positions::seen(app.hub.lineages().as_ref(), wanted)?;
-            reached(app, wanted, app.common.limits.min_position).await
-        }
+/// Waits until this server has read the journal up to the position.
+async fn reached_journal(app: &App, wanted: Position, timeout: Duration) -> Result<(), Problem> {
+    let mut tail = app.hub.tail();
+    let head = || app.source.head().map_or(Position::ZERO, |head| head.position);
+    if *tail.borrow() >= wanted || head() >= wanted {
+        return Ok(());
     }
+    let reached = tokio::time::timeout(timeout, tail.wait_for(|tail| *tail >= wanted)).await;
+    if reached.is_ok_and(|tail| tail.is_ok()) {
+        return Ok(());
+    }
+    let head = head().max(*app.hub.tail().borrow());
+    let detail =
+        format!("cannot answer at position {wanted}: this server has the journal up to position {head}");
+    Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()))
+}
+
+/// What a read is made from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReadFrom {
+    /// Rows, which follow the journal.
+    Rows,
+    /// The journal itself.
+    Journal,
+}
+
+/// Waits until this server is as new as the read must be: at `min_position`, and, unless the client takes what there is
+/// (`consistency=eventual`), at the last verdict that this server gave before. Nothing of the server is taken meanwhile
+/// but the connection.
+pub(super) async fn settle(app: &App, params: &mut Params, from: ReadFrom) -> Result<(), Problem> {
+    let verdict = match params.take("consistency")?.as_deref() {
+        None => app.last_verdict.position(),
+        Some("eventual") => Position::ZERO,
+        Some(_) => {
+            let what = "write eventual; by default a read is at least as new as the verdicts before it";
+            return Err(Problem::parameter(In::Query, "consistency", what));
+        }
+    };
+    let wanted = match positions::take(params, "min_position")? {
+        None => verdict,
+        Some(wanted) => positions::seen(app.hub.lineages().as_ref(), wanted)?.max(verdict),
+    };
+    settled(app, wanted, from).await
+}
+
+/// Waits until this server is at the last verdict that it gave before.
+pub(super) async fn settle_by_default(app: &App, from: ReadFrom) -> Result<(), Problem> {
+    settled(app, app.last_verdict.position(), from).await
+}
+
+async fn settled(app: &App, wanted: Position, from: ReadFrom) -> Result<(), Problem> {
+    let limits = &app.common.limits;
+    // So that the answer can still say in time what it waited for.
+    let timeout = limits.min_position.min(limits.request.mul_f32(0.8));
+    match from {
+        ReadFrom::Rows => reached(app, wanted, timeout).await,
+        ReadFrom::Journal => reached_journal(app, wanted, timeout).await,
+    }
+}
+
+/// The position at which an answer holds.
+fn at_position(mut response: Response<Body>, position: Position) -> Response<Body> {
+    response.headers_mut().insert("chancery-position", HeaderValue::from(position.get()));
+    response
 }
 
 /// Runs what reads files or many rows on a thread that may block: those that serve connections must answer probes
@@ -80,7 +142,7 @@ pub(super) async fn list(
     let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
     let token =
         token.transpose().map_err(|error| Problem::parameter(In::Query, "page_token", error.to_string()))?;
-    min_position(app, &mut params).await?;
+    settle(app, &mut params, ReadFrom::Rows).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
         if filters.iter().any(|(name, _)| name == "plan") {
@@ -100,7 +162,7 @@ pub(super) async fn list(
     let mut body = String::with_capacity(page.items.len() + 100);
     let _ =
         write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
-    answer.with(app, body)
+    Ok(at_position(answer.with(app, body)?, page.position))
 }
 
 /// The memory of an answer, reserved until it is sent.
@@ -160,7 +222,7 @@ impl Answer {
 fn not_read(kind: RowKind, error: QueryError) -> Problem {
     match error {
         QueryError::Filter(BadFilter::Unknown { name, .. }) => {
-            let more = ["limit", "page_token", "min_position"];
+            let more = ["limit", "page_token", "min_position", "consistency"];
             unknown(&name, &kind.filters().into_iter().chain(more).collect::<Vec<_>>())
         }
         QueryError::Filter(BadFilter::Value { name, reason, .. }) => {
@@ -191,18 +253,18 @@ pub(super) async fn get(
     mut params: Params,
 ) -> Result<Response<Body>, Problem> {
     let key = key(call, kind)?;
-    min_position(app, &mut params).await?;
-    params.end(&["min_position"])?;
+    settle(app, &mut params, ReadFrom::Rows).await?;
+    params.end(&["min_position", "consistency"])?;
+    // Before the row is read: it is at least as new.
+    let position = app.reader.watch().position();
     let Some(row) = app.reader.get_json(&key).map_err(|error| not_read(kind, error))? else {
-        return Err(missing(app, &key, call.parts.uri.path()).await);
+        return Err(missing(app, &key, call.parts.uri.path()).await.position(position.get()));
     };
     let mut response = Answer::of_row().with(app, row.body)?;
-    let headers = response.headers_mut();
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
-        headers.insert(header::ETAG, tag);
+        response.headers_mut().insert(header::ETAG, tag);
     }
-    headers.insert("chancery-position", HeaderValue::from(row.position.get()));
-    Ok(response)
+    Ok(at_position(response, position))
 }
 
 /// It is not there: it never was, or it is no more.
@@ -288,12 +350,12 @@ pub(super) async fn history(
     if limit.is_some_and(|limit| limit == 0 || limit > HISTORY_MAX) {
         return Err(Problem::parameter(In::Query, "limit", format!("ask for 1 to {HISTORY_MAX}")));
     }
-    min_position(app, &mut params).await?;
-    params.end(&["from", "limit", "min_position"])?;
+    settle(app, &mut params, ReadFrom::Journal).await?;
+    params.end(&["from", "limit", "min_position", "consistency"])?;
     let head = app.source.head().map_or(Position::ZERO, |head| head.position);
     if from > head.plus(1) {
         let detail = format!("read a history from {from} on: the journal ends at {head}");
-        return Err(Problem::new(BEHIND, detail).position(head.get()));
+        return Err(Problem::new(POSITION_NOT_APPLIED, detail).position(head.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
     let (common, histories, subject) =
@@ -311,7 +373,7 @@ pub(super) async fn history(
     let position = app.source.head().map_or(Position::ZERO, |head| head.position);
     let page = Histories { items: page.entries, next_from: page.next, position };
     let page = serde_json::to_string(&page).map_err(|error| Problem::internal("show a history", &error))?;
-    answer.with(app, page)
+    Ok(at_position(answer.with(app, page)?, position))
 }
 
 #[cfg(test)]

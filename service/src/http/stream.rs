@@ -23,8 +23,9 @@ use super::App;
 use super::hub::{Follower, Shown};
 use super::place::{Found, Place, Woken};
 use super::positions;
-use super::problem::{BEHIND, BUSY, In, NOT_ACCEPTABLE, Problem};
+use super::problem::{BUSY, In, NOT_ACCEPTABLE, POSITION_NOT_APPLIED, Problem};
 use super::query::Params;
+use super::read::{ReadFrom, settle_by_default};
 use super::wanted::Wanted;
 
 /// So many events may be passed over before a bookmark.
@@ -95,15 +96,19 @@ struct Asked {
     limit: Option<u64>,
 }
 
+/// The last position that a stream can begin behind.
+fn tail_of(app: &App) -> Position {
+    let head = app.source.head().map_or(Position::ZERO, |head| head.position);
+    head.max(*app.hub.tail().borrow())
+}
+
 /// Answers a request for a stream.
-pub(super) fn events(
+pub(super) async fn events(
     app: &Arc<App>,
     mut params: Params,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Problem> {
     let form = form(headers)?;
-    let head = app.source.head().map_or(Position::ZERO, |head| head.position);
-    let tail = head.max(*app.hub.tail().borrow());
     let from = params.take("from")?;
     let wanted = {
         let (types, subject, kinds) = (params.take("types")?, params.take("subject")?, params.take("kinds")?);
@@ -115,6 +120,10 @@ pub(super) fn events(
     if limit == Some(0) {
         return Err(Problem::parameter(In::Query, "limit", "ask for at least one event"));
     }
+    if !follow {
+        settle_by_default(app, ReadFrom::Journal).await?;
+    }
+    let mut tail = tail_of(app);
     let lineages = app.hub.lineages();
     let next = match headers.get("last-event-id") {
         Some(id) => positions::seen(lineages.as_ref(), last_event_id(id)?)?.plus(1),
@@ -125,8 +134,16 @@ pub(super) fn events(
         },
     };
     if next > tail.plus(1) {
-        return Err(Problem::new(BEHIND, format!("read events from {next} on: the journal ends at {tail}"))
-            .position(tail.get()));
+        // The verdict before it may have come from the server that decides, and not by the journal yet.
+        settle_by_default(app, ReadFrom::Journal).await?;
+        tail = tail_of(app);
+    }
+    if next > tail.plus(1) {
+        return Err(Problem::new(
+            POSITION_NOT_APPLIED,
+            format!("read events from {next} on: the journal ends at {tail}"),
+        )
+        .position(tail.get()));
     }
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
         Problem::new(BUSY, format!("follow the journal: {} streams are open", app.common.limits.followers))

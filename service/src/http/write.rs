@@ -28,7 +28,8 @@ const SOURCE: &str = "http";
 /// An intent was accepted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Accepted {
-    /// The position of the verdict: a read with it as `min_position` sees what the intent did.
+    /// The position of the verdict. Later reads of this server see what the intent did; those of another server do with
+    /// this as `min_position`.
     pub(super) position: u64,
     /// `accepted`, or `unchanged` if it was so already.
     pub(super) verdict: String,
@@ -180,6 +181,9 @@ pub(super) async fn ask(
     let timeout = app.common.limits.request.mul_f32(0.9);
     let verdict =
         tokio::time::timeout(timeout, decider.ask(request, bytes)).await.unwrap_or(Err(NoVerdict::Unknown));
+    if let Ok(verdict) = &verdict {
+        app.last_verdict.note(verdict.position);
+    }
     app.figures.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
             Ok(accepted) => accepted.outcome.word(),

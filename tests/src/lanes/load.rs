@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::digest::Digest;
 use chancery_events::id::Position;
 use chancery_events::intent::{Intent, Request};
@@ -20,6 +20,8 @@ use crate::{Answer, Client};
 
 /// An intent that was not answered is sent so many times before it is left unknown.
 const TRIES: usize = 4;
+/// One in so many verdicts is followed by a read of the same server.
+const READS: u64 = 4;
 
 /// Producers at work.
 pub struct Load {
@@ -89,10 +91,14 @@ impl Shared {
             let key = format!("producer-{number}-{i}");
             let (type_name, data) = self.draw(number, i, &mut random);
             for _ in 0..TRIES {
-                let (op, answer) = self.ask(&key, type_name, &data)?;
+                let client = self.client();
+                let (op, answer) = self.ask(&client, &key, type_name, &data)?;
                 let ending = ending(&answer);
                 self.recorder.end(op, ending)?;
-                if matches!(ending, Ending::Ok { .. }) {
+                if let Ending::Ok { position, .. } = ending {
+                    if i % READS == 0 {
+                        follows(position, &client.get("/v1/fleets/default/clusters?limit=1"))?;
+                    }
                     break;
                 }
                 // Whoever takes over takes seconds to.
@@ -103,10 +109,10 @@ impl Shared {
         Ok(())
     }
 
-    fn ask(&self, key: &str, type_name: &str, data: &Value) -> Result<(OpId, Answer)> {
+    fn ask(&self, client: &Client, key: &str, type_name: &str, data: &Value) -> Result<(OpId, Answer)> {
         let (hash, digest) = identity(key, type_name, data)?;
         let op = self.recorder.invoke(hash, digest, &format!("{type_name}.v1"))?;
-        Ok((op, self.client().intent(key, type_name, data)))
+        Ok((op, client.intent(key, type_name, data)))
     }
 
     /// What to ask for: mostly something small, now and then something that makes work.
@@ -168,6 +174,18 @@ fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)
     Ok((request.key(), request.digest()))
 }
 
+/// Checks that a read of the server that gave a verdict is not older, if there is an answer: also where the server was
+/// started again in between, or another one decides.
+fn follows(verdict: Position, read: &Answer) -> Result<()> {
+    match (read.status, read.position) {
+        (200, Some(position)) if position >= verdict.get() => Ok(()),
+        (200, position) => {
+            bail!("a read after the verdict at position {verdict} was answered at {position:?}")
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What an answer says of what became of the intent.
 fn ending(answer: &Answer) -> Ending {
     let body = answer.json();
@@ -190,9 +208,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_read_that_is_older_than_the_verdict_before_it_is_found() {
+        let read =
+            |status, position| Answer { status, content_type: String::new(), text: String::new(), position };
+        let verdict = Position::new(7);
+        for (read, is_fine) in [
+            (read(200, Some(7)), true),
+            (read(200, Some(9)), true),
+            (read(200, Some(6)), false),
+            (read(200, None), false),
+            (read(503, Some(6)), true),
+            (read(0, None), true),
+        ] {
+            assert_eq!(follows(verdict, &read).is_ok(), is_fine, "{read:?}");
+        }
+    }
+
+    #[test]
     fn an_answer_says_what_is_known_and_no_more() {
-        let told =
-            |status, text: &str| ending(&Answer { status, content_type: String::new(), text: text.into() });
+        let told = |status, text: &str| {
+            ending(&Answer { status, content_type: String::new(), text: text.into(), position: None })
+        };
         let ok = |verdict| Ending::Ok { position: Position::new(7), verdict };
         assert_eq!(told(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
         assert_eq!(told(409, r#"{"position": 7, "code": "in_use"}"#), ok(Verdict::Refused(Code::InUse)));

@@ -306,6 +306,8 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
             assert_eq!(answer.problem().1, "no_decider");
             assert!(!answer.header("retry-after").is_empty());
         }
+        let last = if status == 200 { 7 } else { 0 };
+        assert_eq!(follower.app.last_verdict.position(), Position::new(last), "reads here wait for it");
     }
     assert_eq!(decider.asked.lock().expect("no panic").len(), 2);
 }

@@ -6,10 +6,14 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use axum::http::Method;
+use chancery_events::fact::Outcome;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::name::ReplicaName;
+use chancery_events::refusal::{Code, Refusal};
+use chancery_machine::keys::Accepted;
 
 use super::world::{LINEAGE, World, request};
+use crate::decider::Verdict;
 use crate::http::Limits;
 
 #[tokio::test]
@@ -200,9 +204,110 @@ async fn a_read_waits_for_the_position_it_needs() {
     );
 
     let late = world.get("/nodes?min_position=7").await;
-    assert_eq!(late.problem(), (503, "behind".into(), String::new()));
+    assert_eq!(late.problem(), (503, "position_not_applied".into(), String::new()));
     assert_eq!((late.json()["position"].as_u64(), late.json()["retryable"].as_bool()), (Some(6), Some(true)));
     assert_eq!(late.header("retry-after"), "1");
+}
+
+/// Paths of each kind of read.
+const READS: [&str; 4] =
+    ["/nodes/node-1", "/nodes?limit=1", "/nodes/node-1/history", "/events?follow=false&from=1"];
+
+#[tokio::test]
+async fn a_read_waits_for_the_verdicts_that_were_given_before_it() {
+    let world = World::new();
+    for path in READS {
+        let before = world.app.reader.applied().position;
+        world.app.last_verdict.note(before.plus(1));
+        let mut reading = pin!(world.get(path));
+        let is_pending = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context).is_pending())).await;
+        assert!(is_pending, "{path}");
+        assert_eq!(
+            world.app.common.lists.available_permits(),
+            world.app.common.limits.lists,
+            "no turn is held"
+        );
+        world.touch("node-1", 1);
+        let answer = reading.await;
+        assert_eq!(answer.status.as_u16(), 200, "{path}");
+        if !path.starts_with("/events") {
+            assert_eq!(answer.header("chancery-position"), before.plus(1).to_string(), "{path}");
+        }
+    }
+    let answer = world.get("/nodes/node-2").await;
+    let position = answer.json()["position"].as_u64();
+    assert_eq!((position, answer.header("chancery-position")), (Some(4), "9"), "of the row, of the answer");
+    assert_eq!(
+        world.get("/nodes/node-9").await.json()["position"].as_u64(),
+        Some(9),
+        "also where there is none"
+    );
+}
+
+#[tokio::test]
+async fn a_read_that_cannot_be_as_new_as_the_last_verdict_is_refused_and_an_eventual_one_is_answered() {
+    let min_position = std::time::Duration::from_millis(20);
+    let world = World::with(Limits { min_position, ..Limits::default() });
+    world.app.last_verdict.note(Position::new(6));
+    for path in READS {
+        let late = world.get(path).await;
+        assert_eq!(late.problem(), (503, "position_not_applied".into(), String::new()), "{path}");
+        assert_eq!(late.json()["position"].as_u64(), Some(5), "{path}");
+        if !path.starts_with("/events") {
+            let joint = if path.contains('?') { '&' } else { '?' };
+            let now = world.get(&format!("{path}{joint}consistency=eventual")).await;
+            assert_eq!((now.status.as_u16(), now.header("chancery-position")), (200, "5"), "{path}");
+        }
+    }
+    assert_eq!(world.get("//readyz").await.status, 200, "probes do not depend on it");
+    let strong = world.get("/nodes?consistency=eventual&min_position=6").await;
+    assert_eq!(strong.problem().1, "position_not_applied", "what is named is waited for all the same");
+    let other = world.get("/nodes?consistency=strong").await;
+    assert_eq!(other.problem(), (400, "bad_parameter".into(), "/consistency".into()));
+}
+
+#[tokio::test]
+async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
+    let world = World::new();
+    let position = Arc::new(std::sync::atomic::AtomicU64::new(6));
+    let next = Arc::clone(&position);
+    world.decide(move |request| {
+        let position = Position::new(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let result = if request.id.as_str() == "refused" {
+            Err(Refusal::new(Code::InUse, "it is in use"))
+        } else {
+            Ok(Accepted { outcome: Outcome::Changed, subject: None, version: None })
+        };
+        Some(Verdict { position, result: Arc::new(result) })
+    });
+    let last = || world.app.last_verdict.position().get();
+    let spec = r#"{"spec":{"runtime":"simulated"}}"#;
+    assert_eq!(world.put(Method::PUT, "/clusters/c", spec).await.status, 200);
+    assert_eq!(last(), 6, "a typed route");
+    let refused = request(
+        Method::PUT,
+        "/clusters/c",
+        &[("content-type", "application/json"), ("idempotency-key", "refused")],
+        spec,
+    );
+    assert_eq!(world.send(refused).await.status, 409);
+    assert_eq!(last(), 7, "a refusal");
+    let event = |id: &str| {
+        format!(
+            r#"{{"specversion":"1.0","id":"{id}","source":"s","type":"chancery.cluster.apply.v1","data":{{"name":"c","spec":{{"runtime":"simulated"}}}}}}"#
+        )
+    };
+    let structured = [("content-type", "application/cloudevents+json")];
+    assert_eq!(world.send(request(Method::POST, "/intents", &structured, event("a"))).await.status, 200);
+    assert_eq!(last(), 8, "a CloudEvent");
+    let batch = format!("[{},{},{}]", event("b"), event("refused"), event("c"));
+    let batched = [("content-type", "application/cloudevents-batch+json")];
+    let answer = world.send(request(Method::POST, "/intents", &batched, batch)).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("chancery-position"), last()),
+        (200, "11", 11),
+        "a batch"
+    );
 }
 
 #[tokio::test]

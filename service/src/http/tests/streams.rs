@@ -109,7 +109,7 @@ async fn resuming_is_exclusive_and_wins_over_from() {
     world.touch("node-1", 1);
     assert_eq!(reading.ids(1).await, [11]);
     let ahead = world.send(request(Method::GET, "/events", &[SSE, ("last-event-id", "12")], "")).await;
-    assert_eq!(ahead.problem(), (503, "behind".into(), String::new()));
+    assert_eq!(ahead.problem(), (503, "position_not_applied".into(), String::new()));
     let wrong = world.send(request(Method::GET, "/events", &[SSE, ("last-event-id", "x")], "")).await;
     assert_eq!(wrong.problem().2, "/last-event-id");
 }

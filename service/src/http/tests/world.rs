@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 use crate::decider::{Decider, Input, Verdict};
 use crate::duty::{Desk, Duty};
 use crate::executors::Connections;
-use crate::http::{AllowedHosts, Api, App, Common, Hub, Limits, Links, NoLogs, router};
+use crate::http::{AllowedHosts, Api, App, Common, Hub, LastVerdict, Limits, Links, NoLogs, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -141,6 +141,7 @@ impl World {
         let app = App {
             desk: Desk::with(Decider::over(queue)),
             reader,
+            last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),
             hub,
             figures: Arc::new(common.metrics.of(&fleet())),

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod browser;
+mod bulk;
 mod checks;
 mod clocks;
 mod compose;

@@ -1,19 +1,25 @@
-//! `apply`: makes what there is as manifests say. Every document is asked for by itself, in an order in which what
-//! is named comes before what names it; those that fail are told, and the others go on.
+//! `apply`: makes what there is as manifests say. Documents go in batches, in an order in which what is named comes
+//! before what names it; each is reported for itself, and those that fail do not keep the others.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write};
+use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 
 use chancery_events::intent::{Intent, Turn};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::client::{Client, Verdict};
+use super::bulk::{Ask, ask_all};
+use super::client::Client;
 use super::context::Output;
 use super::error::{CliError, Exit, Pointed};
-use super::get::json_text;
+use super::get::{json_text, list, name_of};
 use super::kind::Kind;
 use crate::manifest::{self, Manifest};
 use crate::note;
+
+/// More entities of a kind than this are looked up by listing the kind, in pages.
+const LOOKED_UP: usize = 100;
 
 /// `turn`: when the turn of deployments comes, whatever the manifests say.
 pub(super) fn run(
@@ -23,37 +29,48 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let output = client.context.output(&[Output::Table, Output::Name, Output::Json, Output::Jsonl])?;
-    let mut manifests = read(files)?;
+    let mut manifests = read("apply", "applied", files)?;
     for manifest in &mut manifests {
         if let (Some(turn), Intent::DeploymentCreate(create)) = (turn, &mut manifest.intent) {
             create.turn = turn;
         }
     }
+    // The verdict tells that something changed, and not whether anything was there: a node that is allocated as well has
+    // more than one version from the start.
+    let mut known = known(client, &manifests)?;
+    let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
     let mut done = Vec::new();
     let mut applied = 0;
     let mut failed: Option<Exit> = None;
-    for manifest in &manifests {
-        match apply(client, manifest) {
-            Ok((name, outcome, verdict)) => {
-                applied += 1;
-                let json = json!({
-                    "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
-                });
-                match output {
-                    Output::Name => writeln!(out, "{name}")?,
-                    Output::Json => done.push(json),
-                    Output::Jsonl => writeln!(out, "{json}")?,
-                    _ => writeln!(out, "{name} {outcome}")?,
-                }
-            }
-            // Nothing that follows would fare better.
-            Err(error) if matches!(error.exit, Exit::Unreachable | Exit::Unknown) => return Err(error),
+    ask_all(client, "documents", &asks, &mut |at, answer| {
+        let manifest = &manifests[at];
+        let verdict = match answer {
+            Ok(verdict) => verdict,
             Err(error) => {
-                note!("{}", told(manifest, &error));
+                note!("{}", told("apply", manifest, &error));
                 failed.get_or_insert(error.exit);
+                return Ok(());
             }
+        };
+        applied += 1;
+        let name = name(manifest);
+        let outcome = match (verdict.outcome.as_str(), known.contains(&name)) {
+            ("unchanged", _) => "unchanged",
+            (_, true) => "configured",
+            (_, false) => "created",
+        };
+        let json = json!({
+            "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
+        });
+        match output {
+            Output::Name => writeln!(out, "{name}")?,
+            Output::Json => done.push(json),
+            Output::Jsonl => writeln!(out, "{json}")?,
+            _ => writeln!(out, "{name} {outcome}")?,
         }
-    }
+        known.insert(name);
+        Ok(())
+    })?;
     if output == Output::Json {
         json_text(&json!(done), out)?;
     }
@@ -71,38 +88,60 @@ pub(super) fn run(
     }
 }
 
+/// The entity that a document is about, as `node/node-1`.
+pub(super) fn name(manifest: &Manifest) -> String {
+    manifest.intent.subject().expect("a manifest is about one entity").to_string()
+}
+
+/// What is asked because of a document.
+pub(super) fn ask<'i>(verb: &str, manifest: &Manifest, intent: &'i Intent) -> Ask<'i> {
+    Ask { doing: format!("{}: {verb} {}", manifest.place, name(manifest)), intent }
+}
+
+/// Those entities of the documents, which stand in the order of their kinds, that there are already.
+fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>, CliError> {
+    let mut known = BTreeSet::new();
+    let is_same = |a: &Manifest, b: &Manifest| discriminant(&a.intent) == discriminant(&b.intent);
+    for of_kind in manifests.chunk_by(is_same) {
+        if of_kind.len() > LOOKED_UP {
+            let (kind, items) = listed(client, of_kind)?;
+            known.extend(items.iter().map(|item| format!("{}/{}", kind.word(), name_of(kind, item))));
+            continue;
+        }
+        for manifest in of_kind {
+            let name = name(manifest);
+            let (kind, key) = Kind::split(&name)?;
+            let doing = format!("{}: apply {name}", manifest.place);
+            if client.find(&doing, &kind.path(key)?)?.is_some() {
+                known.insert(name);
+            }
+        }
+    }
+    Ok(known)
+}
+
+/// Every entity of the kind that the documents are about.
+fn listed(client: &Client<'_>, of_kind: &[Manifest]) -> Result<(Kind, Vec<Value>), CliError> {
+    let name = of_kind.first().map(name).unwrap_or_default();
+    let (kind, _) = Kind::split(&name)?;
+    Ok((kind, list(client, kind, &[], u64::MAX)?.items))
+}
+
 /// What a server says about a document, each thing with its place in the file.
-fn told(manifest: &Manifest, error: &CliError) -> String {
-    let name = manifest.intent.subject().expect("a manifest is about one entity");
+pub(super) fn told(verb: &str, manifest: &Manifest, error: &CliError) -> String {
+    let name = name(manifest);
     let each = error.faults.iter().map(|Pointed { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);
         let part = pointer.trim_start_matches('/').replace('/', ".");
         let value = value.map_or_else(String::new, |value| format!(": {value:?}"));
-        format!("{place}: apply {name}: {part} {detail}{value}")
+        format!("{place}: {verb} {name}: {part} {detail}{value}")
     });
     let each: Vec<_> = each.collect();
     if each.is_empty() { error.to_string() } else { each.join("\n") }
 }
 
-fn apply(client: &Client<'_>, manifest: &Manifest) -> Result<(String, &'static str, Verdict), CliError> {
-    let subject = manifest.intent.subject().expect("a manifest is about one entity");
-    let name = subject.to_string();
-    let doing = format!("{}: apply {name}", manifest.place);
-    let (kind, key) = Kind::split(&name)?;
-    // The verdict tells that something changed, and not whether anything was there: a node that is allocated as
-    // well has more than one version from the start.
-    let known = client.find(&doing, &kind.path(key)?)?.is_some();
-    let verdict = client.ask(&doing, &manifest.intent)?;
-    let outcome = match (verdict.outcome.as_str(), known) {
-        ("unchanged", _) => "unchanged",
-        (_, true) => "configured",
-        (_, false) => "created",
-    };
-    Ok((name, outcome, verdict))
-}
-
-/// Reads all files before anything is asked for: a slip in the last must not leave half of them applied.
-fn read(files: &[PathBuf]) -> Result<Vec<Manifest>, CliError> {
+/// Reads all files before anything is asked for: a slip in the last must not leave half of them done.
+pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<Manifest>, CliError> {
     let mut manifests = Vec::new();
     let mut faults = Vec::new();
     for (name, text) in texts(files)? {
@@ -112,10 +151,10 @@ fn read(files: &[PathBuf]) -> Result<Vec<Manifest>, CliError> {
         }
     }
     if !faults.is_empty() {
-        return Err(CliError::failure(format!("{}\nnothing was applied", faults.join("\n"))));
+        return Err(CliError::failure(format!("{}\nnothing was {done}", faults.join("\n"))));
     }
     if manifests.is_empty() {
-        return Err(CliError::failure("apply: the files hold no documents"));
+        return Err(CliError::failure(format!("{verb}: the files hold no documents")));
     }
     manifest::sort(&mut manifests);
     Ok(manifests)

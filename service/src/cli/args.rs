@@ -81,16 +81,23 @@ pub enum Client {
         /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
         name: Option<String>,
     },
-    /// Remove a replica, volume, plan, node, cluster, capability, policy or disruption
+    /// Remove a replica, volume, plan, node, cluster, capability, policy or disruption, or what manifests name
     Delete {
         /// Its kind, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
-        what: What,
+        #[arg(required_unless_present = "files")]
+        what: Option<What>,
         /// Its name, if that is not in KIND/NAME
         name: Option<String>,
+        /// Delete what the manifests name, what depends on others first; FILE|DIR|-, repeatable
+        #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
+        files: Vec<PathBuf>,
         /// With what needs it: the runs on a node are moved away, the replicas of a plan deleted
         #[arg(long)]
         cascade: bool,
+        /// With -f and --cascade: maximum time to wait until what is deleted first is gone
+        #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span, requires = "cascade", conflicts_with = "what")]
+        timeout: Duration,
     },
     /// Bring up one more replica of a plan, by the deployment that was completed last
     Create {

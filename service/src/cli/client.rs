@@ -9,6 +9,7 @@
 //! | connection lost, 504 | try again with the same key; after the last: outcome unknown |
 //! | 503, `no_decider` | try again for as long as one takes over, without counting |
 //! | 503, `retryable` | try again with the same key; after the last: busy, unless an earlier try is unknown |
+//! | 429 | try again after the time that the server names, without counting; after [`PATIENCE`] as 503 |
 //! | any other answer | that is the answer |
 
 use std::cell::Cell;
@@ -30,7 +31,11 @@ use super::table::add;
 use crate::note;
 
 /// How often something is tried, and each server once.
-const TRIES: usize = 3;
+pub(super) const TRIES: usize = 3;
+/// Maximum time to wait, in one request, because the server takes no more requests a second.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Maximum time between two tries, whatever the server names.
+const LONGEST: Duration = Duration::from_mins(1);
 /// How often it is asked who decides: long enough for a server to take over.
 const TAKEOVER: u32 = 40;
 /// After so many of these, whoever waits is told what for.
@@ -60,6 +65,28 @@ struct Problem {
     errors: Vec<Pointed>,
     #[serde(default)]
     retryable: bool,
+}
+
+/// An intent as every try sends it: with one idempotency key and one time.
+pub(super) struct Envelope {
+    pub(super) key: String,
+    pub(super) body: String,
+}
+
+/// The answer to a try.
+struct Reply {
+    status: u16,
+    body: String,
+    /// Time after which the server asks to try again.
+    after: Option<Duration>,
+}
+
+/// The answer that another try would not better.
+pub(super) struct Settled {
+    pub(super) status: u16,
+    pub(super) body: String,
+    /// Whether it is unknown what became of an earlier try.
+    pub(super) was_lost: bool,
 }
 
 /// Why a try had no answer.
@@ -113,10 +140,7 @@ impl<'a> Client<'a> {
     }
 
     /// Takes in an answer, and under which lineage its positions are given.
-    fn answer(
-        &self,
-        result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-    ) -> Result<(u16, String), Lost> {
+    fn answer(&self, result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, Lost> {
         if let Ok(response) = &result {
             let lineage = response.headers().get("chancery-lineage");
             let lineage = lineage.and_then(|value| value.to_str().ok()?.parse().ok());
@@ -156,7 +180,7 @@ impl<'a> Client<'a> {
             }
             self.answer(request.call())
         });
-        let (status, body) = read.map_err(|lost| self.unread(doing, &lost))?;
+        let Settled { status, body, .. } = read.map_err(|lost| self.unread(doing, &lost))?;
         if status != 200 {
             return Err(problem(doing, status, &body));
         }
@@ -206,8 +230,8 @@ impl<'a> Client<'a> {
         Ok(body.into_reader())
     }
 
-    /// Asks for a verdict on an intent.
-    pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<Verdict, CliError> {
+    /// The intent as a CloudEvent with a key of its own, dated now.
+    pub(super) fn envelope(&self, intent: &Intent) -> Envelope {
         let key = uuid::Uuid::new_v4().to_string();
         let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
         let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
@@ -223,18 +247,15 @@ impl<'a> Client<'a> {
         // The data goes as its own text: numbers beyond what a generic value holds stay exact.
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
-        let sent = self.tried(|| {
-            let request =
-                self.agent.post(self.url("/intents")).header("content-type", "application/cloudevents+json");
-            self.answer(request.send(body.as_str()))
-        });
-        let (status, body) = sent.map_err(|lost| self.unasked(doing, &lost, &key))?;
+        Envelope { key, body }
+    }
+
+    /// Asks for a verdict on an intent.
+    pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<Verdict, CliError> {
+        let Envelope { key, body } = self.envelope(intent);
+        let Settled { status, body, .. } = self.post(doing, &key, "application/cloudevents+json", &body)?;
         if !(200..300).contains(&status) {
-            let mut error = problem(doing, status, &body);
-            if error.exit == Exit::Unknown {
-                add(&mut error.message, format_args!("\nits idempotency key is {key}"));
-            }
-            return Err(error);
+            return Err(Client::refused(doing, status, &body, &key));
         }
         let verdict: Verdict =
             serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
@@ -242,19 +263,96 @@ impl<'a> Client<'a> {
         Ok(verdict)
     }
 
+    /// Sends intents; `doing` and `key` are those of the first.
+    pub(super) fn post(
+        &self,
+        doing: &str,
+        key: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Result<Settled, CliError> {
+        let sent = self.tried(|| {
+            let request = self.agent.post(self.url("/intents")).header("content-type", content_type);
+            self.answer(request.send(body))
+        });
+        sent.map_err(|lost| self.unasked(doing, &lost, key))
+    }
+
+    /// An intent that has no verdict, or was refused.
+    pub(super) fn refused(doing: &str, status: u16, body: &str, key: &str) -> CliError {
+        let mut error = problem(doing, status, body);
+        if error.exit == Exit::Unknown {
+            add(&mut error.message, format_args!("\nits idempotency key is {key}"));
+        }
+        error
+    }
+
+    /// An intent of which no try has made known what became of it.
+    pub(super) fn unknown(&self, doing: &str, key: &str) -> CliError {
+        self.unasked(doing, &Lost::Midway("the server does not know the outcome".into()), key)
+    }
+
+    /// The answer to the intent at `index` of a batch.
+    pub(super) fn item(
+        &self,
+        doing: &str,
+        index: usize,
+        status: u16,
+        item: Value,
+    ) -> Result<Verdict, CliError> {
+        if (200..300).contains(&status) {
+            let verdict: Verdict =
+                serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
+            self.after(verdict.position);
+            return Ok(verdict);
+        }
+        let mut problem: Problem =
+            serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
+        let prefix = format!("/{index}");
+        for fault in &mut problem.errors {
+            if let Some(within) = fault.pointer.strip_prefix(&prefix) {
+                fault.pointer = within.to_owned();
+            }
+        }
+        Err(error_of(doing, status, problem))
+    }
+
+    /// Before something is tried again, the `tries`th time: by the next server.
+    pub(super) fn back_off(&self, tries: usize) {
+        self.go_on();
+        let round = u32::try_from(tries / self.servers().count().max(1)).unwrap_or(u32::MAX);
+        std::thread::sleep(self.context.backoff * 4_u32.saturating_pow(round.min(4)));
+    }
+
     /// Tries until there is an answer that another try would not better.
     ///
     /// Once it is unknown what became of a try, "busy" to a later one does not make it known.
-    fn tried(&self, mut send: impl FnMut() -> Result<(u16, String), Lost>) -> Result<(u16, String), Lost> {
+    fn tried(&self, mut send: impl FnMut() -> Result<Reply, Lost>) -> Result<Settled, Lost> {
         let mut unknown = None;
         let count = self.servers().count();
         let most = TRIES.max(count);
         let mut vacant = 0;
         let mut tried = 0;
+        let mut waited = Duration::ZERO;
         while tried < most {
             tried += 1;
             let last = tried == most;
-            let answer = send();
+            let reply = send();
+            if let Ok(Reply { status: 429, after, .. }) = &reply
+                && waited < PATIENCE
+            {
+                if waited.is_zero() {
+                    note!(
+                        "chancery: the server takes no more requests of this client at the moment; waiting"
+                    );
+                }
+                let wait = after.unwrap_or(self.context.backoff * 5).clamp(Duration::from_millis(1), LONGEST);
+                waited += wait;
+                tried -= 1;
+                std::thread::sleep(wait);
+                continue;
+            }
+            let answer = reply.map(|reply| (reply.status, reply.body));
             // One that is gone says nothing against another that has said so.
             let is_vacant = match &answer {
                 Ok((status, body)) => *status == 503 && code(body) == "no_decider",
@@ -275,8 +373,12 @@ impl<'a> Client<'a> {
                 continue;
             }
             match answer {
-                Ok((status, body)) if !retryable(status, &body) => return Ok((status, body)),
-                Ok((status, body)) if last && unknown.is_none() => return Ok((status, body)),
+                Ok((status, body)) if !retryable(status, &body) => {
+                    return Ok(Settled { status, body, was_lost: unknown.is_some() });
+                }
+                Ok((status, body)) if last && unknown.is_none() => {
+                    return Ok(Settled { status, body, was_lost: false });
+                }
                 Ok((504, _)) => unknown = Some("the server does not know the outcome".into()),
                 Ok(_) => {}
                 Err(Lost::Midway(why)) => unknown = Some(why),
@@ -321,11 +423,13 @@ impl<'a> Client<'a> {
     }
 }
 
-fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<(u16, String), Lost> {
+fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, Lost> {
     let response = result.map_err(lost)?;
     let status = response.status().as_u16();
+    let after = response.headers().get("retry-after");
+    let after = after.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
     let body = response.into_body().into_with_config().limit(256 << 20).read_to_string().map_err(lost)?;
-    Ok((status, body))
+    Ok(Reply { status, body, after })
 }
 
 fn lost(error: ureq::Error) -> Lost {
@@ -363,9 +467,13 @@ fn retryable(status: u16, body: &str) -> bool {
 }
 
 fn problem(doing: &str, status: u16, body: &str) -> CliError {
-    let Ok(problem) = serde_json::from_str::<Problem>(body) else {
-        return CliError::new(exit_of("", status), format!("{doing}: the server answered {status}"));
-    };
+    match serde_json::from_str::<Problem>(body) {
+        Ok(problem) => error_of(doing, status, problem),
+        Err(_) => CliError::new(exit_of("", status), format!("{doing}: the server answered {status}")),
+    }
+}
+
+fn error_of(doing: &str, status: u16, problem: Problem) -> CliError {
     let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
     let mut message = format!("{doing}: ");
     // One is told by the detail already; of several, the detail is the first of them.
@@ -391,6 +499,6 @@ fn problem(doing: &str, status: u16, body: &str) -> CliError {
     CliError { exit: exit_of(&problem.code, status), message, faults }
 }
 
-fn not_ours(doing: &str, why: &str) -> CliError {
+pub(super) fn not_ours(doing: &str, why: &str) -> CliError {
     CliError::failure(format!("{doing}: the answer is not of a Chancery that this client knows: {why}"))
 }

@@ -39,6 +39,8 @@ pub struct Context {
     pub output: Option<Output>,
     /// Whether a person sits there: input and output are a terminal.
     pub person: bool,
+    /// Whether somebody sees how far a command is: the standard error is a terminal.
+    pub shows_progress: bool,
     /// How long to wait before the second try; later ones wait longer.
     pub backoff: Duration,
     /// All settings, for `config show`.
@@ -54,6 +56,7 @@ impl Context {
             actor: config.actor.clone(),
             output,
             person: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+            shows_progress: std::io::stderr().is_terminal(),
             backoff: Duration::from_millis(200),
             config,
         }

@@ -28,7 +28,7 @@ pub(super) struct Asked {
 pub(super) fn context(server: String, output: Option<Output>) -> Context {
     let config = Config::read(Layers { flags: vec![("server", "--server", server)], ..Layers::default() });
     let context = Context::new(config.expect("a server"), output);
-    Context { person: false, backoff: Duration::from_millis(1), ..context }
+    Context { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
 }
 
 /// Serves the script and closes its door.

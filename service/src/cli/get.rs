@@ -16,8 +16,8 @@ use super::watch;
 
 use crate::note;
 
-/// The server is asked for at most so many at a time.
-const PAGE: u64 = 500;
+/// Entities of a page: as many as a server gives.
+const PAGE: u64 = 1000;
 
 /// Some entities of one kind.
 pub(super) struct Listed {

@@ -8,10 +8,12 @@ mod act;
 mod apply;
 mod approve;
 mod args;
+mod bulk;
 mod client;
 mod columns;
 mod completion;
 mod context;
+mod delete;
 mod describe;
 mod disruption;
 mod drain;
@@ -142,9 +144,12 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Describe { what, name } => {
             describe::run(what.kind, &what.one(name.as_ref())?, &client, out)
         }
-        ClientCommand::Delete { what, name, cascade } => {
+        ClientCommand::Delete { what, name, files, cascade, timeout } => {
             let cascade = if *cascade { Cascade::Yes } else { Cascade::No };
-            act::delete(what.kind, &what.one(name.as_ref())?, cascade, &client, out)
+            match what {
+                Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, &client, out),
+                None => delete::run(files, cascade, *timeout, &client, out),
+            }
         }
         ClientCommand::Create { what, plan, on } => {
             replica::create(what.kind, plan, on.as_ref(), &client, out)

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::fake::{Act, Asked, context, serve};
 use super::*;
 
+mod bulk;
 mod life;
 
 fn ok(body: &Value) -> Act {
@@ -22,6 +23,22 @@ fn problem(status: u16, code: &str, retryable: bool) -> Act {
 
 fn verdict() -> Act {
     ok(&json!({ "position": 7, "verdict": "accepted", "subject": "node/node-1", "version": 3 }))
+}
+
+/// The answer to a batch.
+fn batch(items: &[Value]) -> Act {
+    ok(&json!(items))
+}
+
+/// A verdict, as the item of a batch.
+fn accepted(position: u64) -> Value {
+    json!({ "position": position, "verdict": "accepted", "subject": null, "version": 1, "status": 200 })
+}
+
+/// No verdict, as the item of a batch.
+fn refusal(status: u16, code: &str) -> Value {
+    let retryable = matches!(status, 503 | 504);
+    json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable })
 }
 
 /// Carries out a command line against a script.
@@ -205,7 +222,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
     assert!(text.contains("\nOperations\n  ID ") && !text.contains("Incarnations"), "{text}");
     let waits = format!("\nWaits for\n  approval to create: chancery approve {id}\n\nRecent events\n");
     assert!(text.contains(&waits), "{text}");
-    assert_eq!(asked[3].line, "GET /v1/fleets/default/operations?replica=web-7f3k&limit=500");
+    assert_eq!(asked[3].line, "GET /v1/fleets/default/operations?replica=web-7f3k&limit=1000");
 }
 
 #[test]
@@ -352,17 +369,17 @@ fn apply_says_created_configured_or_unchanged() {
     std::fs::write(&file, text).expect("a file");
     let line = format!("chancery apply -f {}", folder.path().display());
     let unchanged =
-        || ok(&json!({ "position": 7, "verdict": "unchanged", "subject": "node/node-1", "version": 3 }));
+        || batch(&[json!({ "position": 7, "verdict": "unchanged", "version": 3, "status": 200 })]);
     let cases = [
-        (vec![problem(404, "not_found", false), verdict()], "created"),
-        (vec![ok(&node("node-1", "")), verdict()], "configured"),
+        (vec![problem(404, "not_found", false), batch(&[accepted(7)])], "created"),
+        (vec![ok(&node("node-1", "")), batch(&[accepted(7)])], "configured"),
         (vec![ok(&node("node-1", "")), unchanged()], "unchanged"),
     ];
     for (script, wanted) in cases {
         let (result, _) = told(&line, script);
         assert_eq!(result.expect(wanted), format!("node/node-1 {wanted}\n"));
     }
-    let (result, _) = told(&line, vec![problem(404, "not_found", false), problem(422, "invalid", false)]);
+    let (result, _) = told(&line, vec![problem(404, "not_found", false), batch(&[refusal(422, "invalid")])]);
     assert_eq!(result.expect_err("refused").exit, Exit::Failure);
     std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
     let (result, asked) = told(&line, vec![]);
@@ -377,7 +394,7 @@ fn approving_sends_the_hash_that_was_shown() {
         json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
     let (result, asked) = told("chancery approve --plan web --all", vec![ok(&page), verdict()]);
     assert_eq!(result.expect("approved"), format!("operation/{id} approved: create web-7f3k on node-2\n"));
-    assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=500");
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=1000");
     let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
     let shown = json!([{ "operation": id, "hash": "00112233445566778899aabbccddeeff" }]);
     assert_eq!(

@@ -55,7 +55,7 @@ use policy::PolicyForm;
 /// The version of the forms.
 pub const API_VERSION: &str = "chancery/v1";
 /// A file may be so large, in bytes.
-pub const LARGEST: usize = 1 << 20;
+pub const LARGEST: usize = 16 << 20;
 /// Collections may stand in each other so deep.
 const DEEPEST: usize = 32;
 /// A document may refer to anchors so often; what they stand for is counted as well.

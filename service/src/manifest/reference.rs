@@ -7,7 +7,7 @@ use std::path::Path;
 use schemars::Schema;
 use serde_json::Value;
 
-use super::{API_VERSION, schemas};
+use super::{API_VERSION, KINDS, LARGEST, schemas};
 
 const FILE: &str = "../docs/manifests.md";
 
@@ -18,7 +18,14 @@ fn reference() -> String {
          What `chancery apply -f` reads: YAML documents, each of one kind, several in a file divided by `---`. Unknown \
          fields\nare refused. This page is made from the program; `chancery openapi` tells of the HTTP API.\n\n\
          Every document begins with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
-         Amounts and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n"
+         Amounts and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
+         A file has at most {} MiB. Documents are applied in the order {}, whatever their order in files;\n\
+         documents of one kind keep theirs. They go in batches of up to 1,000. `chancery delete -f` deletes what they name in \
+         the\nreverse order: an entity that is not there is reported and is no failure, and deployments are deleted with \
+         their plan.\nWith `--cascade` plans and nodes are deleted with what needs them, and what they depend on follows \
+         when they are gone.\n",
+        LARGEST >> 20,
+        KINDS.join(", ")
     );
     for (kind, schema) in schemas() {
         let spec = resolve(&schema, &schema.as_value()["properties"]["spec"]);

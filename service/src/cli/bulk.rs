@@ -1,0 +1,172 @@
+//! Many intents: sent in batches, in their order, and reported one by one.
+//!
+//! | the answer | next |
+//! |---|---|
+//! | to an intent: a verdict or a refusal | it is reported |
+//! | to an intent: 503 or 504 | again with the same key, with the others of the batch that have no answer |
+//! | to the batch: it is too large | again in smaller batches |
+//! | to the batch: anything else | as for one intent, see [`super::client`] |
+//!
+//! Must stay true: no intent is sent before all intents of the batches before it have their answers, so that one intent
+//! may depend on an earlier one; all tries of an intent have one key and one time.
+
+use std::io::Write as _;
+
+use chancery_events::intent::Intent;
+use serde_json::Value;
+
+use super::client::{Client, Envelope, Settled, TRIES, Verdict, not_ours};
+use super::context::Context;
+use super::error::CliError;
+
+const BATCH: &str = "application/cloudevents-batch+json";
+/// Maximum number of intents in a batch: a server takes no more.
+const MOST: usize = 1000;
+/// Maximum size of a batch in bytes, unless a single intent is larger: half of the body that servers take by default.
+const BYTES: usize = 512 << 10;
+
+/// An intent, and what the caller does with it, as in `nodes.yaml:3:1: apply node/node-1`.
+pub(super) struct Ask<'i> {
+    pub(super) doing: String,
+    pub(super) intent: &'i Intent,
+}
+
+/// What became of an intent.
+pub(super) type Answered = Result<Verdict, CliError>;
+
+/// Asks for a verdict on each intent, and reports all in their order. An error of the whole ends it: what was answered
+/// before is reported. `what` names the intents for people, as in `documents`.
+pub(super) fn ask_all(
+    client: &Client<'_>,
+    what: &str,
+    asks: &[Ask<'_>],
+    report: &mut dyn FnMut(usize, Answered) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let progress = Progress::of(client.context, what, asks.len());
+    let mut first = 0;
+    let mut most = MOST;
+    while first < asks.len() {
+        progress.show(first);
+        let mut batch = Batch::prepare(client, &asks[first..], most);
+        let sent = batch.send(client);
+        progress.clear();
+        most = batch.most;
+        let count = batch.answers.len();
+        let mut answers = batch.answers.into_iter().enumerate();
+        answers.try_for_each(|(at, answer)| answer.map_or(Ok(()), |answer| report(first + at, answer)))?;
+        sent?;
+        first += count;
+    }
+    Ok(())
+}
+
+/// Intents that are sent together, and their answers.
+struct Batch<'a> {
+    asks: &'a [Ask<'a>],
+    envelopes: Vec<Envelope>,
+    answers: Vec<Option<Answered>>,
+    /// Maximum number of intents that the server takes at a time.
+    most: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn prepare(client: &Client<'_>, asks: &'a [Ask<'a>], most: usize) -> Batch<'a> {
+        let (mut envelopes, mut bytes) = (Vec::new(), 0);
+        for ask in asks.iter().take(most) {
+            let envelope = client.envelope(ask.intent);
+            bytes += envelope.body.len() + 1;
+            if bytes > BYTES && !envelopes.is_empty() {
+                break;
+            }
+            envelopes.push(envelope);
+        }
+        let answers = envelopes.iter().map(|_| None).collect();
+        Batch { asks, envelopes, answers, most }
+    }
+
+    /// Sends what has no answer until all have one.
+    fn send(&mut self, client: &Client<'_>) -> Result<(), CliError> {
+        let (mut tries, mut is_unknown) = (0, false);
+        loop {
+            let open: Vec<_> =
+                (0..self.answers.len()).filter(|at| self.answers[*at].is_none()).take(self.most).collect();
+            let Some(first) = open.first() else { return Ok(()) };
+            let (doing, key) = (&self.asks[*first].doing, &self.envelopes[*first].key);
+            let bodies: Vec<_> = open.iter().map(|at| self.envelopes[*at].body.as_str()).collect();
+            let sent = client.post(doing, key, BATCH, &format!("[{}]", bodies.join(",")))?;
+            let Settled { status, body, was_lost } = sent;
+            is_unknown |= was_lost;
+            if status == 413 && open.len() > 1 {
+                self.most = open.len() / 2;
+                continue;
+            }
+            let items = match status {
+                200 => serde_json::from_str::<Vec<Value>>(&body).map_err(|error| error.to_string()),
+                _ => return Err(Client::refused(doing, status, &body, key)),
+            };
+            let items = items.and_then(|items| {
+                if items.len() == open.len() {
+                    Ok(items)
+                } else {
+                    Err("it has too few or too many items".into())
+                }
+            });
+            let items = items.map_err(|why| not_ours(doing, &why))?;
+            let mut late = None;
+            let mut answered = 0;
+            for (index, (at, item)) in open.iter().zip(items).enumerate() {
+                let status =
+                    item["status"].as_u64().and_then(|status| u16::try_from(status).ok()).unwrap_or(0);
+                if matches!(status, 503 | 504) {
+                    is_unknown |= status == 504;
+                    late.get_or_insert((*at, status, item.to_string()));
+                    continue;
+                }
+                answered += 1;
+                self.answers[*at] = Some(client.item(&self.asks[*at].doing, index, status, item));
+            }
+            tries = if answered > 0 { 0 } else { tries + 1 };
+            let Some((at, status, item)) = late else { continue };
+            if tries >= TRIES {
+                let (doing, key) = (&self.asks[at].doing, &self.envelopes[at].key);
+                // Once an answer is unknown, "busy" to a later try does not make it known.
+                return Err(if is_unknown {
+                    client.unknown(doing, key)
+                } else {
+                    Client::refused(doing, status, &item, key)
+                });
+            }
+            client.back_off(tries);
+        }
+    }
+}
+
+/// How far it is, on a terminal alone.
+struct Progress<'a> {
+    what: &'a str,
+    total: usize,
+    is_shown: bool,
+}
+
+impl<'a> Progress<'a> {
+    fn of(context: &Context, what: &'a str, total: usize) -> Progress<'a> {
+        Progress { what, total, is_shown: context.shows_progress && total > MOST }
+    }
+
+    fn show(&self, done: usize) {
+        // The cursor stays at the start of the line, so that what is written next is written over it.
+        self.write(&format!("\u{1b}[K{done} of {} {}\r", self.total, self.what));
+    }
+
+    fn clear(&self) {
+        self.write("\u{1b}[K");
+    }
+
+    fn write(&self, text: &str) {
+        if self.is_shown {
+            let mut screen = std::io::stderr().lock();
+            // A terminal that is gone shows nothing.
+            let _ = screen.write_all(text.as_bytes()).and_then(|()| screen.flush());
+        }
+    }
+}

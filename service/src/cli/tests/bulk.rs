@@ -1,0 +1,168 @@
+//! Many documents at once: batches in order, each document answered for itself.
+
+use super::*;
+
+/// Capabilities `c-FIRST` and further ones, as documents of a file.
+fn capabilities(count: usize) -> String {
+    let one = |number: usize| {
+        format!(
+            "---\napiVersion: chancery/v1\nkind: Capability\nmetadata: {{name: c-{number}}}\nspec: {{type: T, score: 1}}\n"
+        )
+    };
+    (0..count).map(one).collect()
+}
+
+/// A file of documents, for as long as the folder lives.
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("all.yaml");
+    std::fs::write(&path, text).expect("a file");
+    (folder, path.display().to_string())
+}
+
+fn none() -> Act {
+    ok(&json!({ "items": [], "next_page_token": null, "position": 1 }))
+}
+
+/// The intents of a batch: their keys, and the names that they are about.
+fn sent(asked: &Asked) -> Vec<(String, String)> {
+    let events: Vec<Value> = serde_json::from_str(&asked.body).expect("a batch");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    events.iter().map(|event| (text(&event["id"]), text(&event["data"]["name"]))).collect()
+}
+
+fn names(asked: &Asked) -> Vec<String> {
+    sent(asked).into_iter().map(|(_, name)| name).collect()
+}
+
+#[test]
+fn documents_go_in_batches_and_are_told_in_their_order() {
+    let (_folder, path) = file(&capabilities(2500));
+    let answers = |count: usize| batch(&(0..count).map(|_| accepted(7)).collect::<Vec<_>>());
+    let script = vec![none(), answers(1000), answers(1000), answers(500)];
+    let (result, asked) = told(&format!("chancery apply -f {path}"), script);
+    let wanted: Vec<_> = (0..2500).map(|number| format!("capability/c-{number} created")).collect();
+    assert_eq!(result.expect("applied").lines().collect::<Vec<_>>(), wanted);
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/capabilities?limit=1000", "looked up by one list");
+    let all: Vec<_> = asked[1..].iter().flat_map(names).collect();
+    assert_eq!(all, (0..2500).map(|number| format!("c-{number}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_not_answered_is_asked_again_with_the_same_keys_and_the_rest_is_not() {
+    let (_folder, path) = file(&capabilities(4));
+    let find = || problem(404, "not_found", false);
+    let busy = || refusal(503, "busy");
+    let first = batch(&[accepted(7), refusal(422, "invalid"), busy(), busy()]);
+    let second = batch(&[refusal(504, "unknown_outcome"), busy()]);
+    let script = vec![find(), find(), find(), find(), first, second, batch(&[accepted(8), accepted(9)])];
+    let (result, asked) = told(&format!("chancery apply -f {path} -o name"), script);
+    let error = result.expect_err("one is invalid");
+    assert_eq!(
+        (error.exit, error.message.as_str()),
+        (Exit::Failure, "3 of 4 documents were applied: apply again when the others are right")
+    );
+    let batches: Vec<_> = asked[4..].iter().map(sent).collect();
+    assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [4, 2, 2]);
+    assert_eq!((&batches[1], &batches[2]), (&batches[0][2..].to_vec(), &batches[0][2..].to_vec()));
+}
+
+#[test]
+fn what_stays_unanswered_ends_it_with_what_is_known() {
+    let busy = || batch(&[refusal(503, "busy")]);
+    let unknown = || batch(&[refusal(504, "unknown_outcome")]);
+    let cases = [
+        (vec![busy(), busy(), busy()], Exit::Unreachable),
+        (vec![unknown(), busy(), busy()], Exit::Unknown),
+        (vec![Act::Drop, Act::Drop, Act::Drop], Exit::Unknown),
+        // The server is busy now; the first try may have been recorded all the same.
+        (vec![Act::Drop, busy(), busy(), busy()], Exit::Unknown),
+        (vec![problem(503, "busy", true); 3], Exit::Unreachable),
+        (vec![batch(&[])], Exit::Failure),
+        (vec![problem(404, "not_found", false)], Exit::NotFound),
+    ];
+    for (script, exit) in cases {
+        let (_folder, path) = file(&capabilities(1));
+        let script: Vec<_> = std::iter::once(problem(404, "not_found", false)).chain(script).collect();
+        let error = told(&format!("chancery apply -f {path}"), script).0.expect_err("no verdict");
+        assert_eq!(error.exit, exit, "{error}");
+        assert!(error.message.contains("all.yaml:2:1: apply capability/c-0: "), "{error}");
+        assert_eq!(error.message.contains("idempotency key"), exit == Exit::Unknown, "{error}");
+    }
+}
+
+#[test]
+fn a_batch_that_is_too_large_goes_in_smaller_ones_and_too_many_requests_wait() {
+    let (_folder, path) = file(&capabilities(4));
+    let find = || problem(404, "not_found", false);
+    let too_many = problem(429, "too_many_requests", true);
+    let mut script = vec![find(), find(), find(), find(), problem(413, "too_large", false)];
+    // More often than anything else is tried.
+    script.extend(vec![too_many; 6]);
+    script.extend([batch(&[accepted(7), accepted(8)]), batch(&[accepted(9), accepted(10)])]);
+    let (result, asked) = told(&format!("chancery apply -f {path} -o name"), script);
+    assert_eq!(result.expect("applied").lines().count(), 4);
+    let sizes: Vec<_> = asked[4..].iter().map(|asked| sent(asked).len()).collect();
+    assert_eq!(sizes, [4, 2, 2, 2, 2, 2, 2, 2, 2]);
+}
+
+#[test]
+fn deleting_what_files_name_goes_backwards_and_what_is_not_there_is_no_failure() {
+    let text = "\
+apiVersion: chancery/v1
+kind: Cluster
+metadata: {name: local}
+spec: {runtime: process}
+---
+apiVersion: chancery/v1
+kind: Deployment
+metadata: {name: d-1}
+spec: {plan: web, count: 1}
+---
+apiVersion: chancery/v1
+kind: Node
+metadata: {name: n-1}
+spec: {domain: a, cluster: local, resources: {cpu: 1, memory: 1}}
+---
+apiVersion: chancery/v1
+kind: Node
+metadata: {name: n-2}
+spec: {domain: a, cluster: local, resources: {cpu: 1, memory: 1}}
+";
+    let (_folder, path) = file(text);
+    let script = vec![batch(&[accepted(7), refusal(404, "not_found")]), batch(&[accepted(8)])];
+    let (result, asked) = told(&format!("chancery delete -f {path}"), script);
+    let wanted = "\
+deployment/web/d-1 skipped: deployments are deleted with their plan
+node/n-2 deleted
+node/n-1 not found
+cluster/local deleted
+";
+    assert_eq!(result.expect("deleted"), wanted);
+    assert_eq!(asked.iter().map(names).collect::<Vec<_>>(), [vec!["n-2", "n-1"], vec!["local"]]);
+
+    let script = vec![batch(&[refusal(409, "in_use"), accepted(7)]), batch(&[refusal(409, "in_use")])];
+    let error = told(&format!("chancery delete -f {path}"), script).0.expect_err("in use");
+    let wanted =
+        "2 of 4 documents were not deleted; to delete nodes and plans with what needs them, add --cascade";
+    assert_eq!((error.exit, error.message.as_str()), (Exit::Conflict, wanted));
+
+    // What nodes belong to is deleted when the nodes are gone.
+    let nodes = |names: &[&str]| {
+        let items: Vec<_> = names.iter().map(|name| node(name, "")).collect();
+        ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
+    };
+    let both = batch(&[accepted(7), accepted(8)]);
+    let script = vec![both.clone(), nodes(&["n-1", "n-9"]), nodes(&["n-9"]), batch(&[accepted(9)])];
+    let (result, asked) = told(&format!("chancery delete -f {path} --cascade -o name"), script);
+    assert_eq!(result.expect("deleted").lines().last(), Some("cluster/local"));
+    assert!(asked[0].body.contains(r#""cascade":"yes""#) && asked.len() == 4, "{asked:?}");
+    let script = vec![both, nodes(&["n-1"])];
+    let line = format!("chancery delete -f {path} --cascade --timeout 0s");
+    assert_eq!(told(&line, script).0.expect_err("it takes too long").exit, Exit::Unknown);
+
+    for line in ["chancery delete", "chancery delete node/n-1 -f x", "chancery delete node/n-1 --timeout 1s"]
+    {
+        assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+    }
+}

@@ -2,6 +2,8 @@
 //!
 //! Only those that change something stand in the journal.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -248,6 +250,16 @@ pub enum ProcessStatus {
     Online,
     /// Started, not ready yet.
     Initializing,
+    /// Started, and its readiness probe fails.
+    Unready {
+        /// Last error of the probe that held for as many attempts as its failure threshold.
+        error: ProbeError,
+    },
+    /// Was ready, and its liveness probe fails.
+    Unresponsive {
+        /// Last error of the probe.
+        error: ProbeError,
+    },
     /// Killed for want of memory, at this death.
     OomKilled,
     /// Ended by itself with this status.
@@ -262,6 +274,66 @@ pub enum ProcessStatus {
     },
     /// Not known: no supervisor saw its end, or it is in another PID namespace.
     Unknown,
+}
+
+/// Why an attempt of a probe failed. A closed set without free text, so that reports do not differ by wording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeError {
+    /// No program listens at the port.
+    Refused,
+    /// No answer within the probe's timeout.
+    Timeout,
+    /// The connection ended before an answer.
+    Closed,
+    /// The answer is not HTTP.
+    NotHttp,
+    /// The answer has a status other than 2xx.
+    Status {
+        /// The HTTP status.
+        code: u16,
+    },
+    /// The connection could not be made for another reason.
+    Unreachable,
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProbeError::Refused => f.write_str("connection refused"),
+            ProbeError::Timeout => f.write_str("timeout"),
+            ProbeError::Closed => f.write_str("connection closed without an answer"),
+            ProbeError::NotHttp => f.write_str("answer is not HTTP"),
+            ProbeError::Status { code } => write!(f, "status {code}"),
+            ProbeError::Unreachable => f.write_str("cannot connect"),
+        }
+    }
+}
+
+impl Process {
+    /// Its payload and number, as in `web-0`.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.payload, self.index)
+    }
+
+    /// Why it is not online, if it is not.
+    pub fn trouble(&self) -> Option<String> {
+        let what = match &self.status {
+            ProcessStatus::Online => return None,
+            ProcessStatus::Initializing => "is not ready".to_owned(),
+            ProcessStatus::Unready { error } => {
+                return Some(format!("readiness probe of {}: {error}", self.name()));
+            }
+            ProcessStatus::Unresponsive { error } => {
+                return Some(format!("liveness probe of {} failed: {error}", self.name()));
+            }
+            ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
+            ProcessStatus::Exited { code } => format!("exited with status {code}"),
+            ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
+            ProcessStatus::Unknown => "is unknown: no supervisor saw its end".to_owned(),
+        };
+        Some(format!("process {} of {} {what}", self.index, self.payload))
+    }
 }
 
 /// Body of [`Observation::ObjectReported`].

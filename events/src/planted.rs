@@ -39,6 +39,10 @@ bugs! {
     TakesOldGone,
     /// A lost session is taken for the death of what it held.
     LostSessionIsDeath,
+    /// A run that does not answer its liveness probe is left as it is.
+    LeavesHung,
+    /// A run that was ended by its liveness probe is started again though the plan says never.
+    RestartsHung,
     /// What does not end in time is taken for dead.
     TimeoutIsDeath,
     /// A deleted replica is forgotten before its run has ended.

@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use crate::fact::{Effect, Judgement};
 use crate::id::{Attach, Instance, Lineage, ObjectId, Position, ScopeId, SessionId, Term, VolumeId};
 use crate::name::{
-    ClusterName, ExecutorName, FleetName, Key, NodeName, PayloadName, PlanName, ReplicaName, StorageClass,
-    VolumeName,
+    ClusterName, DeploymentName, DomainName, ExecutorName, FleetName, Key, Namespace, NodeName, PayloadName,
+    PlanName, ReplicaName, StorageClass, VolumeName, ZoneName,
 };
 use crate::observation::Report;
 use crate::record::Hash;
@@ -353,8 +353,25 @@ pub struct RunSpec {
     /// When the plan has it started again. An executor goes by it after a reboot of its machine, and never else.
     #[serde(default = "best_effort")]
     pub restart: Restart,
+    /// Where it belongs, for the environment of its processes.
+    #[serde(default)]
+    pub labels: Box<RunLabels>,
     /// Its parts.
     pub payloads: Vec<RunPayload>,
+}
+
+/// Where an incarnation belongs. Processes receive it when they start, and what runs does not depend on it later.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunLabels {
+    /// Namespace of its plan.
+    pub namespace: Option<Namespace>,
+    /// Deployment by whose version it runs.
+    pub deployment: Option<DeploymentName>,
+    /// Update domain of its node.
+    pub domain: Option<DomainName>,
+    /// Zone of its node.
+    pub zone: Option<ZoneName>,
 }
 
 fn best_effort() -> Restart {
@@ -362,9 +379,10 @@ fn best_effort() -> Restart {
 }
 
 impl RunSpec {
-    /// Whether what runs by `other` runs by this one too: they differ at most in the rule of starting again.
+    /// Whether what runs by `other` runs by this one too: they differ at most in the rule of starting again, and in
+    /// labels.
     pub fn runs_as(&self, other: &RunSpec) -> bool {
-        *self == RunSpec { restart: self.restart, ..other.clone() }
+        *self == RunSpec { restart: self.restart, labels: self.labels.clone(), ..other.clone() }
     }
 }
 
@@ -386,6 +404,9 @@ pub struct RunPayload {
     pub run: Option<Run>,
     /// When it is ready.
     pub ready: Option<Probe>,
+    /// Whether it still answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive: Option<Probe>,
     /// Its storage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,

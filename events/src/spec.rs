@@ -123,6 +123,15 @@ words! {
         /// The old one is over before the new one is started.
         StopFirst = "stop_first",
     }
+    /// What is done about a run that stays unready.
+    #[derive(Default)]
+    UnreadyAction {
+        /// It is shown, with the time since when it is unready.
+        #[default]
+        Show = "show",
+        /// It is ended, and started again by the plan's `restart` rule.
+        Restart = "restart",
+    }
     /// What an affinity asks of the nodes of a group's replicas.
     Company {
         /// A node that hosts one of the group, if any does.

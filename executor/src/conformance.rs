@@ -27,6 +27,8 @@ pub enum Behaves {
     EndsWith(i32),
     /// It can never be started.
     CannotStart,
+    /// Its first process is ready, and does not answer its liveness probe soon after.
+    StopsAnswering,
 }
 
 /// An orchestrator to be tried, and the world that it works on.
@@ -75,6 +77,7 @@ pub async fn check<S: Subject>(subject: &S) {
     a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
     what_had_its_outcome_is_not_started_again(subject, next()).await;
     an_exit_is_reported_with_its_code(subject, next(), next()).await;
+    what_stops_answering_is_reported_and_ended_only_when_asked(subject, next()).await;
     what_cannot_start_fails_for_ever_and_is_gone_when_stopped(subject, next()).await;
     a_restart_finds_everything(subject, next(), next(), next()).await;
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
@@ -108,6 +111,30 @@ async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {
     reader.order(id, 2, Effect::Ensure, &spec).await;
     let higher = reader.until(id, 2, "a higher revision is met by what runs", is_ready).await;
     assert_eq!(higher.saw, first.saw, "nothing was started again");
+    reader.end(id, 3, &spec).await;
+}
+
+async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Subject>(
+    subject: &S,
+    id: IncarnationId,
+) {
+    let is_hung = |saw: &Saw| match saw {
+        Saw::NotReady { processes } => {
+            matches!(processes[0].status, ProcessStatus::Unresponsive { .. })
+        }
+        Saw::Ensured { .. } | Saw::Ready { .. } | Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. } => false,
+    };
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::StopsAnswering, 2);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.until(id, 1, "it does not answer", is_hung).await;
+    assert_eq!(subject.running(id), 2, "to end it is decided elsewhere");
+    let mut reader = reader.restart(subject).await;
+    reader.list().await;
+    reader.until(id, 1, "another executor finds the same", is_hung).await;
+    reader.order(id, 2, Effect::Stop, &spec).await;
+    reader.until(id, 2, "it ended, as asked", is_clean).await;
+    assert_eq!(subject.running(id), 0, "it ended with its siblings");
     reader.end(id, 3, &spec).await;
 }
 

@@ -188,8 +188,15 @@ impl State {
             return;
         };
         for process in processes {
-            if matches!(process.status, ProcessStatus::Online | ProcessStatus::Initializing) {
-                process.status = ProcessStatus::Unknown;
+            match process.status {
+                ProcessStatus::Online
+                | ProcessStatus::Initializing
+                | ProcessStatus::Unready { .. }
+                | ProcessStatus::Unresponsive { .. } => process.status = ProcessStatus::Unknown,
+                ProcessStatus::OomKilled
+                | ProcessStatus::Exited { .. }
+                | ProcessStatus::Signaled { .. }
+                | ProcessStatus::Unknown => {}
             }
         }
     }

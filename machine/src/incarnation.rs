@@ -5,8 +5,8 @@
 //! | reserved | – | – | – | – | – | – | unwound | unwound, if it waits for volumes alone; its operation fails | unwound; its operation looks for another place, or fails if it has begun |
 //! | creating | → starting | → running | → starting | failed, destroyed | unwound | again, or stopping | stopping | stopping | failed |
 //! | starting | status | → running | status | failed, destroyed | failed | – | stopping | stopping | failed |
-//! | running | status | status | status | failed, destroyed | failed | – | stopping | – | failed |
-//! | updating | status; → running, if it is again what it was | → running | status | failed, destroyed | failed | again, or asked to be the old version | stopping | the same | failed |
+//! | running | status | status | status; stopping, if its liveness probe fails | failed, destroyed | failed | – | stopping | stopping, if it stayed unready | failed |
+//! | updating | status; → running, if it is again what it was | → running | status; stopping, if its liveness probe fails | failed, destroyed | failed | again, or asked to be the old version | stopping | the same | failed |
 //! | stopping | – | – | – | as remembered | as remembered | again | destroyed is remembered | kill | failed |
 //! | ended | final | | | | | | | | |
 //!
@@ -31,9 +31,9 @@ use chancery_events::fact::{
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, Saw};
+use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, ProcessStatus, Saw};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{OperationKind, PlanSpec};
+use chancery_events::spec::{OperationKind, PlanSpec, UnreadyAction};
 use chancery_events::time::Time;
 
 use crate::context::{BACKOFF, Context, Draft};
@@ -116,30 +116,80 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
             Saw::Ready { processes },
         ) => ready(fleet, incarnation, processes, ctx, &mut draft),
         (IncarnationState::Creating, Saw::Ensured { processes } | Saw::NotReady { processes }) => {
-            draft.push(was_ensured(incarnation, processes));
+            draft.push(was_ensured(incarnation, processes, None));
         }
-        (IncarnationState::Updating(_), Saw::Ensured { processes } | Saw::NotReady { processes })
+        (IncarnationState::Updating(to), Saw::Ensured { processes } | Saw::NotReady { processes })
             if incarnation.command.is_some() =>
         {
-            draft.push(was_ensured(incarnation, processes));
+            let runs = *to == incarnation.deployment;
+            let deadline = runs.then(|| unready_deadline(fleet, incarnation, processes, ctx.now)).flatten();
+            draft.push(was_ensured(incarnation, processes, deadline));
+            end_unresponsive(fleet, incarnation, processes, ctx, &mut draft);
         }
         (
             IncarnationState::Starting | IncarnationState::Running | IncarnationState::Updating(_),
             Saw::Ready { processes } | Saw::Ensured { processes } | Saw::NotReady { processes },
         ) => {
             if *processes != incarnation.processes {
-                let (incarnation, replica) = (incarnation.id, incarnation.replica.clone());
-                draft.push(IncarnationStatus { incarnation, replica, processes: processes.clone() });
+                draft.push(IncarnationStatus {
+                    incarnation: incarnation.id,
+                    replica: incarnation.replica.clone(),
+                    processes: processes.clone(),
+                    deadline: (incarnation.state == IncarnationState::Running)
+                        .then(|| unready_deadline(fleet, incarnation, processes, ctx.now))
+                        .flatten(),
+                });
             }
+            end_unresponsive(fleet, incarnation, processes, ctx, &mut draft);
         }
         (IncarnationState::Stopping(_), Saw::Ready { .. } | Saw::Ensured { .. } | Saw::NotReady { .. }) => {}
     }
     draft.done()
 }
 
-fn was_ensured(incarnation: &Incarnation, processes: &[Process]) -> IncarnationEnsured {
+fn was_ensured(
+    incarnation: &Incarnation,
+    processes: &[Process],
+    deadline: Option<Time>,
+) -> IncarnationEnsured {
     let (incarnation, replica) = (incarnation.id, incarnation.replica.clone());
-    IncarnationEnsured { incarnation, replica, processes: processes.to_vec() }
+    IncarnationEnsured { incarnation, replica, processes: processes.to_vec(), deadline }
+}
+
+/// When a run with these processes is ended if it does not become ready, by what its plan says now. A run that is
+/// unready already keeps its deadline.
+fn unready_deadline(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    processes: &[Process],
+    now: Time,
+) -> Option<Time> {
+    if processes.iter().all(|process| process.status == ProcessStatus::Online) {
+        return None;
+    }
+    let kept = incarnation.deadline.filter(|_| incarnation.unready.is_some());
+    kept.or_else(|| {
+        let unready = fleet.plans().get(&incarnation.plan)?.spec.unready;
+        (unready.action == UnreadyAction::Restart).then(|| now + unready.after())
+    })
+}
+
+/// Ends a run that was ready and does not answer any more. A run that never was ready has its start deadline.
+fn end_unresponsive(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    processes: &[Process],
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    let is_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
+    let is_hung = |process: &&Process| matches!(process.status, ProcessStatus::Unresponsive { .. });
+    if is_up
+        && let Some(reason) = processes.iter().find(is_hung).and_then(Process::trouble)
+        && !planted::is(Bug::LeavesHung)
+    {
+        end::failing(fleet, incarnation, reason, ctx, draft);
+    }
 }
 
 /// It is ready: it counts from now on. The run whose place it takes is stopped, and the operation has succeeded when
@@ -294,7 +344,14 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
                 operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
             }
         }
-        IncarnationState::Running | IncarnationState::Ended(_) => {}
+        IncarnationState::Running => {
+            if let Some(since) = incarnation.unready {
+                let why = incarnation.processes.iter().find_map(Process::trouble);
+                let why = why.map_or(String::new(), |why| format!(": {why}"));
+                end::failing(fleet, incarnation, format!("not ready since {since}{why}"), ctx, &mut draft);
+            }
+        }
+        IncarnationState::Ended(_) => {}
     }
     draft.done()
 }

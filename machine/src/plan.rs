@@ -17,6 +17,7 @@ use chancery_events::fact::{
     PlanRemoving, PlanWaiting,
 };
 use chancery_events::intent::{Cascade, PlanApply, PlanDelete, PlanSetActivity};
+use chancery_events::name::PortName;
 use chancery_events::observation::PROCESSES_BYTES;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
@@ -97,6 +98,8 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         let right = (1..=LONGEST).contains(&millis);
         faults.check(right, format!("/spec/timeouts/{name}"), "must be from 1 ms to a year");
     }
+    let right = (1..=LONGEST).contains(&spec.unready.after);
+    faults.check(right, "/spec/unready/after", "must be from 1 ms to a year");
     faults.done()
 }
 
@@ -148,16 +151,43 @@ fn check_payload(faults: &mut Faults, at: &str, payload: &Payload) {
             }
         }
     }
-    match &payload.ready {
-        None => {}
-        Some(Probe::Tcp { port } | Probe::Http { port, .. }) => {
-            let tcp = ports.get(port) == Some(&Protocol::Tcp);
-            faults.check(tcp, format!("{at}/ready"), format!("there is no TCP port {port}"));
-        }
+    let probes = [("ready", &payload.ready), ("alive", &payload.alive)];
+    for (name, probe) in probes.into_iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?))) {
+        check_probe(faults, &format!("{at}/{name}"), probe, &ports);
     }
-    if let Some(Probe::Http { path, .. }) = &payload.ready {
+    if let Some(probe) = &payload.alive {
+        let only = "must be 1: a run whose liveness probe fails is ended";
+        let at = format!("{at}/alive/{}/success_threshold", probe.kind());
+        faults.check(probe.timing().success_threshold == 1, at, only);
+    }
+}
+
+/// Longest time in the settings of a probe, in milliseconds.
+const PROBE_LONGEST: u64 = 60 * 60 * 1000;
+/// Shortest period of a probe, in milliseconds.
+const PROBE_PERIOD: u64 = 100;
+/// Largest threshold of a probe.
+const PROBE_THRESHOLD: u32 = 1000;
+
+fn check_probe(faults: &mut Faults, at: &str, probe: &Probe, ports: &BTreeMap<&PortName, Protocol>) {
+    let port = probe.port();
+    faults.check(ports.get(port) == Some(&Protocol::Tcp), at, format!("there is no TCP port {port}"));
+    if let Some(path) = probe.path() {
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
-        faults.check(sane, format!("{at}/ready/http/path"), "must begin with / and hold no spaces");
+        faults.check(sane, format!("{at}/http/path"), "must begin with / and hold no spaces");
+    }
+    let (timing, at) = (probe.timing(), format!("{at}/{}", probe.kind()));
+    let right = timing.initial_delay <= PROBE_LONGEST;
+    faults.check(right, format!("{at}/initial_delay"), "must be at most 1h");
+    let right = (PROBE_PERIOD..=PROBE_LONGEST).contains(&timing.period);
+    faults.check(right, format!("{at}/period"), "must be from 100ms to 1h");
+    let right = (1..=PROBE_LONGEST).contains(&timing.timeout);
+    faults.check(right, format!("{at}/timeout"), "must be from 1ms to 1h");
+    let thresholds =
+        [("failure_threshold", timing.failure_threshold), ("success_threshold", timing.success_threshold)];
+    for (name, threshold) in thresholds {
+        let right = (1..=PROBE_THRESHOLD).contains(&threshold);
+        faults.check(right, format!("{at}/{name}"), format!("must be from 1 to {PROBE_THRESHOLD}"));
     }
 }
 

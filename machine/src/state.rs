@@ -393,6 +393,8 @@ pub struct Incarnation {
     pub ties: Ties,
     /// When it was first ready.
     pub since: Option<Time>,
+    /// Since when it is not ready any more, of a run that was ready.
+    pub unready: Option<Time>,
     /// Each process as last reported.
     pub processes: Vec<Process>,
     /// Whether all processes were online in the last report.

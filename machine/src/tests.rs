@@ -6,6 +6,7 @@ mod deployments;
 mod disruptions;
 mod intents;
 mod kept;
+mod liveness;
 mod moves;
 mod nodes;
 mod operations;

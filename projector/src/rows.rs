@@ -240,6 +240,10 @@ rows! {
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
         again: Option<Time>,
+        /// Time since which its run is not ready, if the run was ready before.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        unready_at: Option<Time>,
         /// Why it is as it is.
         message: String,
     }
@@ -279,6 +283,10 @@ rows! {
         follows: Option<IncarnationId>,
         /// Which affinity could not be kept.
         strained: Option<String>,
+        /// Time since which it is not ready, if it was ready before.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        unready_at: Option<Time>,
         /// Why it is as it is.
         message: String,
     }

@@ -98,6 +98,9 @@ body! {
         replica: ReplicaName,
         /// Each process.
         processes: Vec<Process>,
+        /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
     }
     /// Body of [`Fact::IncarnationRunning`].
     IncarnationRunning {
@@ -122,6 +125,9 @@ body! {
         replica: ReplicaName,
         /// Each process.
         processes: Vec<Process>,
+        /// Time at which it is ended if it is not ready again by then, by the plan's `unready`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deadline: Option<Time>,
     }
     /// Body of [`Fact::IncarnationEnded`].
     IncarnationEnded {

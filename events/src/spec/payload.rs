@@ -1,6 +1,7 @@
 //! What a plan runs: payloads with their ports, volumes and processes.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -106,7 +107,7 @@ pub struct Run {
     pub env: BTreeMap<Key, String>,
 }
 
-/// How a process shows that it is ready. Without a probe it is ready when it runs.
+/// A check of a process from outside. Without a readiness probe a process is ready when it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Probe {
@@ -114,6 +115,9 @@ pub enum Probe {
     Tcp {
         /// The port's name.
         port: PortName,
+        /// When attempts are made, and how many count.
+        #[serde(default)]
+        timing: ProbeTiming,
     },
     /// `GET path` at the port answers 2xx.
     Http {
@@ -121,7 +125,106 @@ pub enum Probe {
         port: PortName,
         /// The path, beginning with `/`.
         path: String,
+        /// When attempts are made, and how many count.
+        #[serde(default)]
+        timing: ProbeTiming,
     },
+}
+
+impl Probe {
+    /// The word for its kind, as in manifests.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Probe::Tcp { .. } => "tcp",
+            Probe::Http { .. } => "http",
+        }
+    }
+
+    /// Name of the port that is probed.
+    pub const fn port(&self) -> &PortName {
+        match self {
+            Probe::Tcp { port, .. } | Probe::Http { port, .. } => port,
+        }
+    }
+
+    /// Path of the request, if one is sent.
+    pub fn path(&self) -> Option<&str> {
+        match self {
+            Probe::Tcp { .. } => None,
+            Probe::Http { path, .. } => Some(path),
+        }
+    }
+
+    /// When attempts are made, and how many count.
+    pub const fn timing(&self) -> ProbeTiming {
+        match self {
+            Probe::Tcp { timing, .. } | Probe::Http { timing, .. } => *timing,
+        }
+    }
+}
+
+/// When a probe makes its attempts, and how many of them count. Times in milliseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProbeTiming {
+    /// Time before the first attempt: 0 unless set.
+    #[serde(default)]
+    pub initial_delay: u64,
+    /// Time from the end of an attempt to the next one: 2000 unless set. A readiness probe that does not pass makes its
+    /// attempts every 200 ms at least.
+    #[serde(default = "ProbeTiming::default_period")]
+    pub period: u64,
+    /// Time after which an attempt has failed: 1000 unless set.
+    #[serde(default = "ProbeTiming::default_timeout")]
+    pub timeout: u64,
+    /// Number of failures in a row after which the probe fails: 3 unless set.
+    #[serde(default = "ProbeTiming::default_failures")]
+    pub failure_threshold: u32,
+    /// Number of successes in a row after which the probe passes: 1 unless set.
+    #[serde(default = "ProbeTiming::default_successes")]
+    pub success_threshold: u32,
+}
+
+impl ProbeTiming {
+    const fn default_period() -> u64 {
+        2_000
+    }
+    const fn default_timeout() -> u64 {
+        1_000
+    }
+    const fn default_failures() -> u32 {
+        3
+    }
+    const fn default_successes() -> u32 {
+        1
+    }
+
+    /// Time before the first attempt.
+    pub const fn initial_delay(self) -> Duration {
+        Duration::from_millis(self.initial_delay)
+    }
+
+    /// Time from the end of an attempt to the next one.
+    pub const fn period(self) -> Duration {
+        Duration::from_millis(self.period)
+    }
+
+    /// Time after which an attempt has failed.
+    pub const fn timeout(self) -> Duration {
+        Duration::from_millis(self.timeout)
+    }
+}
+
+impl Default for ProbeTiming {
+    fn default() -> ProbeTiming {
+        ProbeTiming {
+            initial_delay: 0,
+            period: ProbeTiming::default_period(),
+            timeout: ProbeTiming::default_timeout(),
+            failure_threshold: ProbeTiming::default_failures(),
+            success_threshold: ProbeTiming::default_successes(),
+        }
+    }
 }
 
 /// A part of a plan's replica: one or more equal processes.
@@ -147,6 +250,10 @@ pub struct Payload {
     /// When it is ready.
     #[serde(default)]
     pub ready: Option<Probe>,
+    /// Whether it still answers. The probe starts when the run was first ready; a run whose probe fails is ended, and
+    /// started again by the plan's `restart` rule.
+    #[serde(default)]
+    pub alive: Option<Probe>,
 }
 
 fn one() -> u16 {

@@ -7,13 +7,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Approval, Company, Matcher, OperationKind, Otherwise, Payload, Restart, Sharing, Succession, VolumeClaim,
+    Approval, Company, Matcher, OperationKind, Otherwise, Payload, Restart, Sharing, Succession,
+    UnreadyAction, VolumeClaim,
 };
 use crate::amount::Amounts;
 use crate::name::{
     ClusterName, GroupName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
-use crate::observation::{ADDRESS_BYTES, Address, Process, ProcessStatus};
+use crate::observation::{ADDRESS_BYTES, Address, ProbeError, Process, ProcessStatus};
 use crate::size::json_bytes;
 
 /// Who approves, by kind of operation.
@@ -133,6 +134,35 @@ impl Default for Timeouts {
     }
 }
 
+/// What is done about a run that was ready, is not ready any more, and does not become ready again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Unready {
+    /// Time of being unready after which the action is taken, in milliseconds: 300000 unless set.
+    #[serde(default = "Unready::default_after")]
+    pub after: u64,
+    /// The action: show unless set.
+    #[serde(default)]
+    pub action: UnreadyAction,
+}
+
+impl Unready {
+    const fn default_after() -> u64 {
+        5 * 60 * 1000
+    }
+
+    /// Time of being unready after which the action is taken.
+    pub const fn after(self) -> Duration {
+        Duration::from_millis(self.after)
+    }
+}
+
+impl Default for Unready {
+    fn default() -> Unready {
+        Unready { after: Unready::default_after(), action: UnreadyAction::default() }
+    }
+}
+
 /// What the nodes of replicas have to do with those of a group, whatever plans its replicas are of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -197,6 +227,9 @@ pub struct PlanSpec {
     /// How long things may take.
     #[serde(default)]
     pub timeouts: Timeouts,
+    /// What is done about a run that was ready, is not ready any more, and does not become ready again.
+    #[serde(default)]
+    pub unready: Unready,
 }
 
 fn never() -> Sharing {
@@ -282,6 +315,6 @@ fn largest(payload: &Payload) -> Process {
         index: u16::MAX,
         pid: Some(u32::MAX),
         addresses: payload.ports.iter().map(address).collect(),
-        status: ProcessStatus::Signaled { signal: i32::MIN },
+        status: ProcessStatus::Unresponsive { error: ProbeError::Status { code: u16::MAX } },
     }
 }

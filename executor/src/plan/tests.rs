@@ -15,6 +15,7 @@ fn run(replica: &str, restart: Restart) -> RunSpec {
         plan: "web".parse().unwrap(),
         node: name("n1"),
         restart,
+        labels: Box::default(),
         payloads: vec![],
     }
 }

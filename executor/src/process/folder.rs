@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::KeeperProgram;
 use super::capture::OutputLimits;
 use super::drift::Place;
-use super::group::{self, CgroupParent, IncarnationCgroup};
+use super::group::{self, CgroupParent, IncarnationCgroup, LimitHits};
 use super::identity::{self, Boot, ProcessIdentity};
 use crate::durable::{self, Lock, Reader};
 use crate::plan::{Before, Order, Present, State};
@@ -163,6 +163,9 @@ pub(super) struct Started {
 pub(super) struct End {
     pub(super) status: ProcessStatus,
     pub(super) cause: Cause,
+    /// How often it met the limit of its memory, where it had a group.
+    #[serde(default)]
+    pub(super) hits: LimitHits,
 }
 
 /// Why a process ended.
@@ -207,17 +210,20 @@ impl Record {
     /// The exit that its ends add up to: the first failure that nobody asked for.
     pub(super) fn exit(&self) -> Exit {
         for process in &self.processes {
-            if let Some(End { status, cause: Cause::Itself | Cause::GoingDown }) = &process.end {
+            if let Some(End { status, cause: Cause::Itself | Cause::GoingDown, hits }) = &process.end {
                 let how = match status {
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
                     ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
                     ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
-                    ProcessStatus::Unknown | ProcessStatus::Online | ProcessStatus::Initializing => {
-                        "ended, and nobody saw how".to_owned()
-                    }
+                    ProcessStatus::Unknown
+                    | ProcessStatus::Online
+                    | ProcessStatus::Initializing
+                    | ProcessStatus::Unready { .. }
+                    | ProcessStatus::Unresponsive { .. } => "ended, and nobody saw how".to_owned(),
                 };
-                return Exit::Failed { reason: format!("{} {how}", process.name()) };
+                let hits = if *status == ProcessStatus::OomKilled { LimitHits::default() } else { *hits };
+                return Exit::Failed { reason: format!("{} {how}{hits}", process.name()) };
             }
         }
         Exit::Clean
@@ -226,7 +232,8 @@ impl Record {
     /// What died without being seen ended, for all that is known, by itself.
     pub(super) fn end_unseen(&mut self) {
         for process in &mut self.processes {
-            process.end.get_or_insert(End { status: ProcessStatus::Unknown, cause: Cause::Itself });
+            let (status, cause, hits) = (ProcessStatus::Unknown, Cause::Itself, LimitHits::default());
+            process.end.get_or_insert(End { status, cause, hits });
         }
     }
 
@@ -247,8 +254,8 @@ impl Record {
         matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
     }
 
-    /// What is to be told of each process; `ready` says so of each that has not ended.
-    pub(super) fn processes(&self, ready: impl Fn(usize) -> bool) -> Vec<Process> {
+    /// What is to be told of each process; `probed` is the status of each, by its number, that has not ended.
+    pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<Process> {
         let tell = |(number, process): (usize, &Started)| Process {
             payload: process.payload.clone(),
             index: process.index,
@@ -256,7 +263,7 @@ impl Record {
             addresses: process.addresses.clone(),
             status: match &process.end {
                 Some(end) => end.status.clone(),
-                None if self.phase == Phase::Started && ready(number) => ProcessStatus::Online,
+                None if self.phase == Phase::Started => probed(number),
                 None => ProcessStatus::Initializing,
             },
         };
@@ -365,13 +372,13 @@ pub(super) fn present(
     tombstone: Option<Tombstone>,
     record: Option<&Record>,
     before: Before,
-    ready: impl Fn(usize) -> bool,
+    probed: impl Fn(usize) -> ProcessStatus,
 ) -> Present {
     let state = match record {
         _ if tombstone.is_some_and(|t| t.revision >= wanted.order.revision) => State::Gone,
         None => State::Accepted,
         Some(record) => {
-            let processes = record.processes(ready);
+            let processes = record.processes(probed);
             match &record.phase {
                 Phase::Recorded => State::Starting { processes },
                 Phase::Started => State::Up { processes, before },

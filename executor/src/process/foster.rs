@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use super::capture::{self, Capture, Copied, OutputLimits};
 use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
+use super::group::LimitHits;
 use super::identity::{Boot, Handle};
 use super::proof::{self, Rest, StartedIn};
 use super::sweeps::Pause;
@@ -273,5 +274,5 @@ pub(super) fn finish(
 }
 
 fn unseen(cause: Cause) -> End {
-    End { status: ProcessStatus::Unknown, cause }
+    End { status: ProcessStatus::Unknown, cause, hits: LimitHits::default() }
 }

@@ -17,6 +17,7 @@
 //! Source of the files and their meaning: the kernel's `Documentation/admin-guide/cgroup-v2.rst`.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU64;
@@ -249,6 +250,39 @@ pub(super) fn was_ended(path: &Path) -> io::Result<bool> {
     Ok(count_of(&events, "oom_kill").is_some_and(|kills| kills > 0))
 }
 
+/// How often a process met the limit of its group's memory, as the kernel has counted until its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(super) struct LimitHits {
+    /// Times that memory had to be reclaimed at the limit (`max`).
+    pub(super) reached: u64,
+    /// Times that an allocation was about to fail at the limit (`oom`).
+    pub(super) refused: u64,
+}
+
+impl LimitHits {
+    /// What the group has counted; nothing if that cannot be read.
+    pub(super) fn of(path: &Path) -> LimitHits {
+        LimitHits::read(&std::fs::read_to_string(path.join("memory.events")).unwrap_or_default())
+    }
+
+    fn read(events: &str) -> LimitHits {
+        let count = |key| count_of(events, key).unwrap_or(0);
+        LimitHits { reached: count("max"), refused: count("oom") }
+    }
+}
+
+impl fmt::Display for LimitHits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            LimitHits { refused: 0, reached: 0 } => Ok(()),
+            LimitHits { refused: 0, reached } => {
+                write!(f, "; its memory was reclaimed at its limit {reached} times")
+            }
+            LimitHits { refused, .. } => write!(f, "; it was refused memory at its limit {refused} times"),
+        }
+    }
+}
+
 /// Value of a key in a file of `KEY VALUE` lines.
 fn count_of(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
@@ -283,6 +317,22 @@ mod tests {
         assert_eq!(count_of(&format!("{events}0\n"), "oom_kill"), Some(0));
         for events in ["max 41\noom 3\n", "oom_kill x", "", "oom_killed 3"] {
             assert_eq!(count_of(events, "oom_kill"), None, "{events}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_was_refused_memory_is_told_apart_from_one_whose_memory_was_reclaimed() {
+        let table = [
+            ("low 0\nhigh 0\nmax 41\noom 3\noom_kill 0\n", "; it was refused memory at its limit 3 times"),
+            (
+                "low 0\nhigh 0\nmax 41\noom 0\noom_kill 0\n",
+                "; its memory was reclaimed at its limit 41 times",
+            ),
+            ("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", ""),
+            ("", ""),
+        ];
+        for (events, told) in table {
+            assert_eq!(LimitHits::read(events).to_string(), told, "{events:?}");
         }
     }
 

@@ -76,6 +76,7 @@ pub use keeper::keeper_main;
 pub use output::{LogFile, Stream, log_files};
 pub use reader::Reader;
 pub use removal::{debts, remove_directory};
+pub use start::PAYLOAD_VARIABLES;
 pub use trampoline::trampoline_main;
 pub use volumes::Used;
 

@@ -1,10 +1,23 @@
-//! Whether processes are ready, seen from outside.
+//! Whether processes are ready, and whether they still answer, seen from outside.
+//!
+//! | a probe | attempts | its success threshold is reached | its failure threshold is reached |
+//! |---|---|---|---|
+//! | `ready` | from the start of the processes | the process is online | it is unready, with the error |
+//! | `alive` | from when the run was first ready | it is not unresponsive any more | it is unresponsive, with the error |
+//!
+//! An attempt that fails says nothing by itself: a status changes at a threshold alone, and another error takes the place
+//! of the one that is shown when it has failed as many attempts in a row. So neither a program that starts nor a text that
+//! flaps makes a report an attempt. An executor that starts again counts from zero.
+//!
+//! What follows from a status is decided elsewhere: an executor ends nothing by itself.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chancery_events::observation::{ProbeError, ProcessStatus};
 use chancery_events::protocol::RunSpec;
-use chancery_events::spec::Probe;
+use chancery_events::spec::{Probe, ProbeTiming};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -13,89 +26,260 @@ use tokio::time::{sleep, timeout};
 
 use super::folder::Record;
 
-/// Between two probes of a process that is not ready.
+/// Between two attempts of a readiness probe that does not pass, at most.
 const EAGER: Duration = Duration::from_millis(200);
-/// Between two probes of one that is.
-const CALM: Duration = Duration::from_secs(2);
-/// How long a probe may take.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Failures in a row after which a ready process is not ready any more.
-const FAILURES: u32 = 3;
 
 /// The probes of one incarnation. They end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Probes {
-    ready: watch::Receiver<Vec<bool>>,
-    _tasks: JoinSet<()>,
+    seen: watch::Receiver<Vec<ProbedStatus>>,
+    shown: Arc<watch::Sender<Vec<ProbedStatus>>>,
+    tasks: JoinSet<()>,
+    /// Liveness probes that were not started yet.
+    alive: Vec<(usize, ProbeTarget, ProbeTiming)>,
+}
+
+/// What is known of one process by its probes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ProbedStatus {
+    ready: ProbeOutcome,
+    /// Error of its liveness probe, if that fails.
+    hung: Option<ProbeError>,
+}
+
+/// What a probe has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ProbeOutcome {
+    /// Not enough attempts were made.
+    Unknown,
+    /// It passes.
+    Passes,
+    /// It fails.
+    Fails(ProbeError),
+}
+
+/// What is probed.
+#[derive(Clone, Debug)]
+struct ProbeTarget {
+    address: String,
+    path: Option<String>,
 }
 
 impl Probes {
-    /// Begins to probe. A process without a probe is ready.
+    /// Starts the readiness probes. A process without one is ready.
     pub(super) fn begin(spec: &RunSpec, record: &Record) -> Probes {
-        let mut probed = Vec::new();
-        let mut ready = Vec::new();
+        let (mut seen, mut ready, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for (number, process) in record.processes.iter().enumerate() {
-            let probe =
-                spec.payloads.iter().find(|p| p.name == process.payload).and_then(|p| p.ready.as_ref());
-            ready.push(probe.is_none());
-            if let Some(probe) = probe {
-                let (Probe::Tcp { port } | Probe::Http { port, .. }) = probe;
-                // A port that the payload does not have never gets ready.
-                let address = process.addresses.iter().find(|a| a.port == *port).map(|a| a.address.clone());
-                let path = match probe {
-                    Probe::Tcp { .. } => None,
-                    Probe::Http { path, .. } => Some(path.clone()),
-                };
-                probed.extend(address.map(|address| (number, address, path)));
-            }
+            let payload = spec.payloads.iter().find(|payload| payload.name == process.payload);
+            let probe = payload.and_then(|payload| payload.ready.as_ref());
+            let outcome = if probe.is_none() { ProbeOutcome::Passes } else { ProbeOutcome::Unknown };
+            seen.push(ProbedStatus { ready: outcome, hung: None });
+            // A port that the payload does not have never answers.
+            let target = |probe: &Probe| {
+                let address = process.addresses.iter().find(|address| address.port == *probe.port())?;
+                Some(ProbeTarget { address: address.address.clone(), path: probe.path().map(str::to_owned) })
+            };
+            let job = |probe: &Probe| Some((number, target(probe)?, probe.timing()));
+            ready.extend(probe.and_then(job));
+            alive.extend(payload.and_then(|payload| payload.alive.as_ref()).and_then(job));
         }
-        let (says, ready) = watch::channel(ready);
-        let says = Arc::new(says);
-        let mut tasks = JoinSet::new();
-        for (number, address, path) in probed {
-            let says = says.clone();
-            tasks.spawn(async move { watch_one(number, &address, path.as_deref(), &says).await });
+        let (shown, seen) = watch::channel(seen);
+        let mut probes = Probes { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive };
+        for (number, target, timing) in ready {
+            let shown = probes.shown.clone();
+            probes.tasks.spawn(async move {
+                watch_readiness(&target, timing, |outcome| show(&shown, number, |seen| seen.ready = outcome))
+                    .await;
+            });
         }
-        Probes { ready, _tasks: tasks }
+        probes
     }
 
-    /// Whether a process is ready.
-    pub(super) fn ready(&self, number: usize) -> bool {
-        self.ready.borrow().get(number).copied().unwrap_or(false)
+    /// Starts the liveness probes, unless they were started: the run was ready.
+    pub(super) fn watch_liveness(&mut self) {
+        for (number, target, timing) in std::mem::take(&mut self.alive) {
+            let shown = self.shown.clone();
+            self.tasks.spawn(async move {
+                watch_liveness(&target, timing, |hung| show(&shown, number, |seen| seen.hung = hung)).await;
+            });
+        }
+    }
+
+    /// The status of a process that has not ended.
+    pub(super) fn status(&self, number: usize) -> ProcessStatus {
+        match self.seen.borrow().get(number) {
+            Some(ProbedStatus { hung: Some(error), .. }) => ProcessStatus::Unresponsive { error: *error },
+            Some(ProbedStatus { ready: ProbeOutcome::Passes, .. }) => ProcessStatus::Online,
+            Some(ProbedStatus { ready: ProbeOutcome::Fails(error), .. }) => {
+                ProcessStatus::Unready { error: *error }
+            }
+            Some(ProbedStatus { ready: ProbeOutcome::Unknown, .. }) | None => ProcessStatus::Initializing,
+        }
     }
 
     /// Waits for a change. Safe to cancel.
     pub(super) async fn changed(&mut self) {
-        if self.ready.changed().await.is_err() {
+        if self.seen.changed().await.is_err() {
             // Nothing is probed.
             std::future::pending::<()>().await;
         }
     }
 }
 
-async fn watch_one(number: usize, address: &str, path: Option<&str>, says: &watch::Sender<Vec<bool>>) {
-    let mut is_ready = false;
-    let mut failures = 0;
+fn show(shown: &watch::Sender<Vec<ProbedStatus>>, number: usize, change: impl FnOnce(&mut ProbedStatus)) {
+    shown.send_if_modified(|all| {
+        let Some(seen) = all.get_mut(number) else { return false };
+        let before = *seen;
+        change(seen);
+        *seen != before
+    });
+}
+
+async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(ProbeOutcome)) {
+    let mut count = AttemptCount::new(timing);
+    sleep(timing.initial_delay()).await;
     loop {
-        let answers = timeout(PATIENCE, answers(address, path)).await.unwrap_or(false);
-        failures = if answers { 0 } else { failures + 1 };
-        let now_ready = answers || (is_ready && failures < FAILURES);
-        if is_ready != now_ready {
-            is_ready = now_ready;
-            says.send_modify(|ready| ready[number] = is_ready);
+        let attempt = target.attempt(timing.timeout()).await;
+        if let Some(outcome) = count.add(attempt) {
+            show(outcome);
         }
-        sleep(if is_ready && failures == 0 { CALM } else { EAGER }).await;
+        let calm = count.outcome == ProbeOutcome::Passes && attempt.is_ok();
+        sleep(if calm { timing.period() } else { timing.period().min(EAGER) }).await;
     }
 }
 
-async fn answers(address: &str, path: Option<&str>) -> bool {
-    let Ok(mut stream) = TcpStream::connect(address).await else { return false };
-    let Some(path) = path else { return true };
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    if stream.write_all(request.as_bytes()).await.is_err() {
-        return false;
+/// Goes on when the probe has failed: without a session nobody ends the process, and it may recover.
+async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(Option<ProbeError>)) {
+    let mut count = AttemptCount::new(timing);
+    sleep(timing.initial_delay()).await;
+    loop {
+        match count.add(target.attempt(timing.timeout()).await) {
+            Some(ProbeOutcome::Fails(error)) => show(Some(error)),
+            Some(ProbeOutcome::Passes) => show(None),
+            Some(ProbeOutcome::Unknown) | None => {}
+        }
+        sleep(timing.period()).await;
     }
-    // `HTTP/1.1 200`: twelve bytes tell.
-    let mut head = [0; 12];
-    stream.read_exact(&mut head).await.is_ok() && head.starts_with(b"HTTP/1.") && head[8..].starts_with(b" 2")
+}
+
+/// Attempts in a row, and what they add up to.
+#[derive(Debug)]
+struct AttemptCount {
+    timing: ProbeTiming,
+    outcome: ProbeOutcome,
+    successes: u32,
+    failures: u32,
+    /// Error of the last failures in a row that have the same one, and their number.
+    error: Option<(ProbeError, u32)>,
+}
+
+impl AttemptCount {
+    fn new(timing: ProbeTiming) -> AttemptCount {
+        AttemptCount { timing, outcome: ProbeOutcome::Unknown, successes: 0, failures: 0, error: None }
+    }
+
+    /// Counts an attempt; what the probe has found now, if that is something else.
+    fn add(&mut self, attempt: Result<(), ProbeError>) -> Option<ProbeOutcome> {
+        let before = self.outcome;
+        match attempt {
+            Ok(()) => {
+                (self.failures, self.error) = (0, None);
+                self.successes = self.successes.saturating_add(1);
+                if self.successes >= self.timing.success_threshold {
+                    self.outcome = ProbeOutcome::Passes;
+                }
+            }
+            Err(error) => {
+                self.successes = 0;
+                self.failures = self.failures.saturating_add(1);
+                let alike = self.error.filter(|(last, _)| *last == error).map_or(0, |(_, count)| count);
+                let alike = alike.saturating_add(1);
+                self.error = Some((error, alike));
+                let has_failed = matches!(self.outcome, ProbeOutcome::Fails(_));
+                let enough = if has_failed { alike } else { self.failures };
+                if enough >= self.timing.failure_threshold {
+                    self.outcome = ProbeOutcome::Fails(error);
+                }
+            }
+        }
+        (self.outcome != before).then_some(self.outcome)
+    }
+}
+
+impl ProbeTarget {
+    async fn attempt(&self, patience: Duration) -> Result<(), ProbeError> {
+        timeout(patience, self.answers()).await.unwrap_or(Err(ProbeError::Timeout))
+    }
+
+    async fn answers(&self) -> Result<(), ProbeError> {
+        let mut stream = TcpStream::connect(&self.address).await.map_err(|error| why(&error))?;
+        let Some(path) = &self.path else { return Ok(()) };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
+        stream.write_all(request.as_bytes()).await.map_err(|_| ProbeError::Closed)?;
+        // `HTTP/1.1 200`: twelve bytes tell.
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.map_err(|_| ProbeError::Closed)?;
+        let code = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(1..)?.strip_prefix(b" "));
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u16>().ok());
+        match code {
+            Some(200..=299) => Ok(()),
+            Some(code) => Err(ProbeError::Status { code }),
+            None => Err(ProbeError::NotHttp),
+        }
+    }
+}
+
+fn why(error: &io::Error) -> ProbeError {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => ProbeError::Refused,
+        io::ErrorKind::TimedOut => ProbeError::Timeout,
+        io::ErrorKind::ConnectionReset => ProbeError::Closed,
+        _ => ProbeError::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: Result<(), ProbeError> = Err(ProbeError::Refused);
+    const LATE: Result<(), ProbeError> = Err(ProbeError::Timeout);
+
+    fn count(timing: ProbeTiming, attempts: &[Result<(), ProbeError>]) -> Vec<Option<ProbeOutcome>> {
+        let mut count = AttemptCount::new(timing);
+        attempts.iter().map(|attempt| count.add(*attempt)).collect()
+    }
+
+    #[test]
+    fn a_status_changes_at_its_threshold_alone_and_another_error_is_shown_when_it_stays() {
+        let (passes, refused) = (Some(ProbeOutcome::Passes), Some(ProbeOutcome::Fails(ProbeError::Refused)));
+        let late = Some(ProbeOutcome::Fails(ProbeError::Timeout));
+        let usual = ProbeTiming::default();
+        let table: &[(&str, &[Result<(), ProbeError>], &[Option<ProbeOutcome>])] = &[
+            ("a slow start is no failure", &[REFUSED, REFUSED, Ok(())], &[None, None, passes]),
+            ("the third failure in a row is one", &[REFUSED, REFUSED, REFUSED], &[None, None, refused]),
+            (
+                "a success between starts the count again",
+                &[Ok(()), LATE, LATE, Ok(()), LATE],
+                &[passes, None, None, None, None],
+            ),
+            ("the last error is shown", &[LATE, LATE, REFUSED], &[None, None, refused]),
+            (
+                "errors that flap are shown once",
+                &[LATE, LATE, LATE, REFUSED, LATE, REFUSED, REFUSED, LATE],
+                &[None, None, late, None, None, None, None, None],
+            ),
+            (
+                "one that stays is",
+                &[LATE, LATE, LATE, REFUSED, REFUSED, REFUSED],
+                &[None, None, late, None, None, refused],
+            ),
+            ("ready again", &[LATE, LATE, LATE, Ok(()), Ok(())], &[None, None, late, passes, None]),
+        ];
+        for (why, attempts, expected) in table {
+            assert_eq!(count(usual, attempts), *expected, "{why}");
+        }
+        let strict = ProbeTiming { failure_threshold: 1, success_threshold: 2, ..usual };
+        assert_eq!(count(strict, &[Ok(()), REFUSED, Ok(()), Ok(())]), [None, refused, None, passes]);
+    }
 }

@@ -126,7 +126,7 @@ pub(super) fn prepare(folder: &Folder, wanted: &Wanted, slot: &Slot<'_>) -> Resu
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }
     // Last: what says who a process is, is not the run's to change.
-    env.extend(marks(folder, wanted, spec, name, index));
+    env.extend(identity(folder, wanted, spec, name, index));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
     let address = |(port, number): (&PortName, &u16)| Address {
@@ -155,23 +155,46 @@ fn volumes_of(wanted: &Wanted, payload: &RunPayload) -> Result<BTreeMap<String, 
 /// Names the incarnation's folder in the environment of its processes.
 pub(super) const FOLDER_VARIABLE: &str = "CHANCERY_FOLDER";
 
+/// Variables that tell a process what it is and where it runs, with what they hold. Those without a value are not set.
+pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
+    ("CHANCERY_NAMESPACE", "namespace of the plan"),
+    ("CHANCERY_PLAN", "name of the plan"),
+    ("CHANCERY_DEPLOYMENT", "name of the deployment by whose version it runs, at its start"),
+    ("CHANCERY_REPLICA", "name of the replica"),
+    ("CHANCERY_INCARNATION", "id of the incarnation"),
+    ("CHANCERY_PAYLOAD", "name of the payload"),
+    ("CHANCERY_PROCESS", "number of the process in its payload, from 0"),
+    ("CHANCERY_NODE", "name of the node"),
+    ("CHANCERY_DOMAIN", "update domain of the node, at the start"),
+    ("CHANCERY_ZONE", "zone of the node, at the start; not set if the node has none"),
+    (FOLDER_VARIABLE, "directory of the incarnation, for the executor"),
+];
+
 /// What says in a process's environment who it is.
-fn marks(
+fn identity(
     folder: &Folder,
     wanted: &Wanted,
     spec: &RunSpec,
     payload: &PayloadName,
     index: u16,
-) -> [(String, String); 6] {
-    [
-        (FOLDER_VARIABLE, folder.path().display().to_string()),
-        ("CHANCERY_INCARNATION", wanted.incarnation.to_string()),
-        ("CHANCERY_NODE", spec.node.to_string()),
-        ("CHANCERY_PAYLOAD", payload.to_string()),
-        ("CHANCERY_PROCESS", index.to_string()),
-        ("CHANCERY_REPLICA", spec.replica.to_string()),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
+) -> Vec<(String, String)> {
+    let labels = &spec.labels;
+    let value = |variable: &str| match variable {
+        "CHANCERY_NAMESPACE" => labels.namespace.as_ref().map(ToString::to_string),
+        "CHANCERY_PLAN" => Some(spec.plan.to_string()),
+        "CHANCERY_DEPLOYMENT" => labels.deployment.as_ref().map(ToString::to_string),
+        "CHANCERY_REPLICA" => Some(spec.replica.to_string()),
+        "CHANCERY_INCARNATION" => Some(wanted.incarnation.to_string()),
+        "CHANCERY_PAYLOAD" => Some(payload.to_string()),
+        "CHANCERY_PROCESS" => Some(index.to_string()),
+        "CHANCERY_NODE" => Some(spec.node.to_string()),
+        "CHANCERY_DOMAIN" => labels.domain.as_ref().map(ToString::to_string),
+        "CHANCERY_ZONE" => labels.zone.as_ref().map(ToString::to_string),
+        FOLDER_VARIABLE => Some(folder.path().display().to_string()),
+        _ => None,
+    };
+    let set = |(name, _): &(&str, &str)| Some(((*name).to_owned(), value(name)?));
+    PAYLOAD_VARIABLES.iter().filter_map(set).collect()
 }
 
 fn work_folder(folder: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {

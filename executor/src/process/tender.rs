@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Hope, Report, Saw};
+use chancery_events::observation::{Hope, ProcessStatus, Report, Saw};
 use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
@@ -253,9 +253,12 @@ impl Tender {
 
     /// What is there.
     fn present(&self) -> Option<Present> {
-        let ready = |number| self.probes.as_ref().is_some_and(|probes| probes.ready(number));
+        let probed = |number| match &self.probes {
+            Some(probes) => probes.status(number),
+            None => ProcessStatus::Initializing,
+        };
         let record = self.record.as_ref();
-        let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, ready);
+        let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
         if let Hold::Again(..) = self.hold {
             // What is recorded was there before the reboot.
             present.state = State::Starting { processes: Vec::new() };
@@ -293,6 +296,11 @@ impl Tender {
         {
             self.before = Before::Ready;
             self.folder.note_ready();
+        }
+        if self.before == Before::Ready
+            && let Some(probes) = &mut self.probes
+        {
+            probes.watch_liveness();
         }
         // Something that could not be found out is not told: it may be running.
         if self.shown.as_ref() != Some(&told) && !matches!(self.hold, Hold::Unknown) {

@@ -34,6 +34,7 @@ fn command(position: u64, revision: u32) -> Command {
         plan: "web".parse().unwrap(),
         node: name("n1"),
         restart: chancery_events::spec::Restart::BestEffort,
+        labels: Box::default(),
         payloads: vec![],
     };
     let grace = Duration::ZERO;

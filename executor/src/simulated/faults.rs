@@ -8,6 +8,8 @@
 //! | `fail`, `fail:retry`, `fail:retry:2` | starting fails: for ever, each time but hopefully, the first two times |
 //! | `crash:3`, `crash:3@1s` | its first process ends with status 3, at once or after a second of being up |
 //! | `exit:0`, `exit:0@1s` | all its processes end with that status |
+//! | `hang`, `hang@1s` | its first process does not answer its liveness probe any more, at once or after a second of being up |
+//! | `unready`, `unready@1s` | its first process is not ready any more, likewise |
 //! | `never-ready` | no process gets ready |
 //! | `partial` | the last process does not get ready |
 //! | `late` | it starts, but the first outcome says that it timed out |
@@ -50,6 +52,10 @@ pub enum Ending {
     Crash(i32),
     /// All processes end with this status.
     Exit(i32),
+    /// Nothing ends: the first process does not answer any more.
+    Hang,
+    /// Nothing ends: the first process is not ready any more.
+    Unready,
 }
 
 /// Which processes get ready.
@@ -66,7 +72,9 @@ pub enum Readiness {
 
 /// Text that is no behaviour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("write one of delay:50ms, fail, fail:retry, crash:3, exit:0, never-ready, partial, late, not {0:?}")]
+#[error(
+    "write one of delay:50ms, fail, fail:retry, crash:3, exit:0, hang, unready, never-ready, partial, late, not {0:?}"
+)]
 pub struct BadBehaviour(String);
 
 impl FromStr for Behaviour {
@@ -82,6 +90,10 @@ impl FromStr for Behaviour {
 
 impl Behaviour {
     fn add(&mut self, word: &str) -> Option<()> {
+        if let Some((ending, after)) = stuck(word) {
+            self.end = Some((duration(after)?, ending));
+            return Some(());
+        }
         let (name, value) = word.split_once(':').unwrap_or((word, ""));
         match (name, value) {
             ("delay", value) => self.delay = duration(value)?,
@@ -101,6 +113,17 @@ impl Behaviour {
         }
         Some(())
     }
+}
+
+/// A word that lets something run on otherwise, and after how long.
+fn stuck(word: &str) -> Option<(Ending, &str)> {
+    let (name, after) = word.split_once('@').unwrap_or((word, "0ms"));
+    let ending = match name {
+        "hang" => Ending::Hang,
+        "unready" => Ending::Unready,
+        _ => return None,
+    };
+    Some((ending, after))
 }
 
 fn duration(text: &str) -> Option<Duration> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::observation::{Address, Exit, Process, ProcessStatus};
+use chancery_events::observation::{Address, Exit, ProbeError, Process, ProcessStatus};
 use chancery_events::protocol::{Mount, ObjectSpec};
 
 use super::faults::{Behaviour, Ending};
@@ -90,11 +90,13 @@ pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> 
     if let ObjectId::Volume(_) = id {
         return (Exit::Failed { reason: "simulated loss of what was in it".to_owned() }, Vec::new());
     }
-    let (Ending::Crash(code) | Ending::Exit(code)) = ending;
-    let mut processes = processes(id, spec, |_| match ending {
-        Ending::Crash(_) => ProcessStatus::Signaled { signal: 15 },
-        Ending::Exit(code) => ProcessStatus::Exited { code },
-    });
+    let (code, rest) = match ending {
+        Ending::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
+        Ending::Exit(code) => (code, ProcessStatus::Exited { code }),
+        // A volume alone ends so.
+        Ending::Hang | Ending::Unready => (1, ProcessStatus::Signaled { signal: 15 }),
+    };
+    let mut processes = processes(id, spec, |_| rest.clone());
     let mut exit = Exit::Clean;
     if let Some(first) = processes.first_mut() {
         first.status = ProcessStatus::Exited { code };
@@ -106,6 +108,20 @@ pub(super) fn ended(id: ObjectId, spec: Option<&ObjectSpec>, ending: Ending) -> 
     }
     (exit, processes)
 }
+
+/// Lets the first process of what is up run on otherwise.
+pub(super) fn stick(state: &mut State, status: ProcessStatus) {
+    let (State::Up { processes, before } | State::Unchanged { processes, before, .. }) = state else {
+        return;
+    };
+    if let Some(first) = processes.first_mut() {
+        first.status = status;
+    }
+    *before = Before::Ready;
+}
+
+/// What a process is that does not answer any more.
+pub(super) const HUNG: ProcessStatus = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
 
 pub(super) fn processes(
     id: ObjectId,

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
-use chancery_events::observation::{Exit, Hope, Process, ProcessStatus, Report, Saw};
+use chancery_events::observation::{Exit, Hope, ProbeError, Process, ProcessStatus, Report, Saw};
 use chancery_events::protocol::{Command, ObjectSpec};
 
 use super::Simulated;
 use super::faults::{BadBehaviour, Behaviour, Ending, Faults, Readiness};
-use super::item::{Change, Item, ended, failed, mounts, processes, settle};
+use super::item::{Change, HUNG, Item, ended, failed, mounts, processes, settle, stick};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
@@ -112,6 +112,16 @@ impl World {
         let (exit, processes) = ended(object, item.spec(), Ending::Crash(137));
         self.set(object, item.present.order, None, Some(State::Ended { exit, processes }));
         Some(plan::report(object, &self.items[&object].present))
+    }
+
+    /// Lets a process of an incarnation that is up not answer any more. What has changed, if it was there.
+    pub fn hang(&mut self, id: IncarnationId) -> Option<Told> {
+        let item = self.items.get_mut(&id.into())?;
+        if !matches!(item.present.state, State::Up { .. }) {
+            return None;
+        }
+        stick(&mut item.present.state, HUNG);
+        Some(plan::report(id.into(), &item.present))
     }
 
     /// Loses everything, as a machine does that gets a new disk: what ran, and what was known of it.
@@ -365,6 +375,17 @@ impl World {
     fn end(&mut self, id: ObjectId) -> Option<Told> {
         let Item { present, behaviour, .. } = self.item(id);
         let (_, ending) = behaviour.end?;
+        let stuck = match (id, ending) {
+            (ObjectId::Incarnation(_), Ending::Hang) => Some(HUNG),
+            (ObjectId::Incarnation(_), Ending::Unready) => {
+                Some(ProcessStatus::Unready { error: ProbeError::Refused })
+            }
+            (_, Ending::Crash(_) | Ending::Exit(_)) | (ObjectId::Volume(_), _) => None,
+        };
+        if let Some(status) = stuck {
+            stick(&mut present.state, status);
+            return Some(plan::report(id, present));
+        }
         let (exit, processes) = ended(id, present.spec.as_ref(), ending);
         present.state = State::Ended { exit, processes };
         Some(plan::report(id, present))

@@ -71,6 +71,8 @@ fn run_tests() -> ExitCode {
         payloads::one_that_dies_ends_its_siblings_and_their_children,
         payloads::what_ignores_the_asking_is_killed,
         payloads::placeholders_and_readiness,
+        payloads::one_that_hangs_is_reported_with_its_error_and_ended_by_its_executor_only_when_asked,
+        payloads::a_port_without_a_listener_is_reported_as_refused_and_nothing_hangs_before_it_was_ready,
         payloads::what_is_wrong_with_a_run_is_said,
         payloads::nothing_but_the_standard_descriptors_reaches_a_process,
         payloads::a_process_begins_with_the_descriptors_that_the_server_was_started_with,

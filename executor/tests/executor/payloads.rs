@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use chancery_events::fact::Effect;
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Report, Saw};
-use chancery_events::protocol::RunSpec;
-use chancery_events::spec::{Port, Probe, Protocol};
+use chancery_events::observation::{Exit, Hope, ProbeError, ProcessStatus, Report, Saw};
+use chancery_events::protocol::{RunLabels, RunSpec};
+use chancery_events::spec::{Port, Probe, ProbeTiming, Protocol};
 use chancery_executor::Orchestrator;
 use chancery_executor::process::{Config, Processes, Reader, log_files};
 
@@ -85,9 +85,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print(sys.argv[2], os.environ['PORT_HTTP'] == sys.argv[1], os.getcwd() == os.environ['HOME'], sorted(os.environ), flush=True)
 http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 ";
-    let http = Probe::Http { port: "http".parse().unwrap(), path: "/health".to_owned() };
+    let timing = ProbeTiming::default();
+    let http = Probe::Http { port: "http".parse().unwrap(), path: "/health".to_owned(), timing };
     let script = script.replace('$', "$$");
-    let spec = served(&script, http);
+    let mut spec = served(&script, http);
+    *spec.labels = RunLabels {
+        namespace: Some("ns".parse().unwrap()),
+        deployment: Some("d1".parse().unwrap()),
+        domain: Some("rack-1".parse().unwrap()),
+        zone: None,
+    };
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
     until(&processes, id(1), "it is started, not ready", |r| matches!(r.saw, Saw::Ensured { .. })).await;
@@ -111,12 +118,85 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
         out.ends_with('\n')
     });
     assert!(out.starts_with("v1 True True"), "{out}");
-    for name in
-        ["CHANCERY_REPLICA", "CHANCERY_NODE", "CHANCERY_PAYLOAD", "CHANCERY_PROCESS", "CHANCERY_INCARNATION"]
-    {
-        assert!(out.contains(name), "{name} is in {out}");
+    // It has no zone.
+    for (name, _) in chancery_executor::process::PAYLOAD_VARIABLES {
+        assert_eq!(out.contains(name), *name != "CHANCERY_ZONE", "{name} is in {out}");
     }
     assert!(!out.contains("CARGO"), "the environment is scrubbed: {out}");
+}
+
+/// Answers until `hang` is there; then it takes connections and says nothing, until `hang` is gone.
+const HANGS: &str = r"
+import http.server, os, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        while os.path.exists('hang'): time.sleep(0.02)
+        ok = self.path == '/alive' or not os.path.exists('unready')
+        self.send_response(200 if ok else 503); self.end_headers()
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+";
+
+fn probe(path: &str) -> Probe {
+    let timing = ProbeTiming { period: 100, timeout: 200, failure_threshold: 2, ..ProbeTiming::default() };
+    Probe::Http { port: "http".parse().unwrap(), path: path.to_owned(), timing }
+}
+
+fn status(report: &Report) -> Option<&ProcessStatus> {
+    match &report.saw {
+        Saw::Ready { processes } | Saw::NotReady { processes } | Saw::Ensured { processes } => {
+            processes.first().map(|process| &process.status)
+        }
+        Saw::Ended { .. } | Saw::Gone | Saw::Failed { .. } => None,
+    }
+}
+
+pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_executor_only_when_asked() {
+    let root = Root::new();
+    let mut spec = served(HANGS, probe("/ready"));
+    spec.payloads[0].alive = Some(probe("/alive"));
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    let work = root.folder(id(1)).join("web-0/work");
+    // Not ready, with the error, and alive.
+    std::fs::write(work.join("unready"), "").unwrap();
+    let unready = ProcessStatus::Unready { error: ProbeError::Status { code: 503 } };
+    until(&processes, id(1), "it is not ready", |r| status(r) == Some(&unready)).await;
+    std::fs::remove_file(work.join("unready")).unwrap();
+    until(&processes, id(1), "it is ready again", is_ready).await;
+    // It hangs.
+    std::fs::write(work.join("hang"), "").unwrap();
+    let hung = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
+    until(&processes, id(1), "it hangs", |r| status(r) == Some(&hung)).await;
+    assert_eq!(root.payloads().len(), 1, "it is the decider's to end");
+    // An executor that starts again counts from zero, and finds the same.
+    drop(processes);
+    let processes = root.open().await;
+    until(&processes, id(1), "it hangs still", |r| status(r) == Some(&hung)).await;
+    // It recovers before anybody ended it.
+    std::fs::remove_file(work.join("hang")).unwrap();
+    until(&processes, id(1), "it answers again", is_ready).await;
+    std::fs::write(work.join("hang"), "").unwrap();
+    until(&processes, id(1), "it hangs again", |r| status(r) == Some(&hung)).await;
+    processes.carry_out(command(id(1), 2, Effect::Stop, &spec)).await;
+    until(&processes, id(1), "it is ended", is_ended).await;
+    assert_eq!(root.payloads(), Vec::<i32>::new());
+}
+
+pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing_hangs_before_it_was_ready() {
+    let root = Root::new();
+    let tcp = |failure_threshold| Probe::Tcp {
+        port: "http".parse().unwrap(),
+        timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },
+    };
+    let mut spec = served("import time; time.sleep(3600)", tcp(2));
+    spec.payloads[0].alive = Some(tcp(1));
+    let processes = root.open().await;
+    processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
+    let refused = ProcessStatus::Unready { error: ProbeError::Refused };
+    let told = until(&processes, id(1), "nobody listens", |r| status(r) == Some(&refused)).await;
+    assert!(matches!(told.saw, Saw::Ensured { .. }), "{told:?}");
 }
 
 pub(crate) async fn what_is_wrong_with_a_run_is_said() {

@@ -11,7 +11,7 @@ use chancery_events::fact::Effect;
 use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, ObjectSpec, RunPayload, RunSpec, Standing};
-use chancery_events::spec::{Restart, Run};
+use chancery_events::spec::{Port, Probe, ProbeTiming, Protocol, Restart, Run};
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, Behaves, Subject};
 use chancery_executor::process::{
@@ -59,6 +59,7 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> RunPayload {
         coordinates: BTreeMap::new(),
         run: Some(Run { argv: argv.iter().map(|arg| (*arg).to_owned()).collect(), env: BTreeMap::new() }),
         ready: None,
+        alive: None,
         mounts: vec![],
     }
 }
@@ -70,6 +71,7 @@ pub(crate) fn spec(payloads: Vec<RunPayload>) -> RunSpec {
         plan: "web".parse().unwrap(),
         node: name("n1"),
         restart: Restart::BestEffort,
+        labels: Box::default(),
         payloads,
     }
 }
@@ -253,6 +255,28 @@ fn is_trampoline(pid: i32) -> bool {
     command_line(pid).contains("as-trampoline")
 }
 
+/// Processes that listen. The first takes one connection, of its readiness probe, and listens no longer.
+fn one_closes(processes: u16) -> RunSpec {
+    let script = "
+import os, socket, sys, time
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+if os.environ['CHANCERY_PROCESS'] == '0':
+    server.accept()
+    server.close()
+time.sleep(3600)
+";
+    let probe = |failure_threshold| Probe::Tcp {
+        port: "http".parse().unwrap(),
+        timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },
+    };
+    let mut payload = payload("web", processes, &["python3", "-c", script, "${port.http}"]);
+    payload.ports = vec![Port { name: "http".parse().unwrap(), protocol: Protocol::Tcp, port: 80 }];
+    // It is seen ready, however slow this machine is.
+    payload.ready = Some(probe(50));
+    payload.alive = Some(probe(2));
+    spec(vec![payload])
+}
+
 struct Real(Root);
 
 impl Subject for Real {
@@ -270,6 +294,7 @@ impl Subject for Real {
                 spec(vec![payload("web", processes, &["sh", "-c", &script.replace('$', "$$")])])
             }
             Behaves::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
+            Behaves::StopsAnswering => one_closes(processes),
         }
     }
 
@@ -330,6 +355,7 @@ impl Subject for InMemory {
             Behaves::EndsWith(0) => "exit:0@5ms".to_owned(),
             Behaves::EndsWith(code) => format!("crash:{code}"),
             Behaves::CannotStart => "fail".to_owned(),
+            Behaves::StopsAnswering => "hang@5ms".to_owned(),
         };
         spec.payloads[0].coordinates.insert("simulate".parse().unwrap(), behaviour);
         spec

@@ -3,6 +3,7 @@
 //! | the run | `always` | `best_effort` | `never` |
 //! |---|---|---|---|
 //! | failed, by itself or with its node | again | again | stays failed |
+//! | was ended because it did not answer or stayed unready | again | again | stays failed |
 //! | ended cleanly by itself | again | stays ended | stays ended |
 //! | never came up, at the asking of a person or a deployment | stays failed | stays failed | stays failed |
 //! | never came up, in the place of one that ran | again | again | stays failed |
@@ -48,7 +49,7 @@ pub(super) fn again(
     let starts = match spec.restart {
         Restart::Always => true,
         Restart::BestEffort => !ended_well,
-        Restart::Never => false,
+        Restart::Never => planted::is(Bug::RestartsHung) && asked_to_end && incarnation.was_up(),
     };
     starts.then(|| next(spec, replica.row, incarnation.since, now))
 }

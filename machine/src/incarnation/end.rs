@@ -80,7 +80,7 @@ pub(crate) fn promise(
 /// Whether something else brings the replica up, or has: what waited on a run that was up ends with it.
 fn is_taken_over(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation) -> bool {
     let other = other(fleet, replica, incarnation.id);
-    let was_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
+    let was_up = incarnation.was_up();
     let comes = |operation: &Operation| {
         let up = !matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
         let begun = matches!(operation.state, OperationState::Running);
@@ -119,10 +119,7 @@ fn replaced(
     draft: &mut Draft,
 ) {
     if operation.incarnation == Some(incarnation.id) {
-        let reason = match incarnation.state {
-            IncarnationState::Running | IncarnationState::Updating(_) => "it ended by itself".to_owned(),
-            _ => why,
-        };
+        let reason = if incarnation.was_up() { "it ended by itself".to_owned() } else { why };
         operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
     }
@@ -149,10 +146,31 @@ fn replaced(
 /// Nobody asked for it, or nobody does any more.
 fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft: &mut Draft) {
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
-    let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
-    if !active || !runs {
+    if !active || !incarnation.was_up() {
         return;
     }
+    cancel_waiting(fleet, replica, draft);
+    // A deployment that goes on must not start its own version again and again.
+    deployment::disturb(fleet, incarnation, draft);
+}
+
+/// Ends a run that was up and is not what it should be: it does not answer, or stays unready. What waits to replace
+/// or change it is cancelled now, so that it cannot start on a run that is being stopped.
+pub(super) fn failing(
+    fleet: &Fleet,
+    incarnation: &Incarnation,
+    reason: String,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    draft.push(operation::stop(fleet, incarnation, IncarnationEnd::Failed { reason }, ctx));
+    if let Some(replica) = fleet.replicas().get(&incarnation.replica) {
+        cancel_waiting(fleet, replica, draft);
+    }
+}
+
+/// Cancels the operation that waits to replace or change the run of a replica.
+fn cancel_waiting(fleet: &Fleet, replica: &Replica, draft: &mut Draft) {
     // What was to take its place, or to change it, has nothing to do that with any more.
     let waiting = replica.operation.and_then(|open| fleet.operations().get(&open.id)).filter(|operation| {
         let replaces = matches!(
@@ -165,8 +183,6 @@ fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft:
         let reason = "what it was about ended by itself".to_owned();
         operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
     }
-    // A deployment that goes on must not start its own version again and again.
-    deployment::disturb(fleet, incarnation, draft);
 }
 
 /// Its node is gone, on the operator's word.

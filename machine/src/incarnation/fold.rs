@@ -85,6 +85,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         amounts: fact.amounts,
         ties: ties.into(),
         since: None,
+        unready: None,
         processes: Vec::new(),
         ready: false,
         revision: 0,
@@ -207,7 +208,10 @@ pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> R
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
             IncarnationState::Creating => IncarnationState::Starting,
             // It is again what it was before its change failed; whether it is well is its health.
-            IncarnationState::Updating(to) if to == incarnation.deployment => IncarnationState::Running,
+            IncarnationState::Updating(to) if to == incarnation.deployment => {
+                (incarnation.unready, incarnation.deadline) = (Some(at.time), fact.deadline);
+                IncarnationState::Running
+            }
             other => other,
         };
         incarnation.command = None;
@@ -230,6 +234,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         incarnation.deadline = None;
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = true;
+        incarnation.unready = None;
         incarnation.since = incarnation.since.or(Some(at.time));
         incarnation.meta.bump(at);
     })?;
@@ -256,6 +261,10 @@ pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Res
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Online);
+        if incarnation.state == IncarnationState::Running {
+            incarnation.unready = incarnation.unready.or(Some(at.time)).filter(|_| !incarnation.ready);
+            incarnation.deadline = fact.deadline;
+        }
         incarnation.meta.bump(at);
     })?;
     set_health(fleet, fact.incarnation, at)

@@ -1,7 +1,7 @@
 //! What an entity tells about itself, from its own fields alone.
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::Asker;
+use chancery_events::fact::{Asker, IncarnationEnd};
 use chancery_events::id::OperationId;
 use chancery_events::name::DeploymentName;
 use chancery_events::spec::{DisruptionState, OperationKind};
@@ -101,6 +101,20 @@ impl Incarnation {
     /// Whether it may be alive: it holds its place.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, IncarnationState::Ended(_))
+    }
+
+    /// Whether it was ready, and ends without being asked to by an operation: by itself, or because it failed its plan.
+    pub(crate) fn was_up(&self) -> bool {
+        match &self.state {
+            IncarnationState::Running | IncarnationState::Updating(_) => true,
+            IncarnationState::Stopping(end) => {
+                self.since.is_some() && matches!(**end, IncarnationEnd::Failed { .. })
+            }
+            IncarnationState::Reserved
+            | IncarnationState::Creating
+            | IncarnationState::Starting
+            | IncarnationState::Ended(_) => false,
+        }
     }
 
     /// What it holds of its node.

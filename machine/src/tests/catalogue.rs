@@ -96,6 +96,15 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
         let claim = json!({"volume": "db", "class": "s", "capacity": 1, "mount": mount});
         json!({"name": name, "resources": small, "volumes": [claim]})
     };
+    let probed = |name: &str, kind: &str, setting: &str, value: u64| {
+        let mut check = json!({"port": "http", "timing": {setting: value}});
+        if kind == "http" {
+            check["path"] = json!("/x");
+        }
+        payload(json!({"name": "a", "resources": small, "ports": [port], name: {kind: check}}))
+    };
+    let mut unready = plan();
+    unready["spec"]["unready"] = json!({"after": 0, "action": "restart"});
     let many = |i: usize, processes: u16, ports: usize, volumes: usize| {
         let ports: Vec<_> =
             (0..ports).map(|i| json!({"name": format!("p{i}"), "protocol": "TCP", "port": 80})).collect();
@@ -128,6 +137,18 @@ fn a_plan_is_refused_with_every_place_that_is_wrong() {
             payload(json!({"name": "a", "resources": small, "ready": {"tcp": {"port": "http"}}})),
             "/spec/payloads/0/ready",
         ),
+        (
+            payload(json!({"name": "a", "resources": small, "alive": {"tcp": {"port": "http"}}})),
+            "/spec/payloads/0/alive",
+        ),
+        (probed("ready", "tcp", "initial_delay", 3_600_001), "/spec/payloads/0/ready/tcp/initial_delay"),
+        (probed("ready", "http", "period", 99), "/spec/payloads/0/ready/http/period"),
+        (probed("alive", "http", "period", 3_600_001), "/spec/payloads/0/alive/http/period"),
+        (probed("alive", "tcp", "timeout", 0), "/spec/payloads/0/alive/tcp/timeout"),
+        (probed("ready", "tcp", "failure_threshold", 0), "/spec/payloads/0/ready/tcp/failure_threshold"),
+        (probed("ready", "tcp", "success_threshold", 1001), "/spec/payloads/0/ready/tcp/success_threshold"),
+        (probed("alive", "tcp", "success_threshold", 2), "/spec/payloads/0/alive/tcp/success_threshold"),
+        (unready, "/spec/unready/after"),
         (
             payload(json!({"name": "a", "resources": small, "ports": [ports("a-b"), ports("a.b")]})),
             "/spec/payloads/0/ports/1/name",

@@ -4,6 +4,7 @@ use chancery_events::fact::{Effect, IncarnationEnd, OperationEnd};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{Process, ProcessStatus};
+use chancery_events::time::Time;
 use chancery_machine::replica::{Phase, phase};
 use chancery_machine::state::{Incarnation, IncarnationState, Operation, OperationState, Replica, Will};
 
@@ -38,6 +39,7 @@ pub fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
         operation: replica.operation.map(|open| open.id),
         again: replica.comes_again().map(|again| again.at),
+        unready_at: active.and_then(unready_at),
         message: replica_message(state, replica, active, phase),
     }))
 }
@@ -152,8 +154,14 @@ pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRo
         operation: incarnation.operation,
         follows: incarnation.ties.follows,
         strained: incarnation.ties.strained.clone(),
+        unready_at: unready_at(incarnation),
         message: incarnation_message(incarnation),
     }))
+}
+
+/// Since when a run that was ready is not.
+fn unready_at(incarnation: &Incarnation) -> Option<Time> {
+    incarnation.unready.filter(|_| incarnation.state == IncarnationState::Running)
 }
 
 fn incarnation_word(state: &IncarnationState) -> IncarnationWord {
@@ -201,23 +209,22 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
             format!("waits until it can have {}", mounts.join(", "))
         }
         IncarnationState::Ended(end) | IncarnationState::Stopping(end) => end_message(end),
-        IncarnationState::Running => incarnation.processes.iter().find_map(trouble).unwrap_or_default(),
+        IncarnationState::Running => {
+            let trouble = incarnation.processes.iter().find_map(Process::trouble).unwrap_or_default();
+            match incarnation.unready {
+                Some(since) if trouble.is_empty() => format!("not ready since {since}"),
+                Some(since) => format!("not ready since {since}: {trouble}"),
+                None => trouble,
+            }
+        }
+        // What has not come up yet is not in trouble before a probe says so.
+        IncarnationState::Starting => {
+            let failing = |process: &&Process| process.status != ProcessStatus::Initializing;
+            incarnation.processes.iter().filter(failing).find_map(Process::trouble).unwrap_or_default()
+        }
         IncarnationState::Updating(to) => format!("becomes what deployment {to} says"),
-        IncarnationState::Reserved | IncarnationState::Creating | IncarnationState::Starting => String::new(),
+        IncarnationState::Reserved | IncarnationState::Creating => String::new(),
     }
-}
-
-/// What is wrong with a process of something that runs.
-fn trouble(process: &Process) -> Option<String> {
-    let what = match &process.status {
-        ProcessStatus::Online => return None,
-        ProcessStatus::Initializing => "is not ready".to_owned(),
-        ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
-        ProcessStatus::Exited { code } => format!("exited with status {code}"),
-        ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
-        ProcessStatus::Unknown => "is unknown: no supervisor saw its end".to_owned(),
-    };
-    Some(format!("process {} of {} {what}", process.index, process.payload))
 }
 
 /// The row of an incarnation's command, while it has no outcome.

@@ -42,7 +42,7 @@ fn member() -> Member {
     let replica = row(json!({
         "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1", "will": "running",
         "phase": "updating", "ready": true, "reachability": "known", "node": "node-2", "incarnation": active,
-        "passive": other, "processes": [], "operation": update, "again": null, "message": "another comes up",
+        "passive": other, "processes": [], "operation": update, "again": null, "unready_at": null, "message": "another comes up",
     }));
     let run = |id, node: &str, deployment: &str, state: &str, port: u16| {
         let process = json!({
@@ -53,7 +53,7 @@ fn member() -> Member {
             "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": deployment,
             "node": node, "cluster": "local", "state": state, "ready": true, "reachability": "known",
             "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "mounts": [], "revision": 1, "message": "",
-            "operation": create, "follows": null, "strained": null, "processes": [process],
+            "operation": create, "follows": null, "strained": null, "unready_at": null, "processes": [process],
         }))
     };
     let runs = [

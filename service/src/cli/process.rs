@@ -20,6 +20,8 @@ fn status(status: &ProcessStatus) -> String {
     match status {
         ProcessStatus::Online => "online".into(),
         ProcessStatus::Initializing => "initializing".into(),
+        ProcessStatus::Unready { error } => format!("unready ({error})"),
+        ProcessStatus::Unresponsive { error } => format!("unresponsive ({error})"),
         ProcessStatus::OomKilled => "out of memory".into(),
         ProcessStatus::Exited { code } => format!("exited {code}"),
         ProcessStatus::Signaled { signal } => format!("killed by signal {signal}"),

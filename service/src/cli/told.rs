@@ -1,6 +1,8 @@
 //! An event in a few words: what happened, and why.
 
 use chancery_events::id::Lineage;
+use chancery_events::observation::{Process, ProcessStatus};
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::table::add;
@@ -92,6 +94,16 @@ impl Told<'_> {
         text
     }
 
+    /// What is wrong with a process, of an event that shows how processes are.
+    fn trouble(&self) -> Option<String> {
+        if !matches!(self.type_name(), "incarnation.status" | "incarnation.ensured") {
+            return None;
+        }
+        let processes = Vec::<Process>::deserialize(&self.0["data"]["processes"]).ok()?;
+        let is_plain = |process: &&Process| process.status != ProcessStatus::Initializing;
+        processes.iter().filter(is_plain).find_map(Process::trouble)
+    }
+
     /// `41 no node has 4 cores free`: the position of the cause, and the reason if one is given.
     pub(super) fn why(&self) -> String {
         let because = &self.0["because"];
@@ -105,7 +117,7 @@ impl Told<'_> {
             words(cause).map(|position| format!("because of {position}"))
         };
         let reasons = WHY.iter().filter_map(|field| reason(&self.0["data"], field));
-        let reasons = reasons.filter(|reason| !reason.is_empty());
+        let reasons = reasons.chain(self.trouble()).filter(|reason| !reason.is_empty());
         cause.into_iter().chain(reasons).collect::<Vec<_>>().join(": ")
     }
 }
@@ -187,6 +199,9 @@ mod tests {
         let ended = json!({"end": {"failed": {"reason": "it exited"}}, "again": {"at": 1, "row": 2}});
         let ended = json!({"type": "incarnation.ended.v1", "data": ended});
         assert_eq!(Told(&ended).what(), "incarnation.ended end=failed again=2");
+        let process = json!({"payload": "web", "index": 0, "pid": 7, "addresses": [], "status": {"unready": {"error": {"status": {"code": 503}}}}});
+        let status = json!({"type": "incarnation.status.v1", "cause": 4, "data": {"processes": [process]}});
+        assert_eq!(Told(&status).why(), "because of 4: readiness probe of web-0: status 503");
         let scheduled = json!({"name": "drain", "node": "node-1", "spec": {"evict": "yes", "reason": ""}});
         let scheduled = json!({"type": "disruption.scheduled.v1", "cause": 4, "data": scheduled});
         assert_eq!(Told(&scheduled).what(), "disruption.scheduled drain evict=yes node=node-1");

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use chancery_events::letter::Binding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
-use chancery_executor::process::{CgroupSetting, OutputLimits};
+use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES};
 
 pub use settings::{SETTINGS, Setting, Type};
 
@@ -438,7 +438,8 @@ pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
         let word = name.strip_prefix(PREFIX)?;
         // Kubernetes tells every pod of services; one of our name begins as our settings do.
         let is_of_a_service = word.contains("SERVICE_") || word.starts_with("PORT");
-        if words.contains(&word) || name == FILE_ENV || is_of_a_service {
+        let is_of_a_process = PAYLOAD_VARIABLES.iter().any(|(variable, _)| *variable == name);
+        if words.contains(&word) || name == FILE_ENV || is_of_a_service || is_of_a_process {
             return None;
         }
         let meant = nearest(word, &words)?;

@@ -4,12 +4,15 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
+use chancery_executor::process::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
 
 use super::{FILE, FILE_ENV, SETTINGS, Setting, Type};
 use crate::cli::Cli;
 
 const PAGE: &str = "../docs/settings.md";
+const VARIABLES: &str = "../docs/environment.md";
 
 fn reference() -> String {
     let mut text = format!(
@@ -66,13 +69,89 @@ fn what(kind: Type) -> &'static str {
     }
 }
 
-#[test]
-fn the_reference_in_docs_is_what_can_be_set() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
-    let wanted = reference();
+/// Every environment variable: those that a process receives, and those that set something.
+fn variables() -> String {
+    let mut text = String::from(
+        "# Environment variables\n\n\
+         This page is made from the program.\n\n\
+         ## Of processes\n\n\
+         An executor of real processes starts each process with the variables of its payload's `run.env` and with these. A \
+         payload cannot\nset or change them, but for `PATH` and `HOME`. They are set when the process starts and do not \
+         change while it runs: a node\nthat is moved to another zone, or a deployment that takes a replica over without \
+         an update, is not seen by what runs.\n\n\
+         | variable | holds |\n|---|---|\n",
+    );
+    for (name, holds) in PAYLOAD_VARIABLES {
+        writeln!(text, "| `{name}` | {holds} |").expect("text");
+    }
+    writeln!(
+        text,
+        "| `{VOLUME_VARIABLE}…` | directory of a volume, by its mount: `{}` of `/var/lib/db` |",
+        volume_variable("/var/lib/db")
+    )
+    .expect("text");
+    let port = port_variable(&"http".parse().expect("a name"));
+    writeln!(text, "| `PORT_…` | number of a port, by its name: `{port}` of `http` |").expect("text");
+    text.push_str(
+        "| `PATH` | directories of programs, unless `run.env` sets it |\n\
+         | `HOME` | working directory of the process, unless `run.env` sets it |\n\n\
+         ## Of the program\n\n\
+         A variable sets the setting of the same name; [settings](settings.md) says what each means.\n\n\
+         | variable | sets |\n|---|---|\n",
+    );
+    writeln!(text, "| `{FILE_ENV}` | path of the configuration file |").expect("text");
+    for Setting { name, env, .. } in SETTINGS {
+        writeln!(text, "| `{env}` | `{name}` |").expect("text");
+    }
+    text
+}
+
+fn keep(page: &str, wanted: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, &wanted).expect("docs can be written");
+        std::fs::write(&path, wanted).expect("docs can be written");
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == wanted, "docs/settings.md is out of date: UPDATE=1 cargo test -p chancery reference");
+    assert!(found == wanted, "{page} is out of date: UPDATE=1 cargo test -p chancery reference");
+}
+
+#[test]
+fn the_reference_in_docs_is_what_can_be_set() {
+    keep(PAGE, &reference());
+}
+
+#[test]
+fn the_reference_of_variables_is_what_the_program_sets_and_reads() {
+    let page = variables();
+    keep(VARIABLES, &page);
+    // Whatever the code calls by a name of ours stands there.
+    let mut folders: Vec<_> = ["src", "../executor/src", "../events/src"]
+        .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+        .into();
+    let mut count = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !name.contains("tests") {
+                let text = std::fs::read_to_string(&path).expect("a source file");
+                for literal in text.split('"').skip(1).step_by(2).filter(|text| is_variable(text)) {
+                    count += 1;
+                    assert!(
+                        page.contains(&format!("`{literal}")),
+                        "{}: {literal} is not documented",
+                        path.display()
+                    );
+                }
+            }
+        }
+    }
+    assert!(count > SETTINGS.len(), "{count} names were found");
+}
+
+fn is_variable(text: &str) -> bool {
+    let rest = text.strip_prefix("CHANCERY_").filter(|rest| !rest.is_empty());
+    rest.is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
 }

@@ -157,6 +157,8 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
         "CHANCERY_LISTEN",
         "CHANCERY_CONFIG",
         "CHANCERY_INCARNATION",
+        "CHANCERY_PLAN",
+        "CHANCERY_DOMAIN",
         "CHANCERY_PORT_7440_TCP",
         "CHANCERY_SERVICE_HOST",
     ] {

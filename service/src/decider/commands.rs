@@ -6,8 +6,10 @@ use std::time::Duration;
 use chancery_events::fact::Effect;
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::name::ReplicaName;
-use chancery_events::protocol::{Command, Mount, ObjectSpec, RunPayload, RunSpec, Standing, VolumeSpec};
-use chancery_events::spec::{Payload, VolumeClaim};
+use chancery_events::protocol::{
+    Command, Mount, ObjectSpec, RunLabels, RunPayload, RunSpec, Standing, VolumeSpec,
+};
+use chancery_events::spec::{Payload, PlanSpec, VolumeClaim};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
@@ -37,6 +39,7 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
         coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
         run: payload.run.clone(),
         ready: payload.ready.clone(),
+        alive: payload.alive.clone(),
         mounts: mounts(fleet, &incarnation.replica, payload),
     });
     Some(Command {
@@ -51,9 +54,21 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
             plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
             restart: spec.restart,
+            labels: labels(fleet, incarnation, spec).into(),
             payloads: payloads.collect(),
         }),
     })
+}
+
+/// Where a run belongs.
+fn labels(fleet: &Fleet, incarnation: &Incarnation, spec: &PlanSpec) -> RunLabels {
+    let node = fleet.nodes().get(&incarnation.node);
+    RunLabels {
+        namespace: Some(spec.namespace.clone()),
+        deployment: Some(incarnation.asked_for().clone()),
+        domain: node.map(|node| node.spec.domain.clone()),
+        zone: node.and_then(|node| node.spec.zone.clone()),
+    }
 }
 
 /// The volumes of a payload that is begun: they are there, and its own.

@@ -283,7 +283,7 @@ mod tests {
             "id": id, "replica": "web-0001", "plan": "web", "deployment": "d1", "node": "n1", "cluster": "edge",
             "state": state, "ready": false, "reachability": reachability,
             "amounts": {"cpu": 1, "memory": 1, "disk": 0}, "volumes": {}, "mounts": [], "processes": [], "revision": 1,
-            "operation": "00000000-0008-8802-8000-000000000007", "follows": null, "strained": null, "message": "",
+            "operation": "00000000-0008-8802-8000-000000000007", "follows": null, "strained": null, "unready_at": null, "message": "",
             "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
         }))
         .expect("a row")

@@ -14,8 +14,8 @@ use chancery_events::name::{
 
 use chancery_events::spec::{
     Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete,
-    Payload, PlanSpec, Port, Probe, Protocol, Restart, Run, Sharing, Storage, Succession, Timeouts,
-    VolumeClaim,
+    Payload, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run, Sharing, Storage, Succession,
+    Timeouts, Unready, UnreadyAction, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -169,6 +169,91 @@ impl From<VolumeForm> for VolumeClaim {
     }
 }
 
+/// A check of a process from outside.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum ProbeForm {
+    /// The port accepts a connection.
+    Tcp {
+        /// The port's name.
+        port: PortName,
+        /// Time before the first attempt: 0s unless set; at most 1h.
+        #[serde(default)]
+        initial_delay: Option<Span>,
+        /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass makes
+        /// its attempts every 200ms at least.
+        #[serde(default)]
+        period: Option<Span>,
+        /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
+        #[serde(default)]
+        timeout: Option<Span>,
+        /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
+        #[serde(default)]
+        failure_threshold: Option<u32>,
+        /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
+        #[serde(default)]
+        success_threshold: Option<u32>,
+    },
+    /// `GET path` at the port answers 2xx.
+    Http {
+        /// The port's name.
+        port: PortName,
+        /// The path, beginning with `/`.
+        path: String,
+        /// Time before the first attempt: 0s unless set; at most 1h.
+        #[serde(default)]
+        initial_delay: Option<Span>,
+        /// Time from one attempt to the next: 2s unless set; from 100ms to 1h. A readiness probe that does not pass makes
+        /// its attempts every 200ms at least.
+        #[serde(default)]
+        period: Option<Span>,
+        /// Time after which an attempt has failed: 1s unless set; from 1ms to 1h.
+        #[serde(default)]
+        timeout: Option<Span>,
+        /// Number of failures in a row after which the probe fails: 3 unless set; from 1 to 1000.
+        #[serde(default)]
+        failure_threshold: Option<u32>,
+        /// Number of successes in a row after which the probe passes: 1 unless set; from 1 to 1000; of `alive` 1.
+        #[serde(default)]
+        success_threshold: Option<u32>,
+    },
+}
+
+impl From<ProbeForm> for Probe {
+    fn from(form: ProbeForm) -> Probe {
+        let timing =
+            |delay: Option<Span>, period: Option<Span>, timeout: Option<Span>, failures, successes| {
+                let usual = ProbeTiming::default();
+                let or = |given: Option<Span>, usual| given.map_or(usual, |Span(millis)| millis);
+                ProbeTiming {
+                    initial_delay: or(delay, usual.initial_delay),
+                    period: or(period, usual.period),
+                    timeout: or(timeout, usual.timeout),
+                    failure_threshold: Option::unwrap_or(failures, usual.failure_threshold),
+                    success_threshold: Option::unwrap_or(successes, usual.success_threshold),
+                }
+            };
+        match form {
+            ProbeForm::Tcp { port, initial_delay, period, timeout, failure_threshold, success_threshold } => {
+                let timing = timing(initial_delay, period, timeout, failure_threshold, success_threshold);
+                Probe::Tcp { port, timing }
+            }
+            ProbeForm::Http {
+                port,
+                path,
+                initial_delay,
+                period,
+                timeout,
+                failure_threshold,
+                success_threshold,
+            } => {
+                let timing = timing(initial_delay, period, timeout, failure_threshold, success_threshold);
+                Probe::Http { port, path, timing }
+            }
+        }
+    }
+}
+
 /// A part of a plan's replica: one or more equal processes.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -192,7 +277,11 @@ pub(super) struct PayloadForm {
     run: Option<Run>,
     /// When it is ready.
     #[serde(default)]
-    ready: Option<Probe>,
+    ready: Option<ProbeForm>,
+    /// Whether it still answers, from when the run was first ready. A run whose probe fails is ended, and started again
+    /// by the plan's `restart` rule.
+    #[serde(default)]
+    alive: Option<ProbeForm>,
 }
 
 fn one() -> u16 {
@@ -208,7 +297,8 @@ impl From<PayloadForm> for Payload {
             ports: form.ports.into_iter().map(Port::from).collect(),
             volumes: form.volumes.into_iter().map(VolumeClaim::from).collect(),
             run: form.run,
-            ready: form.ready,
+            ready: form.ready.map(Probe::from),
+            alive: form.alive.map(Probe::from),
         }
     }
 }
@@ -237,6 +327,26 @@ impl From<TimeoutsForm> for Timeouts {
             start: or(form.start, usual.start),
             stop: or(form.stop, usual.stop),
         }
+    }
+}
+
+/// What is done about a run that was ready and stays unready.
+#[derive(Deserialize, JsonSchema, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UnreadyForm {
+    /// Time of being unready after which the action is taken: 5m unless set.
+    #[serde(default)]
+    after: Option<Span>,
+    /// `show`: it is shown as unready, and nothing is done. `restart`: it is ended, and started again by the `restart`
+    /// rule. show, unless set.
+    #[serde(default)]
+    action: UnreadyAction,
+}
+
+impl From<UnreadyForm> for Unready {
+    fn from(form: UnreadyForm) -> Unready {
+        let after = form.after.map_or(Unready::default().after, |Span(millis)| millis);
+        Unready { after, action: form.action }
     }
 }
 
@@ -291,6 +401,9 @@ pub(super) struct PlanForm {
     /// How long things may take.
     #[serde(default)]
     timeouts: TimeoutsForm,
+    /// What is done about a run that was ready and stays unready.
+    #[serde(default)]
+    unready: UnreadyForm,
 }
 
 impl From<PlanForm> for PlanSpec {
@@ -311,6 +424,7 @@ impl From<PlanForm> for PlanSpec {
             budget: form.budget.unwrap_or(1),
             approval: form.approval.map_or(ApprovalPolicy::all(Approval::Manual), |form| form.0),
             timeouts: form.timeouts.into(),
+            unready: form.unready.into(),
         }
     }
 }

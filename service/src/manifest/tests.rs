@@ -3,8 +3,8 @@
 use chancery_events::amount::{Amounts, GB, GIB};
 use chancery_events::intent::Turn;
 use chancery_events::spec::{
-    Approval, Comparator, Day, OnTimeout, OperationKind, Protocol, Restart, Rule, Strategy, Succession,
-    Window,
+    Approval, Comparator, Day, OnTimeout, OperationKind, Probe, ProbeTiming, Protocol, Restart, Rule,
+    Strategy, Succession, UnreadyAction, Window,
 };
 
 use super::*;
@@ -161,6 +161,35 @@ fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
     let all = "restart: never\ncooldown: 1m\nupdate: stop_first\nbudget: 2\n\
         affinity: [{group: caches, nodes: apart, otherwise: allow}]";
     assert_eq!(plan(all), (Restart::Never, 60_000, Succession::StopFirst, 2, 1));
+}
+
+#[test]
+fn a_probe_has_its_settings_beside_its_port_and_what_it_does_not_say_is_usual() {
+    let plan = |lines: &str| {
+        let payload = format!("payloads: [{{name: a, resources: {{}}, {lines}}}]");
+        let spec = format!("namespace: n\nservice: s\nunready: {{after: 1m, action: restart}}\n{payload}");
+        let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
+        assert_eq!((plan.spec.unready.after, plan.spec.unready.action), (60_000, UnreadyAction::Restart));
+        (plan.spec.payloads[0].ready.clone(), plan.spec.payloads[0].alive.clone())
+    };
+    let port = || "http".parse().expect("a name");
+    let usual = ProbeTiming {
+        initial_delay: 0,
+        period: 2_000,
+        timeout: 1_000,
+        failure_threshold: 3,
+        success_threshold: 1,
+    };
+    assert_eq!(plan("ready: {tcp: {port: http}}"), (Some(Probe::Tcp { port: port(), timing: usual }), None));
+    let alive = "alive: {http: {port: http, path: /x, initial_delay: 5s, period: 500ms, timeout: 1m, failure_threshold: 5}}";
+    let timing = ProbeTiming {
+        initial_delay: 5_000,
+        period: 500,
+        timeout: 60_000,
+        failure_threshold: 5,
+        success_threshold: 1,
+    };
+    assert_eq!(plan(alive), (None, Some(Probe::Http { port: port(), path: "/x".into(), timing })));
 }
 
 #[test]

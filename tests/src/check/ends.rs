@@ -62,12 +62,13 @@ impl World {
             }
         }
         let replica = replica.clone();
+        let was_up = was_up(&run);
         self.now.ended.push(Ended {
             incarnation: id,
             replica: fact.replica.clone(),
             plan: replica.plan.clone(),
             deployment: run.deployment.clone(),
-            by_itself: run.life.is_up(),
+            by_itself: was_up,
         });
         let follower = replica.active.filter(|left| {
             self.incarnations.get(left).is_some_and(|left| left.follows == Some(id) && !left.life.is_over())
@@ -91,7 +92,7 @@ impl World {
             match operation.kind {
                 // It was about what is not there any more.
                 _ if begun && operation.incarnation == Some(id) => debts.push(Debt::Closed(*open)),
-                kind if replaces(kind) && !begun && counted && run.life.is_up() => {
+                kind if replaces(kind) && !begun && counted && was_up(run) => {
                     debts.push(Debt::Closed(*open));
                 }
                 kind if replaces(kind) && begun => {
@@ -231,10 +232,11 @@ impl World {
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
         // What waits is about a run that was up, and goes with it; or it brings the replica up without any rule.
-        let comes =
-            replica.open.iter().filter_map(|open| self.operations.get(open)).any(|open| {
-                is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !run.life.is_up()
-            });
+        let comes = replica
+            .open
+            .iter()
+            .filter_map(|open| self.operations.get(open))
+            .any(|open| is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !was_up(run));
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
@@ -262,4 +264,9 @@ impl World {
         };
         Ok((starts, row, from))
     }
+}
+
+/// Whether it was ready, and nobody asked for its end: by itself, or because it failed its probe or stayed unready.
+fn was_up(run: &Incarnation) -> bool {
+    run.life.is_up() || (run.since.is_some() && run.life.is_failing())
 }

@@ -2,16 +2,18 @@
 //! outcome.
 
 use chancery_events::fact::{
-    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationRunning,
-    OperationEnd,
+    CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
+    IncarnationRunning, IncarnationStatus, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::ReplicaName;
 use chancery_events::observation::{Process, ProcessStatus, Saw};
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, UnreadyAction};
+use chancery_events::time::Time;
 
 use super::debts::Debt;
 use super::deployments::How;
-use super::operations::is_up;
+use super::operations::{is_up, replaces};
 use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
 
@@ -124,7 +126,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn commanded(&mut self, fact: &IncarnationCommanded) -> Check {
+    pub(super) fn commanded(&mut self, fact: &IncarnationCommanded, at: At) -> Check {
         let id = fact.incarnation;
         let incarnation = self.incarnation_mut(id)?.clone();
         demand!(
@@ -139,7 +141,7 @@ impl World {
                 true
             }
             (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), Effect::Stop) => {
-                self.may_be_stopped(id, &incarnation, &fact.then)?
+                self.may_be_stopped(id, &incarnation, &fact.then, at)?
             }
             (_, Effect::Ensure | Effect::Stop | Effect::Kill) => false,
         };
@@ -150,19 +152,36 @@ impl World {
             fact.effect,
             incarnation.life.word()
         );
+        if incarnation.life.is_up() && matches!(fact.then, IncarnationEnd::Failed { .. }) {
+            self.fails(&fact.replica)?;
+        }
         let incarnation = self.incarnation_mut(id)?;
         incarnation.life = Life::Stopping(fact.then.clone());
         incarnation.command(fact.effect);
         Ok(())
     }
 
+    /// What waits to replace or change a run that is asked to end because it failed has nothing to do that with.
+    fn fails(&mut self, name: &ReplicaName) -> Check {
+        let replica = self.replica(name)?.clone();
+        let waits = |open: &&OperationId| {
+            let found = self.operations.get(open);
+            found.is_some_and(|open| replaces(open.kind) && open.stage != Stage::Running)
+        };
+        let waiting: Vec<_> = replica.open.iter().filter(waits).copied().collect();
+        self.debts.extend(waiting.into_iter().map(Debt::Closed));
+        self.now.failing.insert(name.clone());
+        Ok(())
+    }
+
     /// Whether a run may be asked to end without an operation that names it: a stop or delete takes down both of a
-    /// replica's, another one has taken its place, or it does not come up.
+    /// replica's, another one has taken its place, it does not come up, it does not answer, or it stayed unready.
     fn may_be_stopped(
         &mut self,
         id: IncarnationId,
         run: &Incarnation,
         then: &IncarnationEnd,
+        at: At,
     ) -> Result<bool, Violation> {
         let replica = self.replica(&run.replica)?.clone();
         let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
@@ -172,6 +191,10 @@ impl World {
         if run.life.is_up() {
             let winner = replica.active.and_then(|active| self.incarnations.get(&active));
             let lost = replica.passive == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
+            if matches!(then, IncarnationEnd::Failed { .. }) {
+                let stays_unready = run.unready.and_then(|(_, due)| due).is_some_and(|due| due <= at.time);
+                return Ok(self.now.hung.contains(&id) || stays_unready);
+            }
             return Ok(lost && *then == IncarnationEnd::Destroyed);
         }
         self.debts.push(Debt::Closed(run.operation));
@@ -260,7 +283,8 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn ensured(&mut self, id: IncarnationId, processes: &[Process], at: At) -> Check {
+    pub(super) fn ensured(&mut self, fact: &IncarnationEnsured, at: At) -> Check {
+        let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -282,8 +306,19 @@ impl World {
         }
         incarnation.command = None;
         incarnation.is_ready = all_online(processes);
+        let reverted = incarnation.life == Life::Running;
         self.fill_volumes(id);
-        Ok(())
+        if reverted {
+            self.incarnation_mut(id)?.unready = None;
+            self.unready(id, fact.deadline, at)?;
+        } else {
+            demand!(
+                6,
+                fact.deadline.is_none(),
+                "incarnation {id} has a deadline as unready, and never was ready"
+            );
+        }
+        self.owes_stop(id, processes)
     }
 
     pub(super) fn running(&mut self, fact: &IncarnationRunning, at: At) -> Check {
@@ -305,6 +340,7 @@ impl World {
         }
         (run.life, run.command, run.is_ready) = (Life::Running, None, all_online(&fact.processes));
         run.since = run.since.or(Some(at.time));
+        run.unready = None;
         let (name, deployment) = (run.replica.clone(), run.deployment.clone());
         demand!(5, name == fact.replica, "incarnation {id} is of replica {name}");
         self.fill_volumes(id);
@@ -341,7 +377,38 @@ impl World {
         }
     }
 
-    pub(super) fn status(&mut self, id: IncarnationId, processes: &[Process], at: At) -> Check {
+    /// Since when it is not ready, and when it is ended for that: by what its plan says when it becomes so.
+    fn unready(&mut self, id: IncarnationId, deadline: Option<Time>, at: At) -> Check {
+        let run = self.incarnation(id)?.clone();
+        let name = self.replica(&run.replica)?.plan.clone();
+        let unready = self.plan(&name)?.latest()?.unready;
+        let now = if run.is_ready {
+            None
+        } else {
+            let (since, kept) = run.unready.unwrap_or((at.time, None));
+            let due = (unready.action == UnreadyAction::Restart).then(|| at.time + unready.after());
+            Some((since, kept.or(due)))
+        };
+        demand!(
+            6,
+            deadline == now.and_then(|(_, due)| due),
+            "incarnation {id} is ended as unready at {deadline:?}, and should be by {now:?}"
+        );
+        self.incarnation_mut(id)?.unready = now;
+        Ok(())
+    }
+
+    /// One that was ready and does not answer its liveness probe goes.
+    fn owes_stop(&mut self, id: IncarnationId, processes: &[Process]) -> Check {
+        if self.incarnation(id)?.life.is_up() && is_hung(processes) {
+            self.debts.push(Debt::Stopping(id));
+            self.now.hung.insert(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn status(&mut self, fact: &IncarnationStatus, at: At) -> Check {
+        let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -353,8 +420,15 @@ impl World {
         let up = matches!(incarnation.life, Life::Starting | Life::Running | Life::Updating(_));
         demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());
         incarnation.is_ready = all_online(processes);
-        Ok(())
+        if incarnation.life == Life::Running {
+            self.unready(id, fact.deadline, at)?;
+        }
+        self.owes_stop(id, processes)
     }
+}
+
+fn is_hung(processes: &[Process]) -> bool {
+    processes.iter().any(|process| matches!(process.status, ProcessStatus::Unresponsive { .. }))
 }
 
 fn all_online(processes: &[Process]) -> bool {

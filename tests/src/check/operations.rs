@@ -288,7 +288,8 @@ impl World {
         let replica = self.replica(&operation.replica)?.clone();
         let never = replica.will == Will::Proposed;
         let is_gone = replica.active.is_none()
-            || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself);
+            || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself)
+            || self.now.failing.contains(&operation.replica);
         let about_nothing = replaces(operation.kind) && is_gone;
         // A start that found no place gives way to another version, which may find one.
         let unplaced = operation.kind == OperationKind::Start && operation.incarnation.is_none();

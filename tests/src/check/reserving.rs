@@ -191,6 +191,7 @@ impl World {
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
             life: Life::Reserved,
             is_ready: false,
+            unready: None,
             since: None,
             revision: 0,
             command: None,

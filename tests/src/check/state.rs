@@ -279,6 +279,8 @@ pub(super) struct Incarnation {
     pub(super) is_ready: bool,
     /// When it was first ready.
     pub(super) since: Option<Time>,
+    /// Since when it is not ready, of one that was, and when it is ended for that.
+    pub(super) unready: Option<(Time, Option<Time>)>,
     pub(super) revision: u32,
     /// The command without an outcome, with its attempt.
     pub(super) command: Option<(Effect, u32)>,
@@ -318,6 +320,11 @@ impl Life {
         matches!(self, Life::Running | Life::Updating(_))
     }
 
+    /// Whether it was up, and is asked to end only because it failed.
+    pub(super) const fn is_failing(&self) -> bool {
+        matches!(self, Life::Stopping(IncarnationEnd::Failed { .. }))
+    }
+
     /// How it is, for people.
     pub(super) const fn word(&self) -> &'static str {
         match self {
@@ -337,6 +344,10 @@ impl Life {
 pub(super) struct Now {
     /// Runs that are over by it.
     pub(super) ended: Vec<Ended>,
+    /// Runs that were ready and do not answer, as it says.
+    pub(super) hung: BTreeSet<IncarnationId>,
+    /// Replicas whose run was up and is asked to end because it failed.
+    pub(super) failing: BTreeSet<ReplicaName>,
     /// Deployments of which an operation came to nothing by it.
     pub(super) failed: BTreeSet<(PlanName, DeploymentName)>,
     /// Starts that people asked for, and that gave way to another version: who, and where they wanted them.

@@ -125,6 +125,8 @@ pub(super) struct Incarnation {
     /// Bytes of storage that it holds for volumes that are not on its node yet.
     pub(super) stores: BTreeMap<StorageClass, u64>,
     pub(super) processes: Vec<Process>,
+    /// Since when it is not ready, of one that was.
+    pub(super) unready: Option<Time>,
     pub(super) revision: u32,
     /// The command without an outcome: effect and attempt.
     pub(super) command: Option<(Effect, u32)>,

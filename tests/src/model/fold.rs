@@ -8,6 +8,7 @@ use chancery_events::fact::{
 };
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
+use chancery_events::observation::ProcessStatus;
 use chancery_events::spec::{Activity, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
@@ -142,7 +143,7 @@ impl Entities {
             | Fact::IncarnationEnsured(_)
             | Fact::IncarnationRunning(_)
             | Fact::IncarnationStatus(_)
-            | Fact::IncarnationEnded(_) => self.running(fact),
+            | Fact::IncarnationEnded(_) => self.running(fact, at),
         }
     }
 
@@ -426,6 +427,7 @@ impl Entities {
             life: Life::Reserved,
             stores: fact.volumes.clone(),
             processes: Vec::new(),
+            unready: None,
             revision: 0,
             command: None,
         };
@@ -438,7 +440,7 @@ impl Entities {
         }
     }
 
-    fn running(&mut self, fact: &Fact) {
+    fn running(&mut self, fact: &Fact, at: At) {
         match fact {
             Fact::IncarnationCommanded(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
@@ -463,7 +465,9 @@ impl Entities {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     match &kept.is.life {
                         Life::Creating => kept.is.life = Life::Starting,
-                        Life::Updating(to) if *to == kept.is.deployment => kept.is.life = Life::Running,
+                        Life::Updating(to) if *to == kept.is.deployment => {
+                            (kept.is.life, kept.is.unready) = (Life::Running, Some(at.time));
+                        }
                         // It goes on.
                         _ => {}
                     }
@@ -475,6 +479,10 @@ impl Entities {
             Fact::IncarnationStatus(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
+                    let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Online);
+                    if kept.is.life == Life::Running {
+                        kept.is.unready = kept.is.unready.or(Some(at.time)).filter(|_| !ready);
+                    }
                 }
             }
             Fact::IncarnationEnded(x) => self.ended(x),
@@ -489,7 +497,7 @@ impl Entities {
         if let Life::Updating(to) = &kept.is.life {
             kept.is.deployment = to.clone();
         }
-        (kept.is.life, kept.is.command) = (Life::Running, None);
+        (kept.is.life, kept.is.command, kept.is.unready) = (Life::Running, None, None);
         kept.is.processes.clone_from(&fact.processes);
         let deployment = kept.is.deployment.clone();
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {

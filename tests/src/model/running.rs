@@ -5,6 +5,7 @@ use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::ProcessStatus;
 use chancery_events::spec::OperationKind;
+use chancery_events::time::Time;
 use chancery_projector::rows::{
     CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
     Reachability, ReplicaRow, WillWord,
@@ -71,6 +72,7 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
         processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
         operation: all.open(name).first().map(|(id, _)| *id),
         again: kept.is.again.filter(|_| !all.open(name).iter().any(|(_, it)| brings_up(it.kind))),
+        unready_at: live.and_then(|(_, live)| unready_at(&live.is)),
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,
@@ -92,6 +94,11 @@ fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
 fn all_online(incarnation: &Incarnation) -> bool {
     let seen = !incarnation.processes.is_empty() && !incarnation.is_over();
     seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
+}
+
+/// Since when one that runs is not ready.
+fn unready_at(incarnation: &Incarnation) -> Option<Time> {
+    incarnation.unready.filter(|_| incarnation.life == Life::Running)
 }
 
 const fn life_word(life: &Life) -> IncarnationWord {
@@ -128,6 +135,7 @@ pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarna
         operation: fact.operation,
         follows: fact.follows,
         strained: fact.strained.clone(),
+        unready_at: unready_at(&kept.is),
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,

@@ -221,6 +221,10 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
         "budget": random.between(1, 2),
     });
     if random.chance(300) {
+        spec["unready"] =
+            json!({"after": random.between(1, 60) * 1000, "action": pick(random, &["show", "restart"])});
+    }
+    if random.chance(300) {
         spec["cluster"] = json!(cluster(random, world.clusters));
     }
     if world.habit.is_none() && random.chance(250) {

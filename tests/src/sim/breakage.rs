@@ -239,11 +239,30 @@ impl Universe {
         true
     }
 
+    /// Something that runs does not answer its liveness probe from now on.
+    fn hang(&mut self, machine: usize) -> bool {
+        let ours = |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+        let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
+        let Some(victim) = self.random.pick(&alive).copied() else { return false };
+        let Some(told) = self.worlds[machine].hang(victim) else { return false };
+        tell!(self, "{victim} hangs on machine {machine}");
+        self.counts.add("hung");
+        self.show(machine, told);
+        true
+    }
+
     /// Something that runs says that it is not well, or all that does; now and then, all that did so are well again.
     fn ail(&mut self, machine: usize) -> bool {
         let process = self.machines[machine].process.as_ref();
         // What is to be told besides would not be.
-        let Some(process) = process.filter(|process| !process.board.has_unread()) else { return false };
+        if process.is_none_or(|process| process.board.has_unread()) {
+            return false;
+        }
+        if self.random.chance(250) {
+            return self.hang(machine);
+        }
+        let process = self.machines[machine].process.as_ref();
+        let Some(process) = process else { return false };
         let mut reports = self.worlds[machine].list();
         if self.random.chance(300) {
             for report in reports {
@@ -279,6 +298,7 @@ impl Universe {
             plan: "stranger".parse().expect("a name"),
             node: "elsewhere".parse().expect("a name"),
             restart: Restart::BestEffort,
+            labels: Box::default(),
             payloads: Vec::new(),
         };
         let (revision, attempt, effect, standing) = (1, 1, Effect::Ensure, Standing::Open);

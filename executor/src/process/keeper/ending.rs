@@ -9,7 +9,7 @@ use chancery_events::observation::{Exit, ProcessStatus};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 
 use super::super::folder::{Cause, End, Phase, remove_groups};
-use super::super::group::{self, IncarnationCgroup, Populated};
+use super::super::group::{self, IncarnationCgroup, LimitHits, Populated};
 use super::super::identity::{Handle, Stat, descendants};
 use super::super::log::log;
 use super::super::sweeps::Pause;
@@ -91,7 +91,8 @@ impl Keeper {
         let Some(process) = self.record.processes.iter_mut().find(|p| p.pid == pid && p.end.is_none()) else {
             return false;
         };
-        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause });
+        let hits = process.group.as_deref().map(LimitHits::of).unwrap_or_default();
+        process.end = Some(End { status: why(status, cause, process.group.as_deref()), cause, hits });
         true
     }
 

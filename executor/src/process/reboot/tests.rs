@@ -16,6 +16,7 @@ fn wanted(aim: Aim, restart: Restart) -> Wanted {
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
         restart,
+        labels: Box::default(),
         payloads: vec![],
     };
     Wanted {
@@ -39,7 +40,11 @@ fn record(boot: &str, machine: Option<&str>, phase: Phase, ends: &[Option<Cause>
         start_time: 7,
         group: None,
         addresses: vec![],
-        end: cause.map(|cause| End { status: ProcessStatus::Unknown, cause }),
+        end: cause.map(|cause| End {
+            status: ProcessStatus::Unknown,
+            cause,
+            hits: super::super::group::LimitHits::default(),
+        }),
     };
     let processes = ends.iter().enumerate().map(started).collect();
     let (boot, machine) = (boot.into(), machine.map(str::to_owned));

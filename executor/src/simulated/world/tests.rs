@@ -19,6 +19,7 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
         coordinates: BTreeMap::new(),
         run: None,
         ready: None,
+        alive: None,
         mounts: vec![],
     };
     if !simulate.is_empty() {
@@ -29,6 +30,7 @@ fn spec(processes: u16, simulate: &str) -> RunSpec {
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
         restart: Restart::BestEffort,
+        labels: Box::default(),
         payloads: vec![payload],
     }
 }

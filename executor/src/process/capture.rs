@@ -5,7 +5,7 @@
 //! ended by a broken pipe.
 //!
 //! The files of an output are `NAME.1`, `NAME.2` and so on; the newest few are there. A number is never given twice,
-//! so that a reader knows by it alone where to go on.
+//! so that a reader knows by it alone where to go on. Beside each is an index of times (`times`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -13,11 +13,13 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use serde::{Deserialize, Serialize};
 
 use super::entries;
+use super::times::{self, TimesWriter};
 use crate::durable;
 
 /// Bytes that are read at one time: as many as a pipe holds.
@@ -144,6 +146,7 @@ struct Files {
     number: u64,
     file: Option<File>,
     length: u64,
+    times: TimesWriter,
     /// Bytes that could not be written, and why the first of them could not.
     lost: Option<(u64, io::Error)>,
 }
@@ -156,7 +159,7 @@ impl Files {
             Some(number) => (number, part(&base, number).symlink_metadata()?.len()),
             None => (1, 0),
         };
-        Ok(Files { base, limits, number, file: None, length, lost: None })
+        Ok(Files { base, limits, number, file: None, length, times: TimesWriter::default(), lost: None })
     }
 
     /// Writes what came. A disk that is full must not hold the process up: what it does not take is counted, and a
@@ -193,13 +196,15 @@ impl Files {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let path = part(&self.base, self.number);
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(durable::open_plain(
                 OpenOptions::new().append(true).create(true).mode(0o600),
-                &part(&self.base, self.number),
+                &path,
             )?),
         };
+        self.times.note(&path, self.length, SystemTime::now());
         let count = file.write(bytes)?;
         self.length += count as u64;
         if count == 0 { Err(ErrorKind::WriteZero.into()) } else { Ok(count) }
@@ -207,9 +212,11 @@ impl Files {
 
     fn begin_next(&mut self) -> io::Result<()> {
         (self.number, self.length, self.file) = (self.number + 1, 0, None);
+        self.times = TimesWriter::default();
         let first_kept = (self.number + 1).saturating_sub(self.limits.files.get().into());
         for number in parts(&self.base)?.into_iter().filter(|number| *number < first_kept) {
             std::fs::remove_file(part(&self.base, number))?;
+            times::remove(&part(&self.base, number))?;
         }
         Ok(())
     }

@@ -65,6 +65,7 @@ mod removal;
 mod start;
 mod sweeps;
 mod tender;
+mod times;
 mod trampoline;
 mod volumes;
 mod wire;

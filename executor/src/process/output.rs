@@ -13,6 +13,7 @@ use chancery_events::name::PayloadName;
 use super::capture::{part, parts, split};
 use super::entries;
 use super::reader::Reader;
+use super::times::{self, TimesEntry};
 
 /// Incarnations that have ended whose output is kept.
 const KEPT: usize = 100;
@@ -79,14 +80,21 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
         };
         let mut reader = Reader::last(&base, u64::MAX)?;
         // Under the number of the newest, so that whoever reads it goes on there.
-        let mut to = File::create(part(&kept.join(name), newest))?;
+        let path = part(&kept.join(name), newest);
+        let mut to = File::create(&path)?;
+        let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
         loop {
-            let bytes = reader.read(CHUNK)?;
+            let (time, bytes) = reader.read_block(CHUNK)?;
             if bytes.is_empty() {
                 break;
             }
+            if entries.last().is_none_or(|last| last.time != time) {
+                entries.push(TimesEntry { offset: length, time });
+            }
+            length += bytes.len() as u64;
             to.write_all(&bytes)?;
         }
+        times::copy(&path, &entries)?;
     }
     fs::rename(&kept, &whole)
 }

@@ -1,10 +1,13 @@
 //! Reading an output across its files, while they are written.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::capture::{part, parts};
+use super::times::{self, SPAN, TimesEntry};
 use crate::durable;
 
 /// The end of an output that is looked at for its last lines, at most.
@@ -19,9 +22,74 @@ pub struct Reader {
     /// Open until it was read to its end: a reader that waits for more costs no descriptor. Stays readable when it is
     /// removed.
     file: Option<File>,
+    /// Times of what is to be read of the file; the first is that of where it is.
+    blocks: Option<VecDeque<TimesEntry>>,
+}
+
+/// Where a reader is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct ReadPosition {
+    pub(super) number: u64,
+    pub(super) at: u64,
 }
 
 impl Reader {
+    fn at(base: &Path, place: ReadPosition) -> Reader {
+        Reader { base: base.to_owned(), number: place.number, at: place.at, file: None, blocks: None }
+    }
+
+    /// Begins at what was written at a time or later, and at most [`SPAN`] before.
+    pub fn since(base: &Path, since: SystemTime) -> io::Result<Reader> {
+        let from = times::micros(since).saturating_sub(u64::try_from(SPAN.as_micros()).unwrap_or(u64::MAX));
+        let mut numbers = parts(base)?;
+        numbers.sort_unstable();
+        let mut end = ReadPosition { number: 0, at: 0 };
+        for number in numbers {
+            let path = part(base, number);
+            if let Some(entry) = times::read(&path)?.into_iter().find(|entry| entry.time >= from) {
+                return Ok(Reader::at(base, ReadPosition { number, at: entry.offset }));
+            }
+            if let Some(file) = open(&path)? {
+                end = ReadPosition { number, at: file.metadata()?.len() };
+            }
+        }
+        Ok(Reader::at(base, end))
+    }
+
+    /// Of two readers of one output, the one that is further.
+    #[must_use]
+    pub fn later(self, other: Reader) -> Reader {
+        if other.place() > self.place() { other } else { self }
+    }
+
+    pub(super) fn place(&self) -> ReadPosition {
+        ReadPosition { number: self.number, at: self.at }
+    }
+
+    /// What is new and was written about one time, at most `most` bytes, with that time in microseconds since 1970;
+    /// nothing if nothing is.
+    pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
+        loop {
+            let before = self.place();
+            if self.blocks.is_none() {
+                self.blocks = Some(times::read(&part(&self.base, self.number))?);
+            }
+            let blocks = self.blocks.get_or_insert_default();
+            while blocks.get(1).is_some_and(|next| next.offset <= before.at) {
+                blocks.pop_front();
+            }
+            let time = blocks.front().map_or(0, |block| block.time);
+            let block = blocks.get(1).map_or(u64::MAX, |next| next.offset - before.at);
+            let most = most.min(usize::try_from(block).unwrap_or(usize::MAX));
+            let bytes = self.read(most)?;
+            if bytes.is_empty() || self.number == before.number {
+                return Ok((time, bytes));
+            }
+            // It is of another file: read again, so that it ends with a block of that one.
+            (self.at, self.blocks) = (0, None);
+        }
+    }
+
     /// Begins at the last `lines` lines, or the last mebibyte from a line's beginning.
     pub fn last(base: &Path, lines: u64) -> io::Result<Reader> {
         let mut numbers = parts(base)?;
@@ -39,10 +107,10 @@ impl Reader {
             }
         }
         let Some((first, from)) = begun.last().copied() else {
-            return Ok(Reader { base: base.to_owned(), number: 0, at: 0, file: None });
+            return Ok(Reader::at(base, ReadPosition { number: 0, at: 0 }));
         };
         let is_all = first == 1 && from == 0;
-        let mut reader = Reader { base: base.to_owned(), number: first, at: from, file: None };
+        let mut reader = Reader::at(base, ReadPosition { number: first, at: from });
         reader.skip(begin_of_last(&end, lines, is_all) as u64)?;
         reader.file = None;
         Ok(reader)
@@ -167,6 +235,64 @@ mod tests {
         let (_folder, base) = output(&[(1, &long.repeat(10_000)), (2, &long.repeat(6_000))]);
         let shown = rest(&mut Reader::last(&base, u64::MAX).unwrap()).len() as u64;
         assert!(shown.is_multiple_of(100) && shown <= TAIL && shown > TAIL - 100, "{shown}");
+    }
+
+    fn time(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000 + seconds)
+    }
+
+    /// Two files, written at seconds 0, 60, 100 and 200.
+    fn indexed() -> (tempfile::TempDir, PathBuf) {
+        let (folder, base) = output(&[(1, "one\ntwo\n"), (2, "three\nfour\n")]);
+        let entry = |offset, seconds| TimesEntry { offset, time: times::micros(time(seconds)) };
+        times::copy(&part(&base, 1), &[entry(0, 0), entry(4, 60)]).unwrap();
+        times::copy(&part(&base, 2), &[entry(0, 100), entry(6, 200)]).unwrap();
+        (folder, base)
+    }
+
+    #[test]
+    fn it_begins_at_a_time_and_at_most_a_span_before() {
+        let table = [
+            (0, "one\ntwo\nthree\nfour\n"),
+            (10, "one\ntwo\nthree\nfour\n"),
+            (11, "two\nthree\nfour\n"),
+            (60, "two\nthree\nfour\n"),
+            (80, "three\nfour\n"),
+            (150, "four\n"),
+            (211, ""),
+        ];
+        for (since, wanted) in table {
+            let (_folder, base) = indexed();
+            let mut reader = Reader::since(&base, time(since)).unwrap();
+            assert_eq!(rest(&mut reader), wanted, "since {since}");
+            std::fs::write(part(&base, 3), "more\n").unwrap();
+            assert_eq!(rest(&mut reader), "more\n", "since {since}");
+        }
+        let (_folder, base) = indexed();
+        let last = |lines| Reader::last(&base, lines).unwrap();
+        let since = || Reader::since(&base, time(80)).unwrap();
+        assert_eq!(rest(&mut since().later(last(1))), "four\n", "both must hold");
+        assert_eq!(rest(&mut last(3).later(since())), "three\nfour\n", "both must hold");
+        // Without an index, the file's own time says whether anything of it can be meant.
+        let (_folder, base) = output(&[(1, "old\n"), (2, "new\n")]);
+        File::options().append(true).open(part(&base, 1)).unwrap().set_modified(time(0)).unwrap();
+        assert_eq!(rest(&mut Reader::since(&base, time(100)).unwrap()), "new\n");
+    }
+
+    #[test]
+    fn a_block_has_one_time_and_is_of_one_file() {
+        let (_folder, base) = indexed();
+        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        let mut blocks = Vec::new();
+        loop {
+            let (time, bytes) = reader.read_block(1000).unwrap();
+            if bytes.is_empty() {
+                break;
+            }
+            blocks.push((time / 1_000_000 - 1_000_000, String::from_utf8(bytes).unwrap()));
+        }
+        let wanted = [(0, "one\n"), (60, "two\n"), (100, "three\n"), (200, "four\n")];
+        assert_eq!(blocks, wanted.map(|(time, text)| (time, text.to_owned())));
     }
 
     #[test]

@@ -139,6 +139,7 @@ pub struct Events {
 
 /// Whose output.
 #[derive(Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct Logs {
     /// A replica, the id of an incarnation, or KIND/NAME of one of them
     pub of: String,
@@ -148,15 +149,24 @@ pub struct Logs {
     /// Which of its processes, from 0
     #[arg(long)]
     pub process: Option<u16>,
-    /// What it wrote to its standard error
+    /// Show only standard output, without marks (default: both, marked `out |` and `err |`)
+    #[arg(long)]
+    pub stdout: bool,
+    /// Show only standard error, without marks
     #[arg(long)]
     pub stderr: bool,
-    /// Go on as it writes
+    /// Continue as it writes
     #[arg(short, long)]
     pub follow: bool,
-    /// Only the last so many lines
+    /// Show the run before the present one of the replica
+    #[arg(long)]
+    pub previous: bool,
+    /// Maximum number of last lines of each output (default: what fits in 1 MiB)
     #[arg(long, value_name = "LINES")]
     pub tail: Option<u64>,
+    /// Show what was written since: a duration as in 5m, or a time as in 2026-11-21T09:00:00Z; up to 10s more are shown
+    #[arg(long, value_name = "DURATION|TIME")]
+    pub since: Option<String>,
 }
 
 /// What to wait for.

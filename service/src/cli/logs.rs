@@ -18,11 +18,23 @@ const AGAIN: &str = "ask again when it is back, --tail 0 shows only what comes t
 
 pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     client.context.output(&[Output::Table])?;
-    let incarnation = match whose(&logs.of)? {
-        (Kind::Incarnation, id) => id.to_owned(),
-        (_, replica) => latest(replica, client)?,
+    let incarnation = match (whose(&logs.of)?, logs.previous) {
+        ((Kind::Incarnation, id), false) => id.to_owned(),
+        ((Kind::Incarnation, id), true) => {
+            let advice = "--previous is of a replica: name the incarnation itself, or its replica";
+            return Err(CliError::usage(format!("{advice}, not {id}")));
+        }
+        ((_, replica), false) => latest(replica, client)?,
+        ((_, replica), true) => previous(replica, client)?,
     };
-    let mut query = vec![("stream", if logs.stderr { "err" } else { "out" }.to_owned())];
+    let stream = match (logs.stdout, logs.stderr) {
+        (true, false) => Some("out"),
+        (false, true) => Some("err"),
+        (true, true) | (false, false) => None,
+    };
+    let mut query = vec![("marked", stream.is_none().to_string())];
+    query.extend(stream.map(|stream| ("stream", stream.to_owned())));
+    query.extend(logs.since.clone().map(|since| ("since", since)));
     query.extend(logs.payload.clone().map(|payload| ("payload", payload)));
     query.extend(logs.process.map(|process| ("process", process.to_string())));
     query.extend(logs.tail.map(|tail| ("tail", tail.to_string())));
@@ -63,6 +75,21 @@ fn whose(of: &str) -> Result<(Kind, &str), CliError> {
         // The server says what is wrong with the name.
         Err(_) => Ok((Kind::Replica, of)),
     }
+}
+
+/// The incarnation that a replica had before the one that it has, or had last.
+fn previous(replica: &str, client: &Client<'_>) -> Result<String, CliError> {
+    let latest = latest(replica, client)?;
+    let past = list(client, Kind::Incarnation, &[("replica", replica.to_owned())], u64::MAX)?;
+    // One that was only placed wrote nothing.
+    let ran = |item: &&Value| !matches!(item["state"].as_str(), Some("reserved" | "unwound"));
+    let ids = past.items.iter().filter(ran).filter_map(|item| item["id"].as_str());
+    let id = ids.filter(|id| *id < latest.as_str()).max();
+    id.map(str::to_owned).ok_or_else(|| {
+        let detail =
+            format!("read the logs of replica/{replica}: it has had no run before incarnation/{latest}");
+        CliError::new(Exit::NotFound, detail)
+    })
 }
 
 /// The incarnation that a replica has, or had last: why it failed is asked most.

@@ -419,7 +419,7 @@ fn approving_sends_the_hash_that_was_shown() {
 #[test]
 fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
-    let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?stream=out&follow=false");
+    let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
     let text = || Act::Say(200, "hello\n".into());
     for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
         let (result, asked) = told(&format!("chancery logs {name}"), vec![text()]);
@@ -437,6 +437,33 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
          only what comes then"
     );
     assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+}
+
+#[test]
+fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
+    let id = |position| IncarnationId::issue(Lineage::from_random(1), Position::new(position)).to_string();
+    let text = || Act::Say(200, "hello\n".into());
+    for (flags, wanted) in [
+        ("--stdout", "marked=false&stream=out&follow=false"),
+        ("--stderr --tail 3", "marked=false&stream=err&tail=3&follow=false"),
+        ("--since 5m", "marked=true&since=5m&follow=false"),
+    ] {
+        let (_, asked) = told(&format!("chancery logs {} {flags}", id(9)), vec![text()]);
+        assert!(asked[0].line.ends_with(&format!("/logs?{wanted}")), "{flags}: {}", asked[0].line);
+    }
+    let run = |position, state: &str| json!({ "id": id(position), "state": state });
+    let all = [run(3, "failed"), run(5, "failed"), run(7, "unwound"), run(9, "running")];
+    let page = |items: &[Value]| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let line = "chancery logs web-7f3k --previous";
+    let replica = || ok(&json!({ "incarnation": id(9) }));
+    let (result, asked) = told(line, vec![replica(), page(&all), text()]);
+    assert_eq!(result.expect("text"), "hello\n");
+    assert!(asked[2].line.contains(&format!("/incarnations/{}/logs?", id(5))), "{}", asked[2].line);
+    let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("there is none");
+    assert_eq!(error.exit, Exit::NotFound, "{error}");
+    let error =
+        told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("of which replica?");
+    assert_eq!(error.exit, Exit::Usage, "{error}");
 }
 
 #[test]

@@ -1,18 +1,20 @@
 //! `GET …/incarnations/{id}/logs`: what processes have written, from files that somebody else keeps.
 //!
-//! One file comes as it is; several come one after the other, each with a line that names it, as `tail` shows them.
+//! What several have written comes in the order of time, as precise as the index of times is. Where the output changes, a
+//! line names it, as `tail` does; or each line is marked with its output, if that is asked for. One output comes as it is.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{ClusterName, PayloadName};
 use chancery_events::spec::Runtime;
+use chancery_events::time::Time;
 use chancery_executor::process::Reader;
 use chancery_projector::RowKey;
 use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
@@ -22,6 +24,7 @@ use super::edge::Call;
 use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
 use super::query::Params;
 use super::read::{in_turn, missing};
+use crate::manifest::parse_span;
 
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
@@ -103,9 +106,11 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         Some("err") => Some(LogStream::Err),
         Some(_) => return Err(Problem::parameter(In::Query, "stream", "write out or err")),
     };
-    let tail = params.number("tail")?.unwrap_or(u64::MAX);
+    let tail = params.number("tail")?;
+    let since = params.take("since")?.map(|text| read_since(&text)).transpose()?;
     let follow = params.flag("follow")?.unwrap_or(false);
-    params.end(&["payload", "process", "stream", "tail", "follow"])?;
+    let marks = if params.flag("marked")?.unwrap_or(false) { LogMarks::Lines } else { LogMarks::Changes };
+    params.end(&["payload", "process", "stream", "tail", "since", "follow", "marked"])?;
     let follower = if follow {
         let busy =
             || Problem::new(BUSY, format!("follow a log: {} streams are open", app.common.limits.followers));
@@ -127,23 +132,27 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         return Err(silence(app, call, id, &kept).await);
     }
     let open = in_turn(&app.hub.readers, "open logs", move || {
-        files.into_iter().map(|file| Open::begin(file, tail)).collect::<io::Result<Vec<_>>>()
+        let from = StartPoint { tail, since };
+        let labels = labels(&files, marks);
+        let open = |(file, label)| Open::begin(file, label, from, marks);
+        files.iter().zip(labels).map(open).collect::<io::Result<Vec<_>>>()
     });
     let open = open.await?.map_err(|error| Problem::internal("open logs", &error))?;
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
         let _follower = follower;
         let mut files = Some(open);
-        let names = files.as_ref().is_some_and(|files| files.len() > 1);
+        let names = marks == LogMarks::Changes && files.as_ref().is_some_and(|files| files.len() > 1);
         let mut shown = None;
         loop {
             let Some(mut open) = files.take() else { return };
             let read = tokio::task::spawn_blocking(move || {
-                let next = open.iter_mut().enumerate().find_map(|(at, file)| Some((at, file.more()?)));
+                let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
+                let next = next(&mut open, last);
                 (open, next)
             });
             let Ok((open, next)) = read.await else { return };
-            let label = next.as_ref().map(|(at, _)| open[*at].file.to_string());
+            let label = next.as_ref().map(|(at, _)| open[*at].label.clone());
             files = Some(open);
             match next {
                 Some((at, Ok(bytes))) => {
@@ -250,25 +259,132 @@ fn why_silent(
     }
 }
 
+/// How outputs are told from each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LogMarks {
+    /// By a line where another one begins.
+    Changes,
+    /// By a mark on each line.
+    Lines,
+}
+
+/// Where to begin; if both are asked for, at what both leave.
+#[derive(Clone, Copy)]
+struct StartPoint {
+    /// The last so many lines.
+    tail: Option<u64>,
+    since: Option<SystemTime>,
+}
+
+/// What becomes of a line that has no end yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpenLine {
+    /// It waits for the rest.
+    Waits,
+    /// It is all that there is.
+    Ends,
+}
+
+/// A duration before now, or a time.
+fn read_since(text: &str) -> Result<SystemTime, Problem> {
+    let bad = || {
+        Problem::parameter(
+            In::Query,
+            "since",
+            "write a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
+        )
+    };
+    if let Ok(span) = parse_span(text) {
+        return SystemTime::now().checked_sub(span).ok_or_else(bad);
+    }
+    let time: Time = text.parse().map_err(|_| bad())?;
+    let micros = u64::try_from(time.micros()).map_err(|_| bad())?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros)).ok_or_else(bad)
+}
+
+/// What names each output: as marks, no more than tells them apart.
+fn labels(files: &[LogFile], marks: LogMarks) -> Vec<String> {
+    let process = |file: &LogFile| (file.payload.clone(), file.index);
+    let alone = files.windows(2).all(|two| process(&two[0]) == process(&two[1]));
+    let label = |file: &LogFile| match marks {
+        LogMarks::Changes => file.to_string(),
+        LogMarks::Lines if alone => format!("{} | ", file.stream),
+        LogMarks::Lines => format!("{}-{} {} | ", file.payload, file.index, file.stream),
+    };
+    files.iter().map(label).collect()
+}
+
+/// The oldest of what is new, and of which output it is; `None` if nothing is.
+fn next(open: &mut [Open], last: OpenLine) -> Option<(usize, io::Result<Bytes>)> {
+    for (at, file) in open.iter_mut().enumerate() {
+        if let Err(error) = file.fill(last) {
+            return Some((at, Err(error)));
+        }
+    }
+    let ready = open.iter_mut().enumerate().filter(|(_, file)| file.ready.is_some());
+    let (at, oldest) = ready.min_by_key(|(_, file)| file.ready.as_ref().map(|(time, _)| *time))?;
+    oldest.ready.take().map(|(_, bytes)| (at, Ok(bytes)))
+}
+
 /// An output, and how far it was read.
 struct Open {
-    file: LogFile,
+    label: String,
     reader: Reader,
+    marks: LogMarks,
+    /// The beginning of a line whose end was not read yet.
+    rest: Vec<u8>,
+    /// What is to be sent next, and when it was written.
+    ready: Option<(u64, Bytes)>,
 }
 
 impl Open {
-    fn begin(file: LogFile, lines: u64) -> io::Result<Open> {
-        let reader = Reader::last(&file.base, lines)?;
-        Ok(Open { file, reader })
+    fn begin(file: &LogFile, label: String, from: StartPoint, marks: LogMarks) -> io::Result<Open> {
+        let base = &file.base;
+        let reader = match (from.since, from.tail) {
+            (None, tail) => Reader::last(base, tail.unwrap_or(u64::MAX))?,
+            (Some(since), None) => Reader::since(base, since)?,
+            (Some(since), Some(tail)) => Reader::last(base, tail)?.later(Reader::since(base, since)?),
+        };
+        Ok(Open { label, reader, marks, rest: Vec::new(), ready: None })
     }
 
-    /// What is new; `None` if nothing is.
-    fn more(&mut self) -> Option<io::Result<Bytes>> {
-        match self.reader.read(CHUNK) {
-            Ok(bytes) if bytes.is_empty() => None,
-            read => Some(read.map(Bytes::from)),
+    /// Reads what is to be sent next, if nothing waits for that.
+    fn fill(&mut self, last: OpenLine) -> io::Result<()> {
+        while self.ready.is_none() {
+            let (time, bytes) = self.reader.read_block(CHUNK)?;
+            let is_over = bytes.is_empty();
+            if self.marks == LogMarks::Changes {
+                self.ready = (!is_over).then(|| (time, bytes.into()));
+                return Ok(());
+            }
+            self.rest.extend(bytes);
+            let ends = (is_over && last == OpenLine::Ends) || self.rest.len() > CHUNK;
+            let whole = match self.rest.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => end + 1,
+                None if ends => self.rest.len(),
+                None => 0,
+            };
+            let lines: Vec<u8> = self.rest.drain(..whole).collect();
+            self.ready = (!lines.is_empty()).then(|| (time, marked(&self.label, &lines)));
+            if is_over {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lines with a mark on each. The last has an end, also where its process wrote none.
+fn marked(mark: &str, lines: &[u8]) -> Bytes {
+    let mut text = Vec::with_capacity(lines.len() + mark.len());
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        text.extend_from_slice(mark.as_bytes());
+        text.extend_from_slice(line);
+        if !line.ends_with(b"\n") {
+            text.push(b'\n');
         }
     }
+    text.into()
 }
 
 #[cfg(test)]
@@ -295,6 +411,39 @@ mod tests {
             "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
         }))
         .expect("a row")
+    }
+
+    #[test]
+    fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |stream| LogFile {
+            payload: "web".parse().expect("a name"),
+            index: 0,
+            stream,
+            base: folder.path().join(format!("web-0.{stream}")),
+        };
+        let files = [file(LogStream::Out), file(LogStream::Err)];
+        std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
+        std::fs::write(folder.path().join("web-0.err.1"), "oh\n").expect("a file");
+        for (last, wanted) in [
+            (OpenLine::Waits, "err | oh\nout | one\nout | \n"),
+            (OpenLine::Ends, "err | oh\nout | one\nout | \nout | three\n"),
+        ] {
+            let labels = labels(&files, LogMarks::Lines);
+            let from = StartPoint { tail: None, since: None };
+            let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines).expect("a reader");
+            let mut open: Vec<_> = files.iter().zip(labels).map(begin).collect();
+            let mut lines: Vec<String> = Vec::new();
+            while let Some((_, bytes)) = next(&mut open, last) {
+                let text = String::from_utf8(bytes.expect("read").to_vec()).expect("text");
+                lines.extend(text.split_inclusive('\n').map(str::to_owned));
+            }
+            // Which of the two files is older is not the point.
+            lines.sort_by_key(|line| line.starts_with("out"));
+            assert_eq!(lines.concat(), wanted);
+        }
+        let two = [file(LogStream::Out), LogFile { index: 1, ..file(LogStream::Out) }];
+        assert_eq!(labels(&two, LogMarks::Lines), ["web-0 out | ", "web-1 out | "]);
     }
 
     #[test]

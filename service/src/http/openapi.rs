@@ -281,7 +281,11 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "payload", &string, "Only of this payload.");
             add("query", "process", &integer, "Only of this process of it.");
             add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output.");
-            add("query", "tail", &integer, "Only the last so many lines.");
+            add("query", "tail", &integer, "Only the last lines of each output: their maximum number.");
+            let since = "Only what was written since: a duration before now as in `5m`, or a time as in \
+                         `2026-11-21T09:00:00Z`. Up to ten seconds more are shown.";
+            add("query", "since", &string, since);
+            add("query", "marked", &boolean, "Mark each line with its output, as in `out | `.");
             add("query", "follow", &boolean, "Go on with what is written.");
         }
         Does::Intent(..) | Does::Intents => {

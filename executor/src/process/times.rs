@@ -1,0 +1,175 @@
+//! When what stands in a file of an output was written: an index beside the file, `NAME.N.times`.
+//!
+//! An entry has 16 bytes: an offset in the file, and microseconds since 1970 by the clock of the machine, both
+//! little-endian. What is written behind the offset was written at that time or later, and before the next entry; at most
+//! [`SPAN`] later. So a file that fills slowly has an entry for what comes after a pause, and one that fills fast has at
+//! most one a second. An index that cannot be written costs precision and nothing else.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::durable;
+
+/// The longest time between an entry and what it stands for.
+pub(super) const SPAN: Duration = Duration::from_secs(10);
+/// The shortest time between two entries.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Bytes between two entries within the span, at least.
+const BYTES: u64 = 64;
+/// Bytes of an entry.
+const ENTRY: usize = 16;
+
+/// A time, and where in a file what was written then begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TimesEntry {
+    pub(super) offset: u64,
+    /// Microseconds since 1970.
+    pub(super) time: u64,
+}
+
+pub(super) fn path_of(part: &Path) -> PathBuf {
+    let mut name = part.as_os_str().to_owned();
+    name.push(".times");
+    name.into()
+}
+
+pub(super) fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The index of the file that is written.
+#[derive(Debug, Default)]
+pub(super) struct TimesWriter {
+    file: Option<File>,
+    last: Option<TimesEntry>,
+}
+
+impl TimesWriter {
+    /// Something is about to be written to the file at the offset.
+    pub(super) fn note(&mut self, part: &Path, offset: u64, now: SystemTime) {
+        let entry = TimesEntry { offset, time: micros(now) };
+        let is_due = self.last.is_none_or(|last| {
+            // A clock that was set back makes an entry too.
+            let passed = entry.time.checked_sub(last.time).map(Duration::from_micros);
+            let bytes = offset.saturating_sub(last.offset);
+            passed.is_none_or(|passed| passed >= SPAN || (passed >= SHORTEST && bytes >= BYTES))
+        });
+        if is_due {
+            self.last = Some(entry);
+            if self.write(part, entry).is_err() {
+                // Half an entry is cut off when it is opened again.
+                self.file = None;
+            }
+        }
+    }
+
+    fn write(&mut self, part: &Path, entry: TimesEntry) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                let mut options = OpenOptions::new();
+                let file =
+                    durable::open_plain(options.append(true).create(true).mode(0o600), &path_of(part))?;
+                let length = file.metadata()?.len();
+                let whole = length - length % ENTRY as u64;
+                if whole < length {
+                    file.set_len(whole)?;
+                }
+                none.insert(file)
+            }
+        };
+        file.write_all(&bytes(entry))
+    }
+}
+
+fn bytes(entry: TimesEntry) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    bytes[..8].copy_from_slice(&entry.offset.to_le_bytes());
+    bytes[8..].copy_from_slice(&entry.time.to_le_bytes());
+    bytes
+}
+
+/// The entries of a file. One without an index has one entry, of its last change; one that was dropped has none.
+pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
+    let mut entries = VecDeque::new();
+    let mut options = File::options();
+    match durable::open_plain(options.read(true), &path_of(part)) {
+        Ok(mut file) => {
+            let mut all = Vec::new();
+            file.read_to_end(&mut all)?;
+            for one in all.chunks_exact(ENTRY) {
+                let number =
+                    |at: usize| one[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+                entries.push_back(TimesEntry { offset: number(0), time: number(8) });
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    if entries.is_empty() {
+        match part.symlink_metadata() {
+            Ok(found) => entries.push_back(TimesEntry { offset: 0, time: micros(found.modified()?) }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(entries)
+}
+
+/// Writes the index of a file that was copied.
+pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
+    let all: Vec<u8> = entries.iter().flat_map(|entry| bytes(*entry)).collect();
+    std::fs::write(path_of(part), all)
+}
+
+/// Removes the index of a file that was dropped.
+pub(super) fn remove(part: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path_of(part)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_has_few_entries_and_one_after_each_pause() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = folder.path().join("web-0.out.1");
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let mut writer = TimesWriter::default();
+        // When, where, and whether it has an entry.
+        let table = [
+            (0, 0, true),
+            (500, 1000, false),
+            (1000, 2000, true),
+            (2000, 2010, false),
+            (9000, 2063, false),
+            (9500, 2064, true),
+            (15_000, 2065, false),
+            (19_500, 2066, true),
+            (19_400, 2070, true),
+        ];
+        let mut wanted = Vec::new();
+        for (millis, offset, has_entry) in table {
+            let now = start + Duration::from_millis(millis);
+            writer.note(&part, offset, now);
+            wanted.extend(has_entry.then_some(TimesEntry { offset, time: micros(now) }));
+        }
+        assert_eq!(Vec::from(read(&part).unwrap()), wanted);
+        // Half an entry of a writer that was cut off is passed over, and cut off by the next one.
+        let path = path_of(&part);
+        File::options().append(true).open(&path).unwrap().write_all(b"half").unwrap();
+        assert_eq!(read(&part).unwrap().len(), wanted.len());
+        TimesWriter::default().note(&part, 3000, start);
+        assert_eq!(read(&part).unwrap().back(), Some(&TimesEntry { offset: 3000, time: micros(start) }));
+        assert_eq!(path.metadata().unwrap().len() % ENTRY as u64, 0);
+    }
+}

@@ -21,6 +21,7 @@ mod kafka_journal;
 mod kafka_standstill;
 mod kafka_tls;
 mod kills;
+mod liveness;
 mod loss;
 mod newcomers;
 mod races;

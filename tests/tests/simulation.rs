@@ -30,6 +30,7 @@ const WORK: &[&str] = &[
     "letter",
     "inbox.refused.v1",
     "inbox.advanced.v1",
+    "hung",
 ];
 
 #[test]

@@ -139,6 +139,12 @@ bugs! {
     DestroysUsed,
     /// A run begins to use a volume that is lost.
     UsesLost,
+    /// An edit of a plan's policy has no effect before a deployment.
+    PolicyWaits,
+    /// An edit of a plan's policy makes its replicas of another version.
+    PolicyMakesVersion,
+    /// A reserved place stays where an edit of the plan's policy forbids it.
+    KeepsForbiddenPlace,
 }
 
 /// Switches one on, or all off, for this thread.

@@ -32,11 +32,13 @@ macro_rules! words {
 pub(crate) use words;
 
 mod change;
+mod classes;
 mod fleet;
 mod payload;
 mod plan;
 
 pub use change::*;
+pub use classes::*;
 pub use fleet::*;
 pub use payload::*;
 pub use plan::*;

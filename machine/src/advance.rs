@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use chancery_events::fact::Fact;
-use chancery_events::id::{OperationId, Position};
+use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
@@ -15,6 +16,17 @@ use crate::fleet::Fleet;
 use crate::index::{Alarm, Timer};
 use crate::scheduler::Search;
 use crate::{deployment, disruption, incarnation, operation, policy, replica, volume};
+
+/// How far the outdated places of a plan were checked.
+#[derive(Clone, Debug)]
+struct Checked {
+    /// By the policy of this generation,
+    generation: u32,
+    /// when nodes and capabilities were so,
+    shape: Arc<()>,
+    /// up to this place.
+    last: Option<(u32, IncarnationId)>,
+}
 
 /// One step: what it concerns, what led to it, and what is so now.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,6 +49,8 @@ pub struct Agenda {
     search: Search,
     last: Option<PlanName>,
     tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
+    /// Plans with outdated places, and how far those were checked.
+    checked: BTreeMap<PlanName, Checked>,
     parked: BTreeSet<Subject>,
     at_work: Option<(Subject, Position)>,
 }
@@ -50,6 +64,7 @@ impl Agenda {
             search: Search::default(),
             last: None,
             tried: BTreeMap::new(),
+            checked: BTreeMap::new(),
             parked: BTreeSet::new(),
             at_work: None,
         }
@@ -93,6 +108,7 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
         .or_else(|| ring(fleet, agenda, ctx))
         .or_else(|| time(fleet, agenda, ctx))
         .or_else(|| disturb(fleet, agenda, ctx))
+        .or_else(|| replace(fleet, agenda, ctx))
         .or_else(|| approve(fleet, agenda, ctx))
         .or_else(|| deploy(fleet, agenda, ctx))
         .or_else(|| prepare(fleet, agenda, ctx))
@@ -200,6 +216,37 @@ fn time(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
 /// What approved disruptions ask for.
 fn disturb(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
     disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause))
+}
+
+/// Places that are only held and were found by an earlier policy of their plan: each is checked once after an edit, and
+/// again when nodes have changed; one that the policy forbids is found another.
+fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let outdated = &fleet.index().outdated;
+    let shape = fleet.index().places.shape();
+    agenda.checked.retain(|name, _| outdated.contains(name));
+    for name in outdated {
+        let (Some(plan), Some(index)) = (fleet.plans().get(name), fleet.index().plan_index(name)) else {
+            continue;
+        };
+        let known = agenda.checked.get(name);
+        let known = known.filter(|of| of.generation == plan.generation && Arc::ptr_eq(&of.shape, shape));
+        let mut last = known.and_then(|of| of.last);
+        while let Some(place) = index.outdated(last).next() {
+            last = Some(place);
+            let subject = Subject::Plan(name.clone());
+            if agenda.is_parked(&subject) {
+                break;
+            }
+            agenda.turn_to(&subject, plan.meta.changed.position);
+            let facts = operation::replace(fleet, place.1, ctx);
+            let checked = Checked { generation: plan.generation, shape: Arc::clone(shape), last };
+            agenda.checked.insert(name.clone(), checked);
+            if !facts.is_empty() {
+                return Some(Step { subject, cause: plan.meta.changed.position, facts });
+            }
+        }
+    }
+    None
 }
 
 /// What policies approve.

@@ -31,7 +31,7 @@ use chancery_events::intent::{
 };
 use chancery_events::name::{DeploymentName, GroupName, PlanName};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanSpec, Strategy};
+use chancery_events::spec::{Activity, DeploymentSpec, OperationKind, PlanPolicy, PlanVersion, Strategy};
 use chancery_events::subject::Subject;
 use chancery_events::template;
 
@@ -60,7 +60,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
     if owner.activity == Activity::Inactive {
         return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.plan)));
     }
-    check(&owner.spec, &ask.spec, ctx.replicas)?;
+    check(owner.next_version(), &ask.spec, ctx.replicas)?;
     if owner.removing.is_some() {
         return Err(Refusal::new(Code::InUse, format!("plan {} is being removed", ask.plan)));
     }
@@ -81,7 +81,7 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
     Ok(draft.done())
 }
 
-fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusal> {
+fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), Refusal> {
     let mut faults = Faults::default();
     let bound = format!("must be at most {most}, which is the server's setting limits.replicas");
     faults.check(spec.count <= most, "/spec/count", bound);
@@ -94,11 +94,19 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
     let beside = "must be rolling: the plan has volumes, and another set would begin without what is in them";
     faults.check(rolling || !plan.has_volumes(), "/spec/strategy", beside);
     for payload in spec.coordinates.keys() {
-        let known = plan.payloads.iter().any(|p| p.name == *payload);
+        let known = plan.payloads().iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");
     }
-    // Nothing of a deployment of none is ever filled in.
-    for payload in plan.payloads.iter().filter(|_| spec.count > 0) {
+    // A deployment of none may leave them out: nothing of it is filled in.
+    if spec.count > 0 {
+        check_texts(&mut faults, plan, spec);
+    }
+    faults.done()
+}
+
+/// Whether the coordinates fill the texts of the version.
+fn check_texts(faults: &mut Faults, plan: PlanVersion<'_>, spec: &DeploymentSpec) {
+    for payload in plan.payloads() {
         let coordinates = spec.coordinates.get(&payload.name);
         let mut bytes = 0;
         for (text, place) in plan::texts(payload, "") {
@@ -122,7 +130,24 @@ fn check(plan: &PlanSpec, spec: &DeploymentSpec, most: u32) -> Result<(), Refusa
             }
         }
     }
-    faults.done()
+}
+
+/// Whether another replica can run by the deployment: one that wanted none may have left out what it needs.
+pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusal> {
+    if deployment.spec.count > 0 {
+        return Ok(());
+    }
+    let mut faults = Faults::default();
+    check_texts(&mut faults, plan.version_of(deployment.generation), &deployment.spec);
+    faults.done().map_err(|refusal| {
+        let (plan, name) = (&plan.name, &deployment.name);
+        let detail = format!(
+            "the last completed deployment {name} of plan {plan} wanted no replicas and lacks coordinates: deploy with \
+             them first ({})",
+            refusal.detail
+        );
+        Refusal::new(Code::BadTransition, detail)
+    })
 }
 
 fn check_strategy(faults: &mut Faults, spec: &DeploymentSpec) {
@@ -270,8 +295,8 @@ pub(crate) fn takes_turns(
 }
 
 /// The groups that the plan's replicas are of.
-pub(crate) fn affinity(spec: &PlanSpec) -> Vec<GroupName> {
-    spec.affinity.iter().map(|affinity| affinity.group.clone()).collect()
+pub(crate) fn affinity(policy: PlanPolicy<'_>) -> Vec<GroupName> {
+    policy.affinity().iter().map(|affinity| affinity.group.clone()).collect()
 }
 
 /// The word for how a deployment ended.

@@ -238,7 +238,7 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
     let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
     let replica = plans.find_map(|plan| {
         let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
-        let within = evictions < plan.spec.budget || planted::is(Bug::ExceedsBudget);
+        let within = evictions < *plan.policy().budget() || planted::is(Bug::ExceedsBudget);
         let setback = plan.setback;
         if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
             return None;
@@ -268,7 +268,7 @@ fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Opti
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
     let movable = active && runs && replica.is_free_to_move(fleet) && {
         let version = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
-        volume::stored(fleet, plan.spec_of(version.generation), &replica.name).is_ok()
+        volume::stored(fleet, plan.version_of(version.generation), &replica.name).is_ok()
     };
     movable.then_some(replica)
 }

@@ -23,17 +23,15 @@ mod again;
 mod end;
 mod fold;
 
-use std::sync::Arc;
-
 use chancery_events::fact::{
     CommandFailed, Effect, Fact, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnsured,
     IncarnationRunning, IncarnationStatus, OperationEnd,
 };
 use chancery_events::id::IncarnationId;
-use chancery_events::name::{DeploymentName, PlanName};
+use chancery_events::name::PlanName;
 use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, ProcessStatus, Saw};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{OperationKind, PlanSpec, UnreadyAction};
+use chancery_events::spec::{OperationKind, PlanVersion, UnreadyAction};
 use chancery_events::time::Time;
 
 use crate::context::{BACKOFF, Context, Draft};
@@ -52,26 +50,20 @@ const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// When a stop that is asked now has lasted too long.
 pub(crate) fn stop_deadline(fleet: &Fleet, incarnation: &Incarnation, now: Time) -> Time {
-    now + spec_of(fleet, incarnation).map_or(SLACK, |spec| spec.timeouts.stop() + SLACK)
+    let plan = fleet.plans().get(&incarnation.plan);
+    now + plan.map_or(SLACK, |plan| plan.policy().timeouts().stop() + SLACK)
 }
 
-/// By what the run is, or would be.
-pub(crate) fn spec_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<&'a Arc<PlanSpec>> {
+/// The version that the run is of, or would be.
+pub(crate) fn version_of<'a>(fleet: &'a Fleet, incarnation: &Incarnation) -> Option<PlanVersion<'a>> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (plan.name.clone(), incarnation.deployment.clone());
-    Some(plan.spec_of(fleet.deployments().get(&key)?.generation))
+    Some(plan.version_of(fleet.deployments().get(&key)?.generation))
 }
 
-/// When a start by the deployment's version that is asked now has lasted too long.
-pub(crate) fn start_deadline(
-    fleet: &Fleet,
-    plan: &PlanName,
-    version: &DeploymentName,
-    now: Time,
-) -> Option<Time> {
-    let plan = fleet.plans().get(plan)?;
-    let deployment = fleet.deployments().get(&(plan.name.clone(), version.clone()))?;
-    Some(now + plan.spec_of(deployment.generation).timeouts.start())
+/// When a start that is asked now has lasted too long.
+pub(crate) fn start_deadline(fleet: &Fleet, plan: &PlanName, now: Time) -> Option<Time> {
+    Some(now + fleet.plans().get(plan)?.policy().timeouts().start())
 }
 
 /// What follows from a report.
@@ -169,7 +161,7 @@ fn unready_deadline(
     }
     let kept = incarnation.deadline.filter(|_| incarnation.unready.is_some());
     kept.or_else(|| {
-        let unready = fleet.plans().get(&incarnation.plan)?.spec.unready;
+        let unready = *fleet.plans().get(&incarnation.plan)?.policy().unready();
         (unready.action == UnreadyAction::Restart).then(|| now + unready.after())
     })
 }

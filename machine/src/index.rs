@@ -16,10 +16,11 @@ use chancery_events::id::{IncarnationId, ObjectId, OperationId, Position};
 use chancery_events::name::{
     ClusterName, DeploymentName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
-use chancery_events::spec::{DisruptionState, Evict};
+use chancery_events::spec::{DisruptionState, Evict, PlanPolicy};
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
+use crate::deployment;
 use crate::fleet::DeploymentKey;
 use crate::marks::{
     DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn, VolumeMarks,
@@ -137,6 +138,8 @@ pub struct Index {
     pub due: BTreeSet<PlanName>,
     /// Plans with operations that wait for a place.
     pub unplaced: BTreeSet<PlanName>,
+    /// Plans with places that are only held and were found by an earlier policy.
+    pub outdated: BTreeSet<PlanName>,
     /// Deadlines.
     pub alarms: BTreeSet<(Time, Alarm)>,
     /// Work that is due later.
@@ -169,6 +172,16 @@ pub(crate) fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, up: bool) {
     } else {
         set.remove(&item);
     }
+}
+
+/// The index of a plan, made if there is none; its name is cloned only then.
+macro_rules! plan_index {
+    ($plans:expr, $name:expr) => {
+        match $plans.get_mut($name) {
+            Some(index) => index,
+            None => $plans.entry($name.clone()).or_default(),
+        }
+    };
 }
 
 impl Index {
@@ -257,7 +270,34 @@ impl Index {
                 mark(&mut self.setbacks, (until, this.name.clone()), up);
             }
         }
+        let (was, is) = (old.map(|marks| &marks.spec), new.map(|marks| &marks.spec));
+        let edited = match (was, is) {
+            (Some(was), Some(is)) => !Arc::ptr_eq(was, is),
+            (was, is) => was.is_some() || is.is_some(),
+        };
+        if edited {
+            self.regroup(&this.name, is.map(PlanPolicy::of));
+            // Another policy may allow what waits.
+            self.grown = self.grown.max(this.meta.changed.position);
+        }
         self.with_plan(&this.name, |index| index.plan(new));
+    }
+
+    /// The plan's replicas are of the groups that its policy names now: costs what it has, once for an edit of them.
+    fn regroup(&mut self, plan: &PlanName, policy: Option<PlanPolicy<'_>>) {
+        let now = policy.map(deployment::affinity).unwrap_or_default();
+        let index = plan_index!(self.plans, plan);
+        if index.groups == now {
+            return;
+        }
+        let before = std::mem::replace(&mut index.groups, now);
+        for (groups, up) in [(&before, false), (&index.groups, true)] {
+            for node in index.runs.keys() {
+                for _ in 0..index.runs.get(node) {
+                    count_groups(&mut self.groups, groups, node, up);
+                }
+            }
+        }
     }
 
     pub(crate) fn deployment(
@@ -409,13 +449,15 @@ impl Index {
             self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, this.id, lost);
-            for group in &this.ties.groups {
-                let tally = self.groups.entry(group.clone()).or_default();
-                tally.step(node, up);
-                if tally.is_empty() {
-                    self.groups.remove(group);
-                }
-            }
+            let index = plan_index!(self.plans, plan);
+            index.runs.step(node, up);
+            count_groups(&mut self.groups, &index.groups, node, up);
+        }
+        let held = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.live && marks.reserved);
+        if held(old) != held(new) {
+            let index = plan_index!(self.plans, &this.plan);
+            mark(&mut index.held, (this.placed_by, this.id), held(new));
+            index.note_outdated(&this.plan, &mut self.outdated);
         }
         if let Some((_, new)) = old.zip(new).filter(|(old, new)| same && old.reserved != new.reserved) {
             self.places.reserve(&this.node, this.id, new.reserved);
@@ -470,10 +512,7 @@ impl Index {
     }
 
     fn with_plan(&mut self, name: &PlanName, how: impl FnOnce(&mut PlanIndex)) {
-        let index = match self.plans.get_mut(name) {
-            Some(index) => index,
-            None => self.plans.entry(name.clone()).or_default(),
-        };
+        let index = plan_index!(self.plans, name);
         how(index);
         let work = index.work().map(|(from, _)| from);
         let (due, later) = (work == Some(Time::EPOCH), work.filter(|from| *from > Time::EPOCH));
@@ -485,6 +524,7 @@ impl Index {
         if unplaced != std::mem::replace(&mut index.is_unplaced, unplaced) {
             mark(&mut self.unplaced, name.clone(), unplaced);
         }
+        index.note_outdated(name, &mut self.outdated);
         if earlier != later {
             for (when, up) in [(earlier, false), (later, true)] {
                 if let Some(when) = when {
@@ -515,6 +555,21 @@ impl Index {
             }
             index.deployments = deployments;
         });
+    }
+}
+
+fn count_groups(
+    all: &mut BTreeMap<GroupName, Tally<NodeName>>,
+    groups: &[GroupName],
+    node: &NodeName,
+    up: bool,
+) {
+    for group in groups {
+        let tally = all.entry(group.clone()).or_default();
+        tally.step(node, up);
+        if tally.is_empty() {
+            all.remove(group);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! plan, when it was created), indexes read from the entity itself.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
@@ -12,7 +13,7 @@ use chancery_events::name::{
     ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{Approval, OperationKind, Strategy};
+use chancery_events::spec::{Approval, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
 use crate::state::{
@@ -49,6 +50,10 @@ pub(crate) struct PlanMarks {
     pub(crate) parked: bool,
     pub(crate) removing: bool,
     pub(crate) updates_alone: bool,
+    /// Counts its edits.
+    pub(crate) generation: u32,
+    /// What it is now.
+    pub(crate) spec: Arc<PlanSpec>,
     /// Until when no disruption moves a replica of it.
     pub(crate) setback: Option<Time>,
 }
@@ -61,7 +66,9 @@ impl From<&Plan> for PlanMarks {
             parked: plan.parked.is_some(),
             removing: plan.removing.is_some(),
             setback: plan.setback.map(|setback| setback.until),
-            updates_alone: plan.spec.approval.of(OperationKind::Update) == Approval::Automatic,
+            updates_alone: plan.policy().approval().of(OperationKind::Update) == Approval::Automatic,
+            generation: plan.generation,
+            spec: Arc::clone(plan.policy().shared()),
         }
     }
 }

@@ -8,6 +8,9 @@
 //! | running | – | refused | – | refused | – | settles | a stop or delete: → superseded, once that is approved | → succeeded, failed |
 //! | ended | final | | | | | | | |
 //!
+//! An edit of the plan's policy that forbids a place which is only held leads back to preparing, from pending approval and
+//! from approved.
+//!
 //! What brings a run up finds its place, and holds it, before approval, so that the approver sees the node. Approval
 //! is bound to the hash of what will be done. The replica's will changes with approval, in the same fact. Only the
 //! operations of a deployment wait for a turn: it says how many of them may run at once.
@@ -41,14 +44,13 @@ mod open;
 mod place;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use chancery_events::fact::{Approver, Asker, Fact, OperationEnd, Proposal};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::name::{Actor, NodeName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Approval, OperationKind, PlanSpec, Runtime};
+use chancery_events::spec::{Approval, OperationKind, PlanVersion, Runtime};
 use chancery_events::subject::Subject;
 
 use crate::context::{Context, Draft};
@@ -61,7 +63,7 @@ pub(crate) use begin::{begin, stop, take_turn};
 pub(crate) use end::{end, expire};
 pub(crate) use fold::{Version, approved, begun, close, ended, opened};
 pub(crate) use open::{Want, open, push_opened};
-pub(crate) use place::prepare;
+pub(crate) use place::{prepare, replace};
 
 /// Operations in one approval or rejection, at most.
 const BULK: usize = 200;
@@ -75,14 +77,14 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
         // Whoever approved the disruption approved what it does.
         return Some(Approver::Rule(format!("disruption/{node}/{name}")));
     }
-    let own = plan.spec.approval.of(kind) == Approval::Automatic || planted::is(Bug::ApprovesByItself);
+    let own = plan.policy().approval().of(kind) == Approval::Automatic || planted::is(Bug::ApprovesByItself);
     own.then(|| Approver::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
 /// What stands in the way of running the spec on the node, whoever approves it.
-fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
+fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
     let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
-    let empty = spec.payloads.iter().find(|payload| payload.run.is_none());
+    let empty = version.payloads().iter().find(|payload| payload.run.is_none());
     match (cluster.spec.runtime, empty) {
         (Runtime::Process, Some(payload)) => Some(format!(
             "payload {} says nothing to run, and cluster {} runs processes",
@@ -93,20 +95,20 @@ fn obstacle(fleet: &Fleet, node: &NodeName, spec: &PlanSpec) -> Option<String> {
 }
 
 /// By which deployment of its plan the operation brings something up, or would, and what.
-fn spec_of<'a>(
+fn version_of<'a>(
     fleet: &'a Fleet,
     plan: &'a Plan,
     operation: &Operation,
-) -> Option<(&'a Deployment, &'a Arc<PlanSpec>)> {
+) -> Option<(&'a Deployment, PlanVersion<'a>)> {
     let deployment = fleet.deployments().get(&(plan.name.clone(), operation.version.clone()))?;
-    Some((deployment, plan.spec_of(deployment.generation)))
+    Some((deployment, plan.version_of(deployment.generation)))
 }
 
 /// Why the node of the operation cannot carry it out now, if that is so.
 fn obstacle_of(fleet: &Fleet, operation: &Operation) -> Option<String> {
     let plan = fleet.plans().get(&operation.plan)?;
-    let (_, spec) = spec_of(fleet, plan, operation)?;
-    obstacle(fleet, operation.node.as_ref()?, spec)
+    let (_, version) = version_of(fleet, plan, operation)?;
+    obstacle(fleet, operation.node.as_ref()?, version)
 }
 
 /// Whether its deployment begins nothing more.
@@ -169,6 +171,13 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         if is_given_up(fleet, operation) {
             let detail = format!("the deployment of operation {id} is ending");
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "is not wanted any more"));
+        }
+        if let Some(broken) = place::forbidden(fleet, operation) {
+            let detail = format!(
+                "operation {id} needs another place, since the policy of plan {} has changed: {broken}",
+                operation.plan
+            );
+            return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "is void"));
         }
         if let Some(obstacle) = obstacle_of(fleet, operation) {
             return Err(Refusal::new(Code::Unsupported, obstacle).at(pointer, "cannot be carried out"));

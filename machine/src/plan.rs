@@ -6,11 +6,12 @@
 //! active      a new generation, or same  inactive       (none), if it has no replicas and no deployment goes on
 //! inactive    a new generation, or same  active         the same
 //! ```
-//! An inactive plan accepts no deployment. Running replicas follow an edit by deployment only, so earlier
-//! generations are kept as long as a deployment refers to them.
+//! An inactive plan accepts no deployment. What runs follows an edit by deployment only, so earlier generations are kept
+//! as long as a deployment refers to them; every rule is of the newest generation ([`PlanSpec::FIELDS`]).
+
+mod specs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use chancery_events::fact::{
     DeploymentEnd, DeploymentEnded, DeploymentEnding, Fact, PlanActivityChanged, PlanApplied, PlanDeleted,
@@ -33,6 +34,8 @@ use crate::meta::{At, Meta};
 use crate::refuse::{Faults, not_found};
 use crate::state::{Deployment, DeploymentState, Plan};
 
+pub use specs::Specs;
+
 /// Placeholders that the executor fills, besides `port.NAME`.
 pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "node", "process"];
 
@@ -45,12 +48,16 @@ pub(crate) const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
     check(&ask.spec)?;
-    let generation = match fleet.plans().get(&ask.name) {
-        Some(now) if *now.spec == ask.spec => return Ok(vec![]),
-        Some(now) => now.generation + 1,
-        None => 1,
+    let (name, spec) = (ask.name.clone(), ask.spec.clone());
+    let Some(now) = fleet.plans().get(&ask.name) else {
+        return Ok(vec![PlanApplied { name, generation: 1, spec, changed: Vec::new() }.into()]);
     };
-    Ok(vec![PlanApplied { name: ask.name.clone(), generation, spec: ask.spec.clone() }.into()])
+    let changed: Vec<_> =
+        now.specs.newest().changed(&spec).into_iter().map(|(field, _)| field.into()).collect();
+    if changed.is_empty() {
+        return Ok(vec![]);
+    }
+    Ok(vec![PlanApplied { name, generation: now.generation + 1, spec, changed }.into()])
 }
 
 fn check(spec: &PlanSpec) -> Result<(), Refusal> {
@@ -275,20 +282,17 @@ pub(crate) fn removing(fleet: &mut Fleet, fact: &PlanRemoving, at: At) -> Result
 }
 
 pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(), Contradiction> {
-    let spec = Arc::new(fact.spec.clone());
     if fleet.plans().get(&fact.name).is_some() {
         return fleet.change::<Plan>(&fact.name, |plan| {
+            plan.specs.edit(plan.generation, fact.spec.clone());
             plan.generation = fact.generation;
-            plan.generations.insert(fact.generation, Arc::clone(&spec));
-            plan.spec = spec;
             plan.meta.bump(at);
         });
     }
     fleet.put(Plan {
         name: fact.name.clone(),
         generation: fact.generation,
-        spec: Arc::clone(&spec),
-        generations: BTreeMap::from([(fact.generation, spec)]),
+        specs: Specs::first(fact.spec.clone()),
         activity: Activity::Active,
         deployments: Vec::new(),
         current: None,
@@ -327,11 +331,4 @@ pub(crate) fn deleted(fleet: &mut Fleet, fact: &PlanDeleted) -> Result<(), Contr
         fleet.remove::<Deployment>(&(fact.name.clone(), name))?;
     }
     fleet.remove::<Plan>(&fact.name)
-}
-
-impl Plan {
-    /// The spec that a deployment refers to.
-    pub fn spec_of(&self, generation: u32) -> &Arc<PlanSpec> {
-        self.generations.get(&generation).unwrap_or(&self.spec)
-    }
 }

@@ -17,12 +17,13 @@ use chancery_events::fact::{
     Again, Asker, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaAssigned,
     ReplicaCreated, ReplicaDeleted,
 };
+use chancery_events::id::OperationId;
 use chancery_events::intent::{
     ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Activity, OperationKind};
+use chancery_events::spec::{Activity, OperationKind, Restart};
 use chancery_events::subject::Subject;
 use smallvec::SmallVec;
 
@@ -34,7 +35,7 @@ use crate::refuse::{bad_transition, not_found};
 use crate::state::{
     DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan, Replica, Will,
 };
-use crate::volume;
+use crate::{deployment, volume};
 
 /// What people see of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -272,38 +273,42 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
         let detail = format!("deployment {current} of plan {} is not over, and says how many", ask.plan);
         return Err(Refusal::new(Code::InUse, detail));
     }
-    let carried_out = |name: &&DeploymentName| {
-        let found = fleet.deployments().get(&(plan.name.clone(), (*name).clone()));
-        found.is_some_and(|deployment| {
-            deployment.state == DeploymentState::Ended(DeploymentEnd::Completed) && deployment.spec.count > 0
-        })
+    let completed = |name: &DeploymentName| {
+        let found = fleet.deployments().get(&(plan.name.clone(), name.clone()));
+        found.filter(|deployment| deployment.state == DeploymentState::Ended(DeploymentEnd::Completed))
     };
-    let deployment = plan.deployments.iter().rev().find(carried_out).ok_or_else(|| {
+    let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
         let detail = format!("plan {} has no deployment that was completed: deploy one first", ask.plan);
         Refusal::new(Code::BadTransition, detail)
     })?;
-    let generation =
-        fleet.deployments().get(&(plan.name.clone(), deployment.clone())).map_or(0, |d| d.generation);
+    deployment::can_run(plan, deployment)?;
+    let version = plan.version_of(deployment.generation);
     let replicas = fleet.index().plan_index(&plan.name).map_or(0, |index| index.replicas);
-    if plan.spec_of(generation).claims_by_name() && replicas > 0 {
+    if version.claims_by_name() && replicas > 0 {
         let detail = format!("plan {} claims a volume by name, which one replica alone can use", plan.name);
         return Err(Refusal::new(Code::InUse, detail));
     }
     let mut draft = Draft::new(ctx);
-    let name = ReplicaName::issue(&plan.spec_of(generation).service, draft.position());
-    let (plan, deployment) = (plan.name.clone(), deployment.clone());
+    let name = ReplicaName::issue(version.service(), draft.position());
+    let (plan, deployment) = (plan.name.clone(), deployment.name.clone());
     draft.push(ReplicaCreated { name: name.clone(), plan, deployment });
     let want = Want { node: ask.node.as_ref(), ..Want::by(OperationKind::Create, asker(ctx)) };
     operation::push_opened(&name, &want, None, &mut draft);
     Ok(draft.done())
 }
 
-/// The plan's rule starts it again.
+/// The plan's rule starts it again, unless an edit has set that to `never` since.
 pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
-    if let Some(replica) = fleet.replicas().get(name) {
-        let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
-        operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
+    let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
+    let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
+    let operation = OperationId::issue(ctx.lineage, draft.position());
+    operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
+    let plan = fleet.plans().get(&replica.plan);
+    if plan.is_some_and(|plan| *plan.policy().restart() == Restart::Never) {
+        let reason = format!("the policy of plan {} has changed: restart is never", replica.plan);
+        let end = OperationEnd::Failed { reason };
+        draft.push(OperationEnded { operation, replica: name.clone(), end });
     }
     draft.done()
 }

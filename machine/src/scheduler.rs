@@ -29,7 +29,8 @@ use chancery_events::name::{
 };
 use chancery_events::size::cut;
 use chancery_events::spec::{
-    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanSpec, Sharing,
+    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanPolicy, PlanSpec,
+    PlanVersion, Sharing,
 };
 
 use crate::fleet::Fleet;
@@ -63,8 +64,10 @@ pub struct Need<'a> {
     pub plan: &'a PlanName,
     /// By which of its deployments.
     pub deployment: &'a DeploymentName,
-    /// What that asks for.
-    pub spec: &'a Arc<PlanSpec>,
+    /// Where the plan's replicas may be.
+    pub policy: PlanPolicy<'a>,
+    /// What the deployment's version needs.
+    pub version: PlanVersion<'a>,
 }
 
 /// Which nodes will do besides.
@@ -76,8 +79,17 @@ pub struct Limits<'a> {
     pub not: Option<&'a NodeName>,
     /// What runs of the replica now: it keeps itself from nowhere.
     pub own: Option<&'a Incarnation>,
+    /// A place that is reserved for the replica already, and is judged: it keeps itself from nowhere either.
+    pub held: Option<&'a Incarnation>,
     /// The volumes that it is to use and that are there already: their cluster alone will do.
     pub stored: &'a [Stored],
+}
+
+impl Limits<'_> {
+    /// The replica's own runs on the node.
+    fn runs(&self, node: &NodeName) -> impl Iterator<Item = &Incarnation> {
+        self.own.into_iter().chain(self.held).filter(move |run| run.node == *node)
+    }
 }
 
 /// A volume that is there already.
@@ -97,8 +109,12 @@ pub struct Stored {
 
 /// What a run by the spec needs of the node's storage: nothing for a volume that is there already, all of one that has
 /// to come, and what is asked for of one that is to be made.
-pub(crate) fn storage(spec: &PlanSpec, stored: &[Stored], node: &NodeName) -> BTreeMap<StorageClass, u64> {
-    let mut needed = spec.volumes();
+pub(crate) fn storage(
+    version: PlanVersion<'_>,
+    stored: &[Stored],
+    node: &NodeName,
+) -> BTreeMap<StorageClass, u64> {
+    let mut needed = version.volumes();
     for volume in stored {
         if let Some(sum) = needed.get_mut(&volume.class) {
             let comes = if volume.node == *node { 0 } else { volume.capacity };
@@ -133,8 +149,10 @@ pub struct Search(BTreeMap<(PlanName, DeploymentName), Field>);
 /// Where replicas of a plan may go.
 #[derive(Clone, Debug)]
 struct Field {
-    /// Looked at for this.
-    spec: Arc<PlanSpec>,
+    /// Made for this policy,
+    policy: Arc<PlanSpec>,
+    /// and this version.
+    version: Arc<PlanSpec>,
     /// When classes and domains were so.
     shape: Arc<()>,
     /// And since no domain lost a replica of the plan.
@@ -155,12 +173,12 @@ impl Search {
         limits: &Limits<'_>,
     ) -> Result<Place, Vec<Unfit>> {
         let found = self.best(fleet, need, limits, Strict::All);
-        let breakable = need.spec.affinity.iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
+        let breakable = need.policy.affinity().iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
         match found {
             Some(place) => Ok(place),
             None if breakable => {
                 let place = self.best(fleet, need, limits, Strict::Firm);
-                let strained = |place: &Place| strain(fleet, need.spec, &place.node, limits, Strict::All);
+                let strained = |place: &Place| strain(fleet, need.policy, &place.node, limits, Strict::All);
                 let place = place.map(|place| Place { strained: strained(&place), ..place });
                 place.ok_or_else(|| explain(fleet, need, limits))
             }
@@ -169,16 +187,16 @@ impl Search {
     }
 
     fn best(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, strict: Strict) -> Option<Place> {
-        if let Some(few) = few(fleet, need.spec, limits, strict) {
+        if let Some(few) = few(fleet, need.policy, limits, strict) {
             return best_of(fleet, need, limits, strict, few);
         }
         let index = fleet.index().plan_index(need.plan);
         let key = (need.plan.clone(), need.deployment.clone());
-        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, need.spec));
+        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, need));
         if !known {
-            self.0.insert(key.clone(), Field::of(fleet, index, need.spec));
+            self.0.insert(key.clone(), Field::of(fleet, index, need));
         }
-        self.0.get_mut(&key).and_then(|field| field.best(fleet, index, limits, strict))
+        self.0.get_mut(&key).and_then(|field| field.best(fleet, index, need, limits, strict))
     }
 
     /// Keeps what is known of these plans only.
@@ -192,10 +210,11 @@ fn load(index: Option<&PlanIndex>, domain: &DomainName) -> u32 {
 }
 
 impl Field {
-    fn of(fleet: &Fleet, index: Option<&PlanIndex>, spec: &Arc<PlanSpec>) -> Field {
+    fn of(fleet: &Fleet, index: Option<&PlanIndex>, need: &Need<'_>) -> Field {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
-        let classes = places.classes().iter().filter(|(key, _)| class_unfit(fleet, spec, key).is_none());
+        let suits = |key: &ClassKey| class_unfit(fleet, need.policy, key).is_none();
+        let classes = places.classes().iter().filter(|(key, _)| suits(key));
         for (domain, shelf) in classes.flat_map(|(_, class)| class) {
             domains.entry(domain).or_default().push(*shelf);
         }
@@ -204,18 +223,20 @@ impl Field {
         let order =
             domains.iter().enumerate().map(|(rank, (domain, _))| (load(index, domain), rank)).collect();
         Field {
-            spec: Arc::clone(spec),
+            policy: Arc::clone(need.policy.shared()),
+            version: Arc::clone(need.version.shared()),
             shape: Arc::clone(places.shape()),
             eased: index.map(|index| Arc::clone(&index.eased)).unwrap_or_default(),
-            needs: spec.amounts(),
+            needs: need.version.amounts(),
             domains,
             order,
         }
     }
 
     /// Whether it says what would be found out now, but for loads that have grown.
-    fn holds(&self, fleet: &Fleet, index: Option<&PlanIndex>, spec: &Arc<PlanSpec>) -> bool {
-        Arc::ptr_eq(&self.spec, spec)
+    fn holds(&self, fleet: &Fleet, index: Option<&PlanIndex>, need: &Need<'_>) -> bool {
+        Arc::ptr_eq(&self.policy, need.policy.shared())
+            && Arc::ptr_eq(&self.version, need.version.shared())
             && Arc::ptr_eq(&self.shape, fleet.index().places.shape())
             && index.is_some_and(|index| Arc::ptr_eq(&self.eased, &index.eased))
     }
@@ -224,15 +245,16 @@ impl Field {
         &mut self,
         fleet: &Fleet,
         index: Option<&PlanIndex>,
+        need: &Need<'_>,
         limits: &Limits<'_>,
         strict: Strict,
     ) -> Option<Place> {
         let places = &fleet.index().places;
         let suits = |node: &NodeName| {
             limits.not != Some(node)
-                && !is_shared(&self.spec, index, node, limits)
-                && strain(fleet, &self.spec, node, limits, strict).is_none()
-                && has_storage(fleet, &self.spec, node, limits)
+                && !is_shared(need.policy, index, node, limits)
+                && strain(fleet, need.policy, node, limits, strict).is_none()
+                && has_storage(fleet, need.version, node, limits)
         };
         let mut next = self.order.first().copied();
         while let Some((known, rank)) = next {
@@ -255,38 +277,42 @@ impl Field {
     }
 }
 
-fn has_storage(fleet: &Fleet, spec: &PlanSpec, node: &NodeName, limits: &Limits<'_>) -> bool {
-    if spec.payloads.iter().all(|payload| payload.volumes.is_empty()) {
+fn has_storage(fleet: &Fleet, version: PlanVersion<'_>, node: &NodeName, limits: &Limits<'_>) -> bool {
+    if !version.has_volumes() {
         return true;
     }
-    let needed = storage(spec, limits.stored, node);
+    let needed = storage(version, limits.stored, node);
     let near = fleet.nodes().get(node).is_some_and(|node| is_elsewhere(node, limits.stored).is_none());
     near && fleet.index().places.lacks_storage(node, &needed).is_none()
 }
 
 /// Whether another replica of the plan is on the node, and may not be.
-fn is_shared(spec: &PlanSpec, index: Option<&PlanIndex>, node: &NodeName, limits: &Limits<'_>) -> bool {
-    let own = u32::from(limits.own.is_some_and(|own| own.node == *node));
-    spec.sharing == Sharing::Never && index.is_some_and(|index| index.hosts.get(node) > own)
+pub(crate) fn is_shared(
+    policy: PlanPolicy<'_>,
+    index: Option<&PlanIndex>,
+    node: &NodeName,
+    limits: &Limits<'_>,
+) -> bool {
+    let own = u32::from(limits.runs(node).next().is_some());
+    *policy.sharing() == Sharing::Never && index.is_some_and(|index| index.hosts.get(node) > own)
 }
 
 /// Of a group, how many others than the replica itself hold a place on the node.
 fn others(fleet: &Fleet, affinity: &Affinity, node: &NodeName, limits: &Limits<'_>) -> u32 {
-    let is_one = |own: &Incarnation| own.node == *node && own.ties.groups.contains(&affinity.group);
-    let own = u32::from(limits.own.is_some_and(is_one));
+    let own: u32 = limits.runs(node).map(|_| 1).sum();
     fleet.index().group(&affinity.group).map_or(0, |group| group.get(node).saturating_sub(own))
 }
 
 /// The affinities that the node would break, in words.
 pub(crate) fn strain(
     fleet: &Fleet,
-    spec: &PlanSpec,
+    policy: PlanPolicy<'_>,
     node: &NodeName,
     limits: &Limits<'_>,
     strict: Strict,
 ) -> Option<String> {
     let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
-    let broken = spec.affinity.iter().filter(counts).filter_map(|affinity| {
+    let broken = policy.affinity().iter().filter(counts).filter_map(|affinity| {
         let here = others(fleet, affinity, node, limits) > 0;
         match affinity.nodes {
             Company::Apart if here => Some(format!("one of group {} is there", affinity.group)),
@@ -308,7 +334,7 @@ fn is_somewhere(fleet: &Fleet, affinity: &Affinity, limits: &Limits<'_>) -> bool
 /// The nodes among which the place must be, where those are few and known.
 fn few<'a>(
     fleet: &'a Fleet,
-    spec: &PlanSpec,
+    policy: PlanPolicy<'_>,
     limits: &Limits<'a>,
     strict: Strict,
 ) -> Option<BTreeSet<&'a NodeName>> {
@@ -317,7 +343,7 @@ fn few<'a>(
     }
     let counts = |affinity: &&Affinity| strict == Strict::All || affinity.otherwise == Otherwise::Fail;
     let together = |affinity: &&Affinity| affinity.nodes == Company::Together;
-    let mut binding = spec.affinity.iter().filter(counts).filter(together);
+    let mut binding = policy.affinity().iter().filter(counts).filter(together);
     let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
 }
@@ -370,7 +396,6 @@ pub(crate) fn unfit(
     node: &Node,
     strict: Strict,
 ) -> Option<String> {
-    let spec = need.spec;
     if limits.not == Some(&node.name) {
         return Some("it is to leave the node".into());
     }
@@ -383,24 +408,24 @@ pub(crate) fn unfit(
     if !node.is_undisturbed() {
         return Some("a disruption of the node is approved".into());
     }
-    if let Some(reason) = class_unfit(fleet, spec, &class_of(cluster, node)) {
+    if let Some(reason) = class_unfit(fleet, need.policy, &class_of(cluster, node)) {
         return Some(reason);
     }
     let places = &fleet.index().places;
-    if is_shared(spec, fleet.index().plan_index(need.plan), &node.name, limits) {
+    if is_shared(need.policy, fleet.index().plan_index(need.plan), &node.name, limits) {
         return Some("a replica of the plan is there already".into());
     }
-    if let Some(reason) = strain(fleet, spec, &node.name, limits, strict) {
+    if let Some(reason) = strain(fleet, need.policy, &node.name, limits, strict) {
         return Some(reason);
     }
     if let Some(cluster) = is_elsewhere(node, limits.stored) {
         return Some(format!("its volumes are in cluster {cluster}"));
     }
-    let storage = storage(spec, limits.stored, &node.name);
+    let storage = storage(need.version, limits.stored, &node.name);
     if let Some(class) = places.lacks_storage(&node.name, &storage) {
         return Some(format!("too little storage of class {class}"));
     }
-    let (needs, free) = (spec.amounts(), places.free(node));
+    let (needs, free) = (need.version.amounts(), places.free(node));
     let short = [
         ("cpu", needs.cpu, free.cpu),
         ("memory", needs.memory, free.memory),
@@ -409,33 +434,35 @@ pub(crate) fn unfit(
     short.into_iter().find(|(_, needed, free)| needed > free).map(|(what, ..)| format!("too little {what}"))
 }
 
-/// Whether what the node is, and not what is free on it, allows a run of the spec.
-pub(crate) fn suits_class(fleet: &Fleet, spec: &PlanSpec, node: &Node) -> bool {
-    let cluster = node.cluster.as_ref();
-    cluster.is_some_and(|cluster| class_unfit(fleet, spec, &class_of(cluster, node)).is_none())
+/// Why what the node is, and not what is on it, is against the policy, if it is.
+pub(crate) fn unfit_class(fleet: &Fleet, policy: PlanPolicy<'_>, node: &Node) -> Option<String> {
+    match &node.cluster {
+        Some(cluster) => class_unfit(fleet, policy, &class_of(cluster, node)),
+        None => Some(format!("the node is {}", node.state)),
+    }
 }
 
 /// The first reason against every node of the class, if there is one.
-fn class_unfit(fleet: &Fleet, spec: &PlanSpec, class: &ClassKey) -> Option<String> {
+fn class_unfit(fleet: &Fleet, policy: PlanPolicy<'_>, class: &ClassKey) -> Option<String> {
     if fleet.clusters().get(&class.cluster).is_none_or(|cluster| cluster.activity == Activity::Inactive) {
         return Some(format!("cluster {} is not active", class.cluster));
     }
-    if let Some(wanted) = &spec.cluster
+    if let Some(wanted) = policy.cluster()
         && *wanted != class.cluster
     {
         return Some(format!("not in cluster {wanted}"));
     }
-    if let Some(zone) = &spec.zone
+    if let Some(zone) = policy.zone()
         && class.zone.as_ref() != Some(zone)
     {
         return Some(format!("not in zone {zone}"));
     }
-    for (key, value) in &spec.selectors {
+    for (key, value) in policy.selectors() {
         if class.labels.get(key) != Some(value) {
             return Some(format!("no label {key}={value}"));
         }
     }
-    spec.matchers.iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
+    policy.matchers().iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
 }
 
 /// Why the capabilities do not meet the matcher, if they do not.

@@ -19,13 +19,14 @@ use chancery_events::name::{
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
     Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
-    NodeState, OnDelete, OperationKind, PlanSpec, PolicySpec, Runtime,
+    NodeState, OnDelete, OperationKind, PolicySpec, Runtime,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::meta::{Meta, Stamp};
+pub use crate::plan::Specs;
 
 mod questions;
 mod ties;
@@ -122,10 +123,8 @@ pub struct Plan {
     pub name: PlanName,
     /// Counts its edits, from 1.
     pub generation: u32,
-    /// What it is now.
-    pub spec: Arc<PlanSpec>,
-    /// What it was, as far as a deployment still refers to it.
-    pub generations: BTreeMap<u32, Arc<PlanSpec>>,
+    /// What it is now, and what it was as far as a deployment still refers to it.
+    pub specs: Specs,
     /// Whether it takes deployments.
     pub activity: Activity,
     /// Its deployments, oldest first.
@@ -385,11 +384,13 @@ pub struct Incarnation {
     pub cluster: ClusterName,
     /// The operation that brings or brought it up.
     pub operation: OperationId,
+    /// The plan's generation by whose policy its place was found.
+    pub placed_by: u32,
     /// Its state.
     pub state: IncarnationState,
     /// What it needs of its node.
     pub amounts: Amounts,
-    /// The run that it follows, its storage, its groups.
+    /// The run that it follows, and its storage.
     pub ties: Ties,
     /// When it was first ready.
     pub since: Option<Time>,

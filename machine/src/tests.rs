@@ -4,6 +4,7 @@ mod again;
 mod catalogue;
 mod deployments;
 mod disruptions;
+mod edits;
 mod intents;
 mod kept;
 mod liveness;

@@ -29,7 +29,7 @@ use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{Exit, Hope, Report, Saw};
 use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::Refusal;
-use chancery_events::spec::{PlanSpec, VolumeClaim};
+use chancery_events::spec::{PlanVersion, VolumeClaim};
 use chancery_events::subject::Subject;
 
 use crate::context::{BACKOFF, Context, Draft};
@@ -53,8 +53,8 @@ const OWNED: usize = 512;
 const UNMADE: &str = "volume/unmade";
 
 /// The volumes that a run of the replica by the spec uses.
-pub(crate) fn names(spec: &PlanSpec, replica: &ReplicaName) -> Vec<VolumeName> {
-    let mut names: Vec<_> = spec.claims(replica).map(|(name, _)| name).collect();
+pub(crate) fn names(version: PlanVersion<'_>, replica: &ReplicaName) -> Vec<VolumeName> {
+    let mut names: Vec<_> = version.claims(replica).map(|(name, _)| name).collect();
     names.sort();
     names
 }
@@ -73,10 +73,14 @@ pub(crate) fn owned(fleet: &Fleet, replica: &ReplicaName) -> Vec<VolumeName> {
 }
 
 /// What there is already of the volumes that a replica is to use, if it can use them.
-pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> Result<Vec<Stored>, String> {
+pub(crate) fn stored(
+    fleet: &Fleet,
+    version: PlanVersion<'_>,
+    replica: &ReplicaName,
+) -> Result<Vec<Stored>, String> {
     let mut stored: Vec<Stored> = Vec::new();
     let mut own = owned(fleet, replica).len();
-    for (name, claim) in spec.claims(replica) {
+    for (name, claim) in version.claims(replica) {
         own += usize::from(claim.volume.is_none() && fleet.volumes().get(&name).is_none());
         if own > OWNED {
             return Err(format!(
@@ -108,11 +112,11 @@ pub(crate) fn stored(fleet: &Fleet, spec: &PlanSpec, replica: &ReplicaName) -> R
 /// Which of the volumes that the replica is to use is used by another one than it has now.
 pub(crate) fn used_by_another(
     fleet: &Fleet,
-    spec: &PlanSpec,
+    version: PlanVersion<'_>,
     replica: &ReplicaName,
     old: &Incarnation,
 ) -> Option<String> {
-    names(spec, replica).into_iter().find_map(|name| {
+    names(version, replica).into_iter().find_map(|name| {
         let user = fleet.volumes().get(&name)?.user.filter(|user| *user != old.id)?;
         let user = fleet.incarnations().get(&user).map_or(String::new(), |user| format!(" {}", user.replica));
         Some(format!("volume {name} is used by replica{user}"))
@@ -263,7 +267,7 @@ pub(crate) fn serve(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fact
             incarnation: id,
             replica: incarnation.replica.clone(),
             deployment: incarnation.deployment.clone(),
-            deadline: incarnation::start_deadline(fleet, &incarnation.plan, &incarnation.deployment, ctx.now),
+            deadline: incarnation::start_deadline(fleet, &incarnation.plan, ctx.now),
             mounts: incarnation.ties.mounts.clone(),
         }),
         Ok(missing) => {
@@ -304,10 +308,10 @@ pub(crate) fn late(fleet: &Fleet, incarnation: &Incarnation) -> String {
 
 /// The volumes that are to be made for the run, or why it will never have all.
 fn wanting(fleet: &Fleet, incarnation: &Incarnation) -> Result<Vec<VolumeCreated>, String> {
-    let spec = incarnation::spec_of(fleet, incarnation).ok_or("its version is forgotten")?;
+    let version = incarnation::version_of(fleet, incarnation).ok_or("its version is forgotten")?;
     let replica = &incarnation.replica;
     let (mut missing, mut needed) = (Vec::<VolumeCreated>::new(), BTreeMap::<StorageClass, u64>::new());
-    for (name, claim) in spec.claims(replica) {
+    for (name, claim) in version.claims(replica) {
         let capacity = if let Some(volume) = fleet.volumes().get(&name) {
             if let Some(reason) = misfit(volume, claim, replica) {
                 return Err(reason);

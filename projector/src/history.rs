@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use chancery_events::event::{BadEvent, Event, EventKind, Line};
 use chancery_events::fact::{Approver, Fact, OperationApproved};
-use chancery_events::id::Position;
+use chancery_events::id::{Lineage, Position};
 use chancery_events::name::{Actor, ExecutorName};
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
@@ -84,6 +84,9 @@ pub struct Entry {
     /// What it says, as it is stored.
     #[schemars(with = "serde_json::Value")]
     pub data: Box<RawValue>,
+    /// Under which it was recorded.
+    #[serde(skip)]
+    pub(crate) lineage: Lineage,
 }
 
 /// A page of a history, the newest last.
@@ -191,7 +194,8 @@ impl History {
         known.insert(position, root.clone());
         let Root { who, because } = root;
         let because = Some(because).filter(|because| because.position != position);
-        Ok(Some(Entry { position, time: record.header().time, kind, type_name, who, cause, because, data }))
+        let (time, lineage) = (record.header().time, record.header().lineage);
+        Ok(Some(Entry { position, time, kind, type_name, who, cause, because, data, lineage }))
     }
 
     /// Follows causes back to an intent, an observation or a rule.

@@ -14,6 +14,7 @@ pub mod history;
 mod index;
 pub mod kind;
 pub mod page;
+mod past;
 pub mod projector;
 pub mod query;
 mod reach;

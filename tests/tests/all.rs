@@ -7,6 +7,7 @@ mod checks;
 mod clocks;
 mod compose;
 mod directory;
+mod edits;
 mod executors;
 mod fleets;
 mod imports;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chancery_tests::kafka::batch::StoredBatch;
-use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::kafka::shared;
 use chancery_tests::{Server, Standbys, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};

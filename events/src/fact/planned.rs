@@ -19,6 +19,9 @@ body! {
         generation: u32,
         /// What it is.
         spec: PlanSpec,
+        /// Fields that differ from the generation before. Absent in what older builds wrote, and of a new plan.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        changed: Vec<String>,
     }
     /// Body of [`Fact::PlanActivityChanged`].
     PlanActivityChanged {

@@ -8,7 +8,8 @@ use chancery_events::fact::{
     DeploymentResumed, DeploymentStarted,
 };
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::spec::{DeploymentSpec, PlanSpec};
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::{DeploymentSpec, PlanVersion};
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
@@ -18,16 +19,19 @@ use crate::state::{Deployment, DeploymentState, Plan, Set};
 const KEPT: usize = 20;
 
 /// What its replicas are: equal if nothing has to be updated between two.
-fn version(plan: &PlanSpec, spec: &DeploymentSpec) -> Digest {
+fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
     let json =
         |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
-    let (payloads, coordinates) =
-        (json(serde_json::to_vec(&plan.payloads)), json(serde_json::to_vec(&spec.coordinates)));
-    Digest::of(&[&payloads, &coordinates])
+    let of_plan = if planted::is(Bug::PolicyMakesVersion) {
+        serde_json::to_vec(plan.shared())
+    } else {
+        serde_json::to_vec(&plan)
+    };
+    Digest::of(&[&json(of_plan), &json(serde_json::to_vec(&spec.coordinates))])
 }
 
 pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Result<(), Contradiction> {
-    let version = version(fleet.want::<Plan>(&fact.plan)?.spec_of(fact.generation), &fact.spec);
+    let version = version(fleet.want::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
     fleet.change::<Plan>(&fact.plan, |plan| {
         plan.deployments.push(fact.name.clone());
         plan.next = Some(fact.name.clone());
@@ -130,7 +134,6 @@ fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
         .collect();
     fleet.change::<Plan>(owner, |plan| {
         plan.deployments = kept;
-        let latest = plan.generation;
-        plan.generations.retain(|generation, _| *generation == latest || used.contains(generation));
+        plan.specs.retain(|generation| used.contains(&generation));
     })
 }

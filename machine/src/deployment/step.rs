@@ -162,7 +162,7 @@ fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
 }
 
 fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut Draft) {
-    let name = ReplicaName::issue(&plan.spec_of(deployment.generation).service, draft.position());
+    let name = ReplicaName::issue(plan.version_of(deployment.generation).service(), draft.position());
     let by = deployment.name.clone();
     draft.push(ReplicaCreated { name: name.clone(), plan: plan.name.clone(), deployment: by.clone() });
     operation::push_opened(&name, &Want::of(OperationKind::Create, &by), None, draft);

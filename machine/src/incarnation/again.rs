@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use chancery_events::fact::{Again, Asker, IncarnationEnd};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{OperationKind, PlanSpec, Restart};
+use chancery_events::spec::{OperationKind, PlanPolicy, Restart};
 use chancery_events::time::Time;
 
 use crate::fleet::Fleet;
@@ -34,9 +34,7 @@ pub(super) fn again(
     now: Time,
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
-    // What is started is of the version that the replica has, and so is the rule.
-    let version = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
-    let spec = plan.spec_of(version.generation);
+    let policy = plan.policy();
     let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
     if !wanted || plan.removing.is_some() {
         return None;
@@ -46,12 +44,12 @@ pub(super) fn again(
     }
     let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
     let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
-    let starts = match spec.restart {
+    let starts = match policy.restart() {
         Restart::Always => true,
         Restart::BestEffort => !ended_well,
         Restart::Never => planted::is(Bug::RestartsHung) && asked_to_end && incarnation.was_up(),
     };
-    starts.then(|| next(spec, replica.row, incarnation.since, now))
+    starts.then(|| next(policy, replica.row, incarnation.since, now))
 }
 
 /// Whether a person or a deployment wanted to see it come up.
@@ -67,8 +65,8 @@ pub(crate) fn wait(cooldown: Duration, row: u32) -> Duration {
     cooldown * 2u32.saturating_pow(row.saturating_sub(1)).min(LONGEST)
 }
 
-fn next(spec: &PlanSpec, row: Option<Again>, since: Option<Time>, now: Time) -> Again {
-    let cooldown = Duration::from_millis(spec.cooldown);
+fn next(policy: PlanPolicy<'_>, row: Option<Again>, since: Option<Time>, now: Time) -> Again {
+    let cooldown = Duration::from_millis(*policy.cooldown());
     let lasted = since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
     let Some(last) = row.filter(|_| !lasted) else { return Again { at: now, row: 1 } };
     let wait = if planted::is(Bug::NoCooldown) { Duration::ZERO } else { wait(cooldown, last.row) };

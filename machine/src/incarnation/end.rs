@@ -132,7 +132,7 @@ fn replaced(
             incarnation: new.id,
             replica: new.replica.clone(),
             deployment: new.deployment.clone(),
-            deadline: start_deadline(fleet, &new.plan, &new.deployment, ctx.now),
+            deadline: start_deadline(fleet, &new.plan, ctx.now),
             mounts: new.ties.mounts.clone(),
         }),
         // It ended by itself while the other one came up, which goes on.

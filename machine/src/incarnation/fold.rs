@@ -60,6 +60,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         replica.meta.touch(at);
         replica.plan.clone()
     })?;
+    let placed_by = fleet.want::<Plan>(&plan)?.generation;
     let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
     if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
         // Nothing waits any more: the reasons are history.
@@ -70,7 +71,6 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         shares,
         volumes: fact.volumes.clone(),
         mounts: fact.mounts.clone(),
-        groups: fact.groups.clone(),
         strained: fact.strained.clone(),
     };
     fleet.put(Incarnation {
@@ -81,6 +81,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         node: fact.node.clone(),
         cluster,
         operation: fact.operation,
+        placed_by,
         state: IncarnationState::Reserved,
         amounts: fact.amounts,
         ties: ties.into(),
@@ -352,7 +353,7 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), C
                 fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running));
             let run = fleet.want::<Incarnation>(&id)?;
             let due = begun && run.state == IncarnationState::Reserved && !run.ties.mounts.is_empty();
-            let deadline = start_deadline(fleet, &run.plan, &run.deployment, at.time).filter(|_| due);
+            let deadline = start_deadline(fleet, &run.plan, at.time).filter(|_| due);
             fleet.change::<Incarnation>(&id, |follower| {
                 follower.ties.change(|ties| ties.shares = None);
                 if due {

@@ -2,11 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::digest::Digest;
-use chancery_events::id::{OperationId, Position};
-use chancery_events::name::{DeploymentName, DomainName, NodeName, ReplicaName};
+use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::name::{DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName};
 use chancery_events::spec::{OperationKind, Strategy};
 use chancery_events::time::Time;
 
@@ -83,6 +84,14 @@ pub struct DeploymentIndex {
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct PlanIndex {
     current: Option<DeploymentName>,
+    /// Counts its edits.
+    pub(crate) generation: u32,
+    /// The groups that its replicas are of.
+    pub(crate) groups: Vec<GroupName>,
+    /// Places of it that are only held, by the generation by whose policy they were found.
+    pub(crate) held: BTreeSet<(u32, IncarnationId)>,
+    /// Whether any of them was found by an earlier policy.
+    pub(super) is_outdated: bool,
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
     pub(crate) removing: bool,
@@ -102,6 +111,8 @@ pub struct PlanIndex {
     pub present: u32,
     /// How many hold a place, by node.
     pub hosts: Tally<NodeName>,
+    /// How many of its runs hold a place, by node.
+    pub(super) runs: Tally<NodeName>,
     /// How many hold a place, by update domain.
     pub domains: Tally<DomainName>,
     /// The same until a domain has one less.
@@ -219,6 +230,25 @@ impl PlanIndex {
         self.parked = plan.is_some_and(|plan| plan.parked);
         self.removing = plan.is_some_and(|plan| plan.removing);
         self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
+        self.generation = plan.map_or(0, |plan| plan.generation);
+    }
+
+    /// Says whether any place was found by an earlier policy, where that changed.
+    pub(super) fn note_outdated(&mut self, name: &PlanName, all: &mut BTreeSet<PlanName>) {
+        let outdated = self.outdated(None).next().is_some();
+        if outdated != std::mem::replace(&mut self.is_outdated, outdated) {
+            mark(all, name.clone(), outdated);
+        }
+    }
+
+    /// Places that are only held and were found by an earlier policy, behind one.
+    pub(crate) fn outdated(
+        &self,
+        after: Option<(u32, IncarnationId)>,
+    ) -> impl Iterator<Item = (u32, IncarnationId)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let held = self.held.range((from, Bound::Unbounded)).copied();
+        held.take_while(|(placed_by, _)| *placed_by < self.generation)
     }
 
     pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {

@@ -27,8 +27,6 @@ pub(crate) struct Begun<'a> {
     pub(crate) incarnation: Option<IncarnationId>,
     /// The run that must be over before that one is begun.
     pub(crate) follows: Option<IncarnationId>,
-    /// The deployment whose version it is.
-    pub(crate) version: &'a DeploymentName,
 }
 
 /// By what an operation begins.
@@ -47,7 +45,6 @@ fn of<'a>(fleet: &'a Fleet, operation: &'a Operation) -> Option<Begun<'a>> {
         deployment: operation.deployment.as_ref(),
         incarnation: operation.incarnation,
         follows: holds_place(fleet, operation).and_then(|held| held.ties.follows),
-        version: &operation.version,
     })
 }
 
@@ -165,12 +162,7 @@ fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Cont
                 Some(old) if !planted::is(Bug::StartsBeforeStop) => stops(old),
                 _ => First {
                     incarnation: operation.incarnation,
-                    deadline: incarnation::start_deadline(
-                        fleet,
-                        &operation.replica.plan,
-                        operation.version,
-                        ctx.now,
-                    ),
+                    deadline: incarnation::start_deadline(fleet, &operation.replica.plan, ctx.now),
                 },
             }
         }

@@ -32,9 +32,9 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
     let key = (plan.clone(), version.clone());
     let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
     // What is there already, or may come to be there by another, says where it can go.
-    let spec = of.map(|(plan, of)| plan.spec_of(of.generation)).filter(|spec| spec.has_volumes());
+    let needs = of.map(|(plan, of)| plan.version_of(of.generation)).filter(|needs| needs.has_volumes());
     let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
-    let stores = spec.is_some_and(|spec| spec.claims_by_name() || owns());
+    let stores = needs.is_some_and(|needs| needs.claims_by_name() || owns());
     let by_rule = matches!(fact.by, Some(Asker::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.change::<Replica>(&fact.replica, |replica| {
@@ -114,7 +114,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
 /// A move of the plan's by a disruption failed once more.
 fn setback(plan: &Plan, run: IncarnationId, at: At) -> Setback {
     let row = plan.setback.map_or(1, |last| last.row.saturating_add(1));
-    let cooldown = Duration::from_millis(plan.spec.cooldown).max(SETBACK);
+    let cooldown = Duration::from_millis(*plan.policy().cooldown()).max(SETBACK);
     Setback { until: at.time + incarnation::wait(cooldown, row), row, run }
 }
 

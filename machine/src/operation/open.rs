@@ -13,7 +13,7 @@ use super::{begin, rule};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
 use crate::state::{Deployment, Incarnation, IncarnationState, Operation, Plan, Replica, Will};
-use crate::{deployment, volume};
+use crate::volume;
 
 /// An operation that is wanted.
 pub(crate) struct Want<'a> {
@@ -73,7 +73,7 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         Some((incarnation, to)) => up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to),
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };
-    let proposal = Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() };
+    let proposal = Proposal { hash, expires: ctx.now + plan.policy().timeouts().approval() };
     let proposal = (down || changed.is_some()).then_some(proposal);
     push_opened(&replica.name, want, proposal, draft);
     let Some(by) = rule(plan, want.kind, want.by.as_ref()).filter(|_| down || changed.is_some()) else {
@@ -86,7 +86,6 @@ pub(crate) fn open(fleet: &Fleet, replica: &Replica, want: &Want<'_>, ctx: &Cont
         deployment: want.deployment,
         incarnation: changed.map(|(incarnation, _)| incarnation.id),
         follows: None,
-        version: want.version.unwrap_or(&replica.deployment),
     };
     begin(fleet, &operation, How::Approved { by, hash }, ctx, draft);
 }
@@ -122,10 +121,10 @@ fn changed_in_place<'a>(
     let active = fleet.incarnations().get(&replica.active.as_ref()?.incarnation)?;
     let can = fleet.clusters().get(&active.cluster)?.spec.runtime.changes_in_place();
     let runs = matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_));
-    let spec = plan.spec_of(to.generation);
+    let version = plan.version_of(to.generation);
     let from = fleet.deployments().get(&(plan.name.clone(), active.deployment.clone()))?;
-    let claims = plan.spec_of(from.generation).claims(&replica.name).eq(spec.claims(&replica.name));
-    let alike = spec.amounts() == active.amounts && volume::names(spec, &replica.name) == active.ties.mounts;
-    (can && runs && alike && claims && deployment::affinity(spec) == active.ties.groups)
-        .then_some((active, to))
+    let claims = plan.version_of(from.generation).claims(&replica.name).eq(version.claims(&replica.name));
+    let mounts = volume::names(version, &replica.name);
+    let alike = version.amounts() == active.amounts && mounts == active.ties.mounts;
+    (can && runs && alike && claims).then_some((active, to))
 }

@@ -4,15 +4,17 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal, Unfit};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{NodeName, ReplicaName};
-use chancery_events::spec::{NodeState, OperationKind, PlanSpec, Sharing, Succession};
+use chancery_events::planted::{self, Bug};
+use chancery_events::spec::{NodeState, OperationKind, PlanVersion, Succession};
 
 use super::begin::{Begun, How};
-use super::{begin, end, obstacle, rule, spec_of};
+use super::end::holds_place;
+use super::{begin, end, obstacle, rule, version_of};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
-use crate::scheduler::{Limits, Need, Place, Search, Stored};
-use crate::state::{Deployment, Incarnation, Operation, Plan, Replica};
-use crate::{deployment, disruption, volume};
+use crate::scheduler::{self, Limits, Need, Place, Search, Stored, Strict};
+use crate::state::{Deployment, Incarnation, Node, Operation, OperationState, Plan, Replica};
+use crate::{deployment, disruption, incarnation, volume};
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
 /// answer is the same as before, or if it does not speak for all of the plan's that have none.
@@ -26,7 +28,7 @@ pub(crate) fn prepare(
 ) -> Option<Vec<Fact>> {
     let operation = fleet.operations().get(&operation)?;
     let replica = fleet.replicas().get(&operation.replica)?;
-    let (deployment, spec) = spec_of(fleet, plan, operation)?;
+    let (deployment, version) = version_of(fleet, plan, operation)?;
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = Draft::new(ctx);
     if disruption::is_over(fleet, operation) {
@@ -38,10 +40,10 @@ pub(crate) fn prepare(
     if replica.passive.is_some() {
         return None;
     }
-    let stored = volume::stored(fleet, spec, &replica.name);
+    let stored = volume::stored(fleet, version, &replica.name);
     let found =
         stored.map_err(|reason| vec![Unfit { reason, count: 0, nodes: Vec::new() }]).and_then(|stored| {
-            find(fleet, search, plan, operation, old, (deployment, spec), &stored)
+            find(fleet, search, plan, operation, old, (deployment, version), &stored)
                 .map(|found| (found, stored))
         });
     match found {
@@ -66,26 +68,13 @@ fn find(
     plan: &Plan,
     operation: &Operation,
     old: Option<&Incarnation>,
-    (deployment, spec): (&Deployment, &std::sync::Arc<PlanSpec>),
+    (deployment, version): (&Deployment, PlanVersion<'_>),
     stored: &[Stored],
 ) -> Result<Found, Vec<Unfit>> {
-    let stop_first = match operation.kind {
-        OperationKind::Restart => true,
-        OperationKind::Update => spec.update == Succession::StopFirst,
-        OperationKind::Create
-        | OperationKind::Start
-        | OperationKind::Relocate
-        | OperationKind::Stop
-        | OperationKind::Delete => false,
-    };
-    // What is in a volume cannot be in two places.
-    let shares = |old: &Incarnation| {
-        volume::names(spec, &operation.replica).iter().any(|name| old.ties.mounts.contains(name))
-    };
-    let stop_first = stop_first || old.is_some_and(shares);
+    let stop_first = stops_first(plan, operation, version, old);
     // What runs is not stopped for what cannot begin yet.
     if let Some(old) = old.filter(|_| stop_first)
-        && let Some(reason) = volume::used_by_another(fleet, spec, &operation.replica, old)
+        && let Some(reason) = volume::used_by_another(fleet, version, &operation.replica, old)
     {
         return Err(vec![Unfit { reason, count: 0, nodes: Vec::new() }]);
     }
@@ -93,7 +82,7 @@ fn find(
     if let Some(old) = old.filter(|_| stop_first)
         && operation.wants.is_none()
         && operation.kind != OperationKind::Relocate
-        && let Some(place) = stays(fleet, plan, spec, old, stored)
+        && let Some(place) = stays(fleet, plan, version, old, stored)
     {
         return Ok(Found { place, follows });
     }
@@ -101,9 +90,11 @@ fn find(
         only: operation.wants.as_ref(),
         not: old.filter(|_| operation.kind == OperationKind::Relocate).map(|old| &old.node),
         own: old,
+        held: None,
         stored,
     };
-    let need = Need { plan: &plan.name, deployment: &deployment.name, spec };
+    let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
+    let need = Need { plan, deployment, policy, version };
     // Where its volumes are, if they are somewhere: they need not come elsewhere.
     let near = stored.first().map(|volume| &volume.node).filter(|_| limits.only.is_none());
     if let Some(near) = near
@@ -114,26 +105,132 @@ fn find(
     search.place(fleet, &need, &limits).map(|place| Found { place, follows })
 }
 
+/// Whether the old run is over before the new one is started.
+fn stops_first(
+    plan: &Plan,
+    operation: &Operation,
+    version: PlanVersion<'_>,
+    old: Option<&Incarnation>,
+) -> bool {
+    // What is in a volume cannot be in two places.
+    let shares = |old: &Incarnation| {
+        volume::names(version, &operation.replica).iter().any(|name| old.ties.mounts.contains(name))
+    };
+    let by_kind = match operation.kind {
+        OperationKind::Restart => true,
+        OperationKind::Update => *plan.policy().update() == Succession::StopFirst,
+        OperationKind::Create
+        | OperationKind::Start
+        | OperationKind::Relocate
+        | OperationKind::Stop
+        | OperationKind::Delete => false,
+    };
+    by_kind || old.is_some_and(shares)
+}
+
+/// Takes away a place that was found by an earlier policy of the plan and that the policy forbids now. A
+/// running operation keeps its place.
+pub(crate) fn replace(fleet: &Fleet, held: IncarnationId, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(held) = fleet.incarnations().get(&held) else { return Vec::new() };
+    let operation = fleet.operations().get(&held.operation);
+    let broken = operation.and_then(|operation| {
+        let outdated = Outdated::of(fleet, operation)?;
+        outdated.forbidden(fleet).or_else(|| outdated.unwanted(fleet, operation))
+    });
+    if let Some(broken) = broken {
+        let reason = format!("the policy of plan {} has changed: {broken}", held.plan);
+        incarnation::displace(fleet, held, reason, &mut draft);
+    }
+    draft.done()
+}
+
+/// A place that is only held, and was found by an earlier policy of its plan.
+struct Outdated<'a> {
+    plan: &'a Plan,
+    held: &'a Incarnation,
+    node: &'a Node,
+    /// What runs of the replica.
+    old: Option<&'a Incarnation>,
+}
+
+impl<'a> Outdated<'a> {
+    fn of(fleet: &'a Fleet, operation: &Operation) -> Option<Outdated<'a>> {
+        let held = holds_place(fleet, operation)?;
+        let plan = fleet.plans().get(&operation.plan).filter(|plan| held.placed_by < plan.generation)?;
+        if matches!(operation.state, OperationState::Running) || planted::is(Bug::KeepsForbiddenPlace) {
+            return None;
+        }
+        let node = fleet.nodes().get(&held.node)?;
+        let active = fleet.replicas().get(&operation.replica)?.active.as_ref();
+        let old = active.filter(|active| active.incarnation != held.id);
+        let old = old.and_then(|active| fleet.incarnations().get(&active.incarnation));
+        Some(Outdated { plan, held, node, old })
+    }
+
+    fn limits(&self) -> Limits<'a> {
+        Limits { own: self.old, held: Some(self.held), ..Limits::default() }
+    }
+
+    /// What the policy has against the node, whatever else is there but replicas of the plan.
+    fn forbidden(&self, fleet: &Fleet) -> Option<String> {
+        let policy = self.plan.policy();
+        scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
+            let index = fleet.index().plan_index(&self.plan.name);
+            let shared = scheduler::is_shared(policy, index, &self.node.name, &self.limits());
+            shared.then(|| "a replica of the plan is there already".into())
+        })
+    }
+
+    /// What the policy has against the place besides: company, and the order of updates.
+    fn unwanted(&self, fleet: &Fleet, operation: &Operation) -> Option<String> {
+        let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
+        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, Strict::Firm) {
+            return Some(reason);
+        }
+        let strained = scheduler::strain(fleet, policy, node, &limits, Strict::All);
+        if let Some(reason) = strained.filter(|strained| self.held.ties.strained.as_ref() != Some(strained)) {
+            return Some(reason);
+        }
+        let (_, version) = version_of(fleet, self.plan, operation)?;
+        let stop_first = self.old.is_some() && stops_first(self.plan, operation, version, self.old);
+        (stop_first != self.held.ties.follows.is_some())
+            .then(|| "its replicas are updated in another order".into())
+    }
+}
+
+/// What the policy of the plan has against the node of the place that an operation holds, if that was found by an earlier
+/// policy. What this says, [`replace`] finds too: the operation does not keep the place.
+pub(super) fn forbidden(fleet: &Fleet, operation: &Operation) -> Option<String> {
+    Outdated::of(fleet, operation)?.forbidden(fleet)
+}
+
 /// The node that the old run is on, if the new one can be there when that is over: what both need, the old one holds
 /// for it until then.
-fn stays(fleet: &Fleet, plan: &Plan, spec: &PlanSpec, old: &Incarnation, stored: &[Stored]) -> Option<Place> {
+fn stays(
+    fleet: &Fleet,
+    plan: &Plan,
+    version: PlanVersion<'_>,
+    old: &Incarnation,
+    stored: &[Stored],
+) -> Option<Place> {
     let node = fleet.nodes().get(&old.node)?;
     if node.state != NodeState::Allocated || !node.is_undisturbed() {
         return None;
     }
-    let hosts = fleet.index().plan_index(&plan.name).map_or(0, |index| index.hosts.get(&node.name));
-    let alone = spec.sharing == Sharing::Allowed || hosts <= 1;
-    let more = spec.amounts().less(old.amounts);
+    let policy = plan.policy();
+    let limits = Limits { own: Some(old), ..Limits::default() };
+    let alone = !scheduler::is_shared(policy, fleet.index().plan_index(&plan.name), &node.name, &limits);
+    let more = version.amounts().less(old.amounts);
     let places = &fleet.index().places;
-    let storage = crate::scheduler::storage(spec, stored, &node.name);
+    let storage = scheduler::storage(version, stored, &node.name);
     let near = stored.iter().all(|volume| node.cluster.as_ref() == Some(&volume.cluster));
     let fits = more.fits(places.free(node))
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
-        && crate::scheduler::suits_class(fleet, spec, node);
-    let limits = Limits { own: Some(old), ..Limits::default() };
-    let firm = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::Firm);
-    let strained = crate::scheduler::strain(fleet, spec, &node.name, &limits, crate::scheduler::Strict::All);
+        && scheduler::unfit_class(fleet, policy, node).is_none();
+    let firm = scheduler::strain(fleet, policy, &node.name, &limits, Strict::Firm);
+    let strained = scheduler::strain(fleet, policy, &node.name, &limits, Strict::All);
     let place = Place { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
     (alone && fits && firm.is_none()).then_some(place)
 }
@@ -153,10 +250,10 @@ fn reserve(
     ctx: &Context,
     draft: &mut Draft,
 ) {
-    let spec = plan.spec_of(deployment.generation);
+    let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
     let Found { place, follows } = found;
     let rule = rule(plan, operation.kind, operation.by.as_deref());
-    if let Some(reason) = obstacle(fleet, &place.node, spec).filter(|_| rule.is_some()) {
+    if let Some(reason) = obstacle(fleet, &place.node, version).filter(|_| rule.is_some()) {
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
     }
@@ -168,13 +265,13 @@ fn reserve(
         replica: replica.name.clone(),
         node: place.node.clone(),
         deployment: deployment.name.clone(),
-        amounts: spec.amounts(),
-        volumes: crate::scheduler::storage(spec, stored, &place.node),
-        proposal: Proposal { hash, expires: ctx.now + plan.spec.timeouts.approval() },
+        amounts: version.amounts(),
+        volumes: scheduler::storage(version, stored, &place.node),
+        proposal: Proposal { hash, expires: ctx.now + policy.timeouts().approval() },
         follows: *follows,
-        groups: deployment::affinity(spec),
+        groups: deployment::affinity(policy),
         strained: place.strained.clone(),
-        mounts: volume::names(spec, &replica.name),
+        mounts: volume::names(version, &replica.name),
     });
     let Some(by) = rule else { return };
     let begun = Begun {
@@ -184,7 +281,6 @@ fn reserve(
         deployment: operation.deployment.as_ref(),
         incarnation: Some(incarnation),
         follows: *follows,
-        version: &deployment.name,
     };
     let how = How::Approved { by, hash };
     begin(fleet, &begun, how, ctx, draft);

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use chancery_events::amount::Amounts;
 use chancery_events::id::IncarnationId;
-use chancery_events::name::{GroupName, StorageClass, VolumeName};
+use chancery_events::name::{StorageClass, VolumeName};
 use serde::{Deserialize, Serialize};
 
 /// What ties an incarnation.
@@ -19,20 +19,12 @@ pub struct Bonds {
     pub volumes: BTreeMap<StorageClass, u64>,
     /// The volumes that it uses, from when it is begun.
     pub mounts: Vec<VolumeName>,
-    /// The groups of replicas that it is of.
-    pub groups: Vec<GroupName>,
     /// Which affinity could not be kept.
     pub strained: Option<String>,
 }
 
-static NONE: Bonds = Bonds {
-    follows: None,
-    shares: None,
-    volumes: BTreeMap::new(),
-    mounts: Vec::new(),
-    groups: Vec::new(),
-    strained: None,
-};
+static NONE: Bonds =
+    Bonds { follows: None, shares: None, volumes: BTreeMap::new(), mounts: Vec::new(), strained: None };
 
 /// The bonds of an incarnation, or none.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]

@@ -95,8 +95,8 @@ fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
 fn automatic_approval_names_its_rule_and_other_kinds_wait() {
     let mut world = World::with_nodes(2);
     world.plan("manual");
-    let mut spec =
-        serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
+    let mut spec = serde_json::to_value(&**world.fleet.plans().get("web").expect("the plan").specs.newest())
+        .expect("JSON");
     spec["approval"]["create"] = json!("automatic");
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     world.deploy("d1", 1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chancery_events::fact::Fact;
 use chancery_events::name::{NodeName, PlanName};
-use chancery_events::spec::PlanSpec;
+use chancery_events::spec::{PlanPolicy, PlanSpec, PlanVersion};
 use serde_json::{Value, json};
 
 use crate::scheduler::{Limits, Need, Search, Strict, unfit};
@@ -198,7 +198,8 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
     let only_in = |world: &mut World, cluster: &str| {
         world.plan("automatic");
         let mut spec =
-            serde_json::to_value(&*world.fleet.plans().get("web").expect("the plan").spec).expect("JSON");
+            serde_json::to_value(&**world.fleet.plans().get("web").expect("the plan").specs.newest())
+                .expect("JSON");
         spec["cluster"] = json!(cluster);
         world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     };
@@ -230,7 +231,8 @@ fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>) -> Option<NodeN
         replicas.iter().filter(there).count()
     };
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
-        let need = Need { plan, deployment: &name("d"), spec };
+        let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
+        let need = Need { plan, deployment: &name("d"), policy, version };
         unfit(fleet, &need, &Limits::default(), node, Strict::All).is_none()
     });
     fits.min_by_key(|node| {
@@ -294,8 +296,9 @@ fn what_a_search_remembers_changes_no_answer() {
         world.obey();
         for plan in ["web", "never"] {
             let plan: PlanName = name(plan);
-            let spec = Arc::clone(&world.fleet.plans().get(&plan).expect("the plan").spec);
-            let need = Need { plan: &plan, deployment: &name("d"), spec: &spec };
+            let spec = Arc::clone(world.fleet.plans().get(&plan).expect("the plan").specs.newest());
+            let (policy, version) = (PlanPolicy::of(&spec), PlanVersion::of(&spec));
+            let need = Need { plan: &plan, deployment: &name("d"), policy, version };
             let place = search.place(&world.fleet, &need, &Limits::default()).ok().map(|place| place.node);
             assert_eq!(place, by_walk(&world, &plan, &spec), "round {round}, plan {plan}");
             if place.is_some() { found += 1 } else { not_found += 1 }

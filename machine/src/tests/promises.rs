@@ -125,13 +125,25 @@ fn what_ends_beside_a_place_that_waits_for_approval_is_started_again() {
 }
 
 #[test]
-fn an_edit_that_was_not_deployed_changes_nothing_of_what_runs() {
+fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
     let mut world = world(2, 10 * GB);
-    running(&mut world, "web", 1, &json!([]), &json!({}));
-    apply(&mut world, "web", &json!([]), &json!({"restart": "never"}));
+    running(&mut world, "web", 1, &json!([]), &json!({"cooldown": 60_000}));
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "cooldown": 60_000}));
+    crash(&mut world);
+    settle(&mut world);
+    assert_eq!(live(&world), Vec::<&str>::new(), "it ended under a policy that says never");
+    apply(&mut world, "web", &json!([]), &json!({"cooldown": 60_000}));
+    settle(&mut world);
+    assert_eq!(live(&world), Vec::<&str>::new(), "an end that was judged stays judged");
+    ask(&mut world, "start");
+    world.obey();
     crash(&mut world);
     world.obey();
-    assert_eq!(live(&world), ["running"], "it is of the generation that says always");
+    crash(&mut world);
+    world.run();
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "cooldown": 60_000}));
+    settle(&mut world);
+    assert_eq!(live(&world), Vec::<&str>::new(), "a start that was promised is not made any more");
 }
 
 #[test]

@@ -3,7 +3,6 @@
 
 use chancery_events::amount::Amounts;
 use chancery_events::fact::Asker;
-use chancery_events::name::DeploymentName;
 use chancery_events::observation::{Exit, Hope, Saw};
 use chancery_events::spec::{OperationKind, Restart, Runtime};
 use serde_json::{Value, json};
@@ -312,12 +311,10 @@ fn is_forgotten(world: &World, replica: &Replica) -> bool {
         let was_asked_for = by.is_none_or(|by| {
             matches!(by.kind, OperationKind::Create | OperationKind::Start) && !is_by_rule(by)
         });
-        // Whichever version's rule it was.
-        let is_always = |version: &DeploymentName| {
-            let of = world.fleet.deployments().get(&(plan.name.clone(), version.clone()));
-            of.is_some_and(|of| plan.spec_of(of.generation).restart == Restart::Always)
-        };
-        let always = plan.removing.is_none() && is_always(&run.deployment) && is_always(&replica.deployment);
+        // What ended under an earlier policy was judged by that.
+        let always = plan.removing.is_none()
+            && *plan.policy().restart() == Restart::Always
+            && run.placed_by == plan.generation;
         always && (run.since.is_some() || !was_asked_for)
     })
 }

@@ -110,8 +110,8 @@ pub(crate) fn take(
 ) -> Result<(), Contradiction> {
     let run = fleet.want::<Incarnation>(&user)?;
     let node = run.node.clone();
-    let says: BTreeMap<_, _> = incarnation::spec_of(fleet, run)
-        .map(|spec| spec.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
+    let says: BTreeMap<_, _> = incarnation::version_of(fleet, run)
+        .map(|version| version.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
         .unwrap_or_default();
     for name in mounts {
         fleet.change::<Volume>(name, |volume| {

@@ -21,7 +21,7 @@ use crate::reach::{Through, reachability};
 pub use catalogue::{capability, cluster, node, policy, session, volume};
 pub use plan::{deployment, plan};
 pub use replica::{command, incarnation, operation, replica};
-pub(crate) use replica::{phase_word, state_word};
+pub(crate) use replica::{operation_message, operation_word, phase_word, state_word};
 
 /// The message of what has no place yet, until a reader adds the reasons.
 pub const WAITS: &str = "waits for a place";

@@ -22,7 +22,7 @@ pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> 
         name: plan.name.clone(),
         generation: plan.generation,
         activity: plan.activity,
-        spec: (*plan.spec).clone(),
+        spec: (**plan.specs.newest()).clone(),
         current: plan.current.clone(),
         next: plan.next.clone(),
         replicas: replicas(of),

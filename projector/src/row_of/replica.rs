@@ -243,7 +243,12 @@ pub fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
 }
 
 pub(crate) fn state_word(operation: &Operation) -> OperationWord {
-    match &operation.state {
+    operation_word(&operation.state)
+}
+
+/// The word for a state of an operation.
+pub(crate) fn operation_word(state: &OperationState) -> OperationWord {
+    match state {
         OperationState::Preparing => OperationWord::Preparing,
         OperationState::PendingApproval(_) => OperationWord::PendingApproval,
         OperationState::Approved => OperationWord::Approved,
@@ -273,16 +278,25 @@ pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
         node: operation.node.clone(),
         incarnation: operation.incarnation,
         approved_by: operation.approved.as_ref().map(|(by, _)| by.clone()),
-        message: match &operation.state {
-            OperationState::Preparing => WAITS.to_owned(),
-            OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
-            OperationState::Approved => "waits for its turn".into(),
-            OperationState::Running | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
-            OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => reason.clone(),
-            OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => format!("by {by}"),
-            OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("by {by}: {reason}"),
-            OperationState::Ended(OperationEnd::Expired) => "nobody approved it in time".into(),
-            OperationState::Ended(OperationEnd::Superseded { by }) => format!("operation {by} took its place"),
-        },
+        message: operation_message(&operation.state),
     }))
+}
+
+/// Why an operation is as it is.
+pub(crate) fn operation_message(state: &OperationState) -> String {
+    match state {
+        OperationState::Preparing => WAITS.to_owned(),
+        OperationState::PendingApproval(proposal) => format!("to be approved until {}", proposal.expires),
+        OperationState::Approved => "waits for its turn".into(),
+        OperationState::Running | OperationState::Ended(OperationEnd::Succeeded) => String::new(),
+        OperationState::Ended(OperationEnd::Failed { reason } | OperationEnd::Cancelled { reason }) => {
+            reason.clone()
+        }
+        OperationState::Ended(OperationEnd::Rejected { by, reason }) if reason.is_empty() => {
+            format!("by {by}")
+        }
+        OperationState::Ended(OperationEnd::Rejected { by, reason }) => format!("by {by}: {reason}"),
+        OperationState::Ended(OperationEnd::Expired) => "nobody approved it in time".into(),
+        OperationState::Ended(OperationEnd::Superseded { by }) => format!("operation {by} took its place"),
+    }
 }

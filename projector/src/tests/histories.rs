@@ -133,3 +133,35 @@ fn every_history_holds_what_a_look_at_all_events_finds() {
         assert_eq!(told(&driver, &subject, 7).len(), count, "{subject}");
     }
 }
+
+#[test]
+fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
+    let mut kept = std::collections::BTreeMap::new();
+    let mut left = 0;
+    for seed in [72, 73, 74] {
+        let mut driver = Driver::new(seed);
+        driver.found(6, 4);
+        kept.clear();
+        for _ in 0..300 {
+            driver.stir();
+            for operation in driver.fleet.operations().sorted() {
+                if !operation.is_open() {
+                    kept.insert(operation.id, crate::row_of::operation(&driver.fleet, operation.id));
+                }
+            }
+        }
+        driver.seal();
+        let history = History::new(driver.source());
+        for (id, row) in &kept {
+            assert_eq!(&history.operation(*id).expect("read"), row, "seed {seed}, operation {id}");
+            left += usize::from(driver.fleet.operations().get(id).is_none());
+        }
+        for operation in
+            driver.fleet.operations().sorted().into_iter().filter(|operation| operation.is_open())
+        {
+            let open = history.operation(operation.id).expect("read");
+            assert_eq!(open, None, "it has a row");
+        }
+    }
+    assert!(left > 10, "{left} have left the rows");
+}

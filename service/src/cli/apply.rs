@@ -10,7 +10,7 @@ use chancery_events::intent::{Intent, Turn};
 use serde_json::{Value, json};
 
 use super::bulk::{Ask, ask_all};
-use super::client::Client;
+use super::client::{Changed, Client};
 use super::context::Output;
 use super::error::{CliError, Exit, Pointed};
 use super::get::{json_text, list, name_of};
@@ -59,9 +59,16 @@ pub(super) fn run(
             (_, true) => "configured",
             (_, false) => "created",
         };
-        let json = json!({
+        let mut json = json!({
             "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
         });
+        let Changed { policy, version } = &verdict.changed;
+        if !policy.is_empty() || !version.is_empty() {
+            json["changed"] = json!({ "policy": policy, "version": version });
+        }
+        for hint in hints(&name, &verdict.changed) {
+            note!("{hint}");
+        }
         match output {
             Output::Name => writeln!(out, "{name}")?,
             Output::Json => done.push(json),
@@ -125,6 +132,23 @@ fn listed(client: &Client<'_>, of_kind: &[Manifest]) -> Result<(Kind, Vec<Value>
     let name = of_kind.first().map(name).unwrap_or_default();
     let (kind, _) = Kind::split(&name)?;
     Ok((kind, list(client, kind, &[], u64::MAX)?.items))
+}
+
+/// When the changed fields of a plan take effect, and by what.
+fn hints(name: &str, changed: &Changed) -> Vec<String> {
+    let plan = name.strip_prefix("plan/").unwrap_or(name);
+    let mut hints = Vec::new();
+    if !changed.policy.is_empty() {
+        hints.push(format!("hint: {name}: in effect now: {}", changed.policy.join(", ")));
+    }
+    if !changed.version.is_empty() {
+        hints.push(format!(
+            "hint: {name}: in effect by a deployment: {}\ntry: chancery apply -f FILE, with a new Deployment of plan \
+             {plan}",
+            changed.version.join(", ")
+        ));
+    }
+    hints
 }
 
 /// What a server says about a document, each thing with its place in the file.
@@ -201,4 +225,27 @@ fn text_of(path: &Path) -> Result<(String, String), CliError> {
 
 fn unreadable(name: &str, error: &std::io::Error) -> CliError {
     CliError::failure(format!("read {name}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edit_is_followed_by_what_is_in_effect_and_by_what_needs_a_deployment() {
+        let fields = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let now = "hint: plan/web: in effect now: sharing, budget";
+        let later = "hint: plan/web: in effect by a deployment: payloads\ntry: chancery apply -f FILE, with a new \
+                     Deployment of plan web";
+        let cases: [(&[&str], &[&str], &[&str]); 4] = [
+            (&[], &[], &[]),
+            (&["sharing", "budget"], &[], &[now]),
+            (&[], &["payloads"], &[later]),
+            (&["sharing", "budget"], &["payloads"], &[now, later]),
+        ];
+        for (policy, version, wanted) in cases {
+            let changed = Changed { policy: fields(policy), version: fields(version) };
+            assert_eq!(hints("plan/web", &changed), wanted);
+        }
+    }
 }

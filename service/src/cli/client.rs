@@ -50,6 +50,19 @@ pub(super) struct Verdict {
     pub(super) outcome: String,
     #[serde(default)]
     pub(super) version: Option<u64>,
+    /// Of an edit of a plan: the fields that it changed.
+    #[serde(default)]
+    pub(super) changed: Changed,
+}
+
+/// The fields of a plan that an edit changed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Changed {
+    /// In effect now.
+    pub(super) policy: Vec<String>,
+    /// In effect by a deployment.
+    pub(super) version: Vec<String>,
 }
 
 /// An answer that is a problem (RFC 9457).

@@ -70,7 +70,7 @@ pub(super) fn short(time: Time) -> String {
 }
 
 /// A span of milliseconds, in the largest unit that it is a whole number of.
-fn span(millis: u64) -> String {
+pub(super) fn span(millis: u64) -> String {
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
     let whole = units.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
     whole.map_or_else(|| format!("{millis}ms"), |(unit, word)| format!("{}{word}", millis / unit))

@@ -21,7 +21,7 @@ use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
 use serde_json::Value;
 
 use super::act::{ask_as, read, shown};
-use super::client::{Client, Verdict};
+use super::client::{Changed, Client, Verdict};
 use super::columns::typed;
 use super::context::Output;
 use super::error::{CliError, Exit};
@@ -186,8 +186,8 @@ impl Emptying<'_> {
         let mut what = format!("drain node/{node}: after {timeout:?} it is not empty; it goes on by itself");
         for item in get::list(client, Kind::Replica, &filters, NAMED as u64)?.items {
             let row: ReplicaRow = typed(&item)?;
-            let message = one_line(&row.message);
-            add(&mut what, format_args!("\n  replica/{} is {}: {message}", row.name, row.phase));
+            let line = format!("replica/{} is {}: {}", row.name, row.phase, one_line(&row.message));
+            add(&mut what, format_args!("\n  {}", line.trim_end_matches([':', ' '])));
         }
         Ok(CliError::new(Exit::Unknown, what))
     }
@@ -239,7 +239,7 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     }
     note!("nothing empties {of}, and it is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
-    let verdict = Verdict { position, outcome: "unchanged".into(), version };
+    let verdict = Verdict { position, outcome: "unchanged".into(), version, changed: Changed::default() };
     shown(client, &of, "unchanged", &verdict, out)
 }
 

@@ -107,22 +107,32 @@ plan/nginx-deployment-plan
   State:       active
   Generation:  1
   Version:     3
-  Namespace:   nginx-namespace
-  Service:     nginx-service
-  Cluster:     any
-  Zone:        any
-  Approval:    manual
-  Restart:     best_effort
   Changed:     2026-11-21T09:00:01Z
 
-Matchers (2)
-  TYPE  COMPARATOR  NAMES
-  GPU   gte         nvidia-v100, nvidia-p100
-  CPU   eq          intel-xeon
+Policy (an edit takes effect immediately, for every later decision)
+  cluster:     any
+  zone:        any
+  selectors:   none
+  matchers:    GPU gte nvidia-v100, nvidia-p100; CPU eq intel-xeon
+  sharing:     never
+  affinity:    none
+  restart:     best_effort
+  cooldown:    10s
+  update:      beside
+  budget:      1
+  approval:    manual
+  timeouts:    approval 1d, start 5m, stop 10s
+
+Version (an edit takes effect by a deployment)
+  namespace:   nginx-namespace
+  service:     nginx-service
+  payloads:    nginx-payload
 
 Payloads (1)
   NAME           PROCESSES  CPU  MEMORY  DISK  PORTS                         VOLUMES
   nginx-payload  1          4    64GiB   0B    TCP:80 tcp-80, UDP:53 udp-53  standard 100GB at /data
+  nginx-payload run: none
+  nginx-payload ready: none
 
 Deployments (1)
   NAME          COUNT  STATE        STRATEGY        ASKED BY  MESSAGE  COORDINATES
@@ -133,14 +143,14 @@ Replicas in all
   3      1        2        0       0
 
 Operations in all
-  KIND      PENDING APPROVAL  APPROVED  RUNNING  FAILED  SUCCEEDED  REJECTED  EXPIRED  CANCELLED  SUPERSEDED
-  create    1                 0         0        0       1          2         0        0          0
-  update    0                 2         1        0       0          0         0        0          0
-  relocate  0                 0         0        0       0          0         0        0          1
-  restart   0                 0         0        0       0          0         0        0          0
-  start     0                 0         0        0       0          0         0        0          0
-  stop      0                 0         0        0       0          0         1        0          0
-  delete    0                 0         0        0       0          0         0        0          0
+  KIND      PREPARING  PENDING APPROVAL  APPROVED  RUNNING  SUCCEEDED  FAILED  REJECTED  EXPIRED  CANCELLED  SUPERSEDED
+  create    1          1                 0         0        1          0       2         0        0          0
+  update    0          0                 2         1        0          0       0         0        0          0
+  relocate  0          0                 0         0        0          0       0         0        0          1
+  restart   0          0                 0         0        0          0       0         0        0          0
+  start     0          0                 0         0        0          0       0         0        0          0
+  stop      0          0                 0         0        0          0       0         1        0          0
+  delete    0          0                 0         0        0          0       0         0        0          0
   approve with: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a place: why not

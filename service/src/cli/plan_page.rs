@@ -1,10 +1,12 @@
 //! The page of a plan: what it asks for, how far that is, and who has to do something.
 
 use chancery_events::amount::{show_bytes, show_cpu};
-use chancery_events::spec::{OperationKind, Payload};
-use chancery_projector::rows::{DeploymentRow, IncarnationRow, OperationRow, PlanRow, ReplicaRow};
+use chancery_events::spec::{FieldClass, OperationKind, Payload, PlanSpec};
+use chancery_projector::rows::{
+    DeploymentRow, IncarnationRow, OperationRow, OperationWord, PlanRow, ReplicaRow,
+};
 
-use super::columns::{approver, asker, coordinates, count_of, list, short, strategy};
+use super::columns::{approver, asker, coordinates, count_of, list, short, span, strategy};
 use super::process;
 use super::table::{Rows, add, one_line};
 
@@ -26,8 +28,12 @@ impl Page<'_> {
     pub(super) fn text(&self) -> String {
         let sections = [
             self.head(),
-            section("Matchers", self.plan.spec.matchers.len(), &self.matchers()),
-            section("Payloads", self.plan.spec.payloads.len(), &self.payloads()),
+            self.fields(
+                FieldClass::Policy,
+                "Policy (an edit takes effect immediately, for every later decision)",
+            ),
+            self.fields(FieldClass::Version, "Version (an edit takes effect by a deployment)"),
+            self.all_payloads(),
             section("Deployments", self.deployments.len(), &self.deployments()),
             self.replicas_summary(),
             self.operations_summary(),
@@ -38,28 +44,13 @@ impl Page<'_> {
     }
 
     fn head(&self) -> String {
-        let (plan, spec) = (self.plan, &self.plan.spec);
+        let plan = self.plan;
         let mut text = format!("plan/{}\n", plan.name);
-        let approval = spec.approval;
-        let by_kind = OperationKind::ALL.iter().map(|kind| format!("{kind} {}", approval.of(*kind)));
-        let same = OperationKind::ALL.iter().all(|kind| approval.of(*kind) == approval.create);
-        let approval =
-            if same { approval.create.to_string() } else { by_kind.collect::<Vec<_>>().join(", ") };
-        let or_any = |name: Option<String>| name.unwrap_or_else(|| "any".into());
-        let selectors =
-            spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
         let fields = [
             ("State", plan.activity.to_string()),
             ("Message", plan.message.clone()),
             ("Generation", plan.generation.to_string()),
             ("Version", plan.version.to_string()),
-            ("Namespace", spec.namespace.to_string()),
-            ("Service", spec.service.to_string()),
-            ("Cluster", or_any(spec.cluster.as_ref().map(ToString::to_string))),
-            ("Zone", or_any(spec.zone.as_ref().map(ToString::to_string))),
-            ("Selectors", selectors.join(", ")),
-            ("Approval", approval),
-            ("Restart", spec.restart.to_string()),
             ("Changed", short(plan.changed)),
         ];
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
@@ -68,12 +59,29 @@ impl Page<'_> {
         text
     }
 
-    fn matchers(&self) -> Rows {
-        let mut rows = Rows::new(["TYPE", "COMPARATOR", "NAMES"]);
-        for matcher in &self.plan.spec.matchers {
-            rows.add([matcher.kind.to_string(), matcher.comparator.to_string(), list(&matcher.names)]);
+    /// Every field of the class.
+    fn fields(&self, class: FieldClass, title: &str) -> String {
+        let mut text = format!("{title}\n");
+        for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, of)| *of == class) {
+            let value = value(&self.plan.spec, field);
+            add(&mut text, format_args!("  {:<12} {}\n", format!("{field}:"), one_line(&value)));
         }
-        rows
+        text
+    }
+
+    /// What each is made of, and below that what it runs and when it is ready.
+    fn all_payloads(&self) -> String {
+        let payloads = &self.plan.spec.payloads;
+        let mut text = section("Payloads", payloads.len(), &self.payloads());
+        for payload in payloads {
+            let parts =
+                [("run", payload.run.as_ref().map(json)), ("ready", payload.ready.as_ref().map(json))];
+            for (part, value) in parts {
+                let value = value.map_or_else(|| "none".to_owned(), |value| one_line(&value));
+                add(&mut text, format_args!("  {} {part}: {value}\n", payload.name));
+            }
+        }
+        text
     }
 
     fn payloads(&self) -> Rows {
@@ -121,34 +129,14 @@ impl Page<'_> {
     }
 
     fn operations_summary(&self) -> String {
-        let mut rows = Rows::new([
-            "KIND",
-            "PENDING APPROVAL",
-            "APPROVED",
-            "RUNNING",
-            "FAILED",
-            "SUCCEEDED",
-            "REJECTED",
-            "EXPIRED",
-            "CANCELLED",
-            "SUPERSEDED",
-        ]);
+        let heads = OperationWord::ALL.iter().map(|state| state.word().replace('_', " ").to_uppercase());
+        let heads: Vec<_> = std::iter::once("KIND".to_owned()).chain(heads).collect();
+        let mut rows = Rows::new(heads.iter().map(String::as_str));
         for kind in OperationKind::ALL {
             let states = self.plan.operations.get(kind.word());
-            let count =
-                |state: &str| states.and_then(|states| states.get(state)).copied().unwrap_or(0).to_string();
-            rows.add([
-                kind.to_string(),
-                count("pending_approval"),
-                count("approved"),
-                count("running"),
-                count("failed"),
-                count("succeeded"),
-                count("rejected"),
-                count("expired"),
-                count("cancelled"),
-                count("superseded"),
-            ]);
+            let count = |state: &OperationWord| states.and_then(|states| states.get(state.word())).copied();
+            let counts = OperationWord::ALL.iter().map(|state| count(state).unwrap_or(0).to_string());
+            rows.add(std::iter::once(kind.to_string()).chain(counts));
         }
         let mut text = format!("Operations in all\n{}", rows.lines("  "));
         if count_of(self.plan, "pending_approval") > 0 {
@@ -195,6 +183,45 @@ impl Page<'_> {
     }
 }
 
+/// A field of a plan in one line. One that has no words of its own here is shown as JSON.
+fn value(spec: &PlanSpec, field: &str) -> String {
+    let or = |none: &str, value: Option<String>| value.unwrap_or_else(|| none.to_owned());
+    let each = |values: Vec<String>| or("none", Some(values.join("; ")).filter(|text| !text.is_empty()));
+    match field {
+        "cluster" => or("any", spec.cluster.as_ref().map(ToString::to_string)),
+        "zone" => or("any", spec.zone.as_ref().map(ToString::to_string)),
+        "selectors" => each(spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect()),
+        "matchers" => each(
+            spec.matchers
+                .iter()
+                .map(|of| format!("{} {} {}", of.kind, of.comparator, list(&of.names)))
+                .collect(),
+        ),
+        "affinity" => each(
+            spec.affinity
+                .iter()
+                .map(|of| format!("{} {} (otherwise {})", of.nodes, of.group, of.otherwise))
+                .collect(),
+        ),
+        "cooldown" => span(spec.cooldown),
+        "timeouts" => {
+            let of = spec.timeouts;
+            format!("approval {}, start {}, stop {}", span(of.approval), span(of.start), span(of.stop))
+        }
+        "approval" => {
+            let by_kind = OperationKind::ALL.iter().map(|kind| format!("{kind} {}", spec.approval.of(*kind)));
+            let same = OperationKind::ALL.iter().all(|kind| spec.approval.of(*kind) == spec.approval.create);
+            if same { spec.approval.create.to_string() } else { each(by_kind.collect()) }
+        }
+        "payloads" => each(spec.payloads.iter().map(|payload| payload.name.to_string()).collect()),
+        _ => match serde_json::to_value(spec).map(|spec| spec[field].clone()) {
+            Ok(serde_json::Value::String(text)) => text,
+            Ok(other) => other.to_string(),
+            Err(_) => String::new(),
+        },
+    }
+}
+
 /// A run: the one that counts, the one that is to take its place or has lost it, or one that is over.
 fn incarnation(replica: &ReplicaRow, row: &IncarnationRow) -> String {
     let passive = replica.passive.as_ref().map(|passive| passive.incarnation);
@@ -235,6 +262,11 @@ fn operation(row: &OperationRow) -> String {
 
 fn section(title: &str, count: usize, rows: &Rows) -> String {
     if count == 0 { String::new() } else { format!("{title} ({count})\n{}", rows.lines("  ")) }
+}
+
+/// A part in one line.
+fn json<T: serde::Serialize>(part: &T) -> String {
+    serde_json::to_string(part).unwrap_or_default()
 }
 
 fn ports(payload: &Payload) -> String {

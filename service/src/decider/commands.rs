@@ -9,7 +9,7 @@ use chancery_events::name::ReplicaName;
 use chancery_events::protocol::{
     Command, Mount, ObjectSpec, RunLabels, RunPayload, RunSpec, Standing, VolumeSpec,
 };
-use chancery_events::spec::{Payload, PlanSpec, VolumeClaim};
+use chancery_events::spec::{Payload, PlanVersion, VolumeClaim};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{Incarnation, Volume, VolumeState};
 
@@ -30,8 +30,8 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
     let deployment = fleet.deployments().get(&key)?;
-    let spec = plan.spec_of(deployment.generation);
-    let payloads = spec.payloads.iter().map(|payload| RunPayload {
+    let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
+    let payloads = version.payloads().iter().map(|payload| RunPayload {
         name: payload.name.clone(),
         processes: payload.processes,
         memory: NonZeroU64::new(payload.resources.memory),
@@ -48,23 +48,23 @@ fn of_run(fleet: &Fleet, incarnation: &Incarnation) -> Option<Command> {
         attempt: incarnation.command.map_or(1, |command| command.attempt),
         effect: incarnation.asked.unwrap_or(Effect::Ensure),
         standing: if incarnation.command.is_some() { Standing::Open } else { Standing::Met },
-        grace: spec.timeouts.stop(),
+        grace: policy.timeouts().stop(),
         spec: ObjectSpec::Run(RunSpec {
             replica: incarnation.replica.clone(),
             plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
-            restart: spec.restart,
-            labels: labels(fleet, incarnation, spec).into(),
+            restart: *policy.restart(),
+            labels: labels(fleet, incarnation, version).into(),
             payloads: payloads.collect(),
         }),
     })
 }
 
 /// Where a run belongs.
-fn labels(fleet: &Fleet, incarnation: &Incarnation, spec: &PlanSpec) -> RunLabels {
+fn labels(fleet: &Fleet, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
     let node = fleet.nodes().get(&incarnation.node);
     RunLabels {
-        namespace: Some(spec.namespace.clone()),
+        namespace: Some(version.namespace().clone()),
         deployment: Some(incarnation.asked_for().clone()),
         domain: node.map(|node| node.spec.domain.clone()),
         zone: node.and_then(|node| node.spec.zone.clone()),

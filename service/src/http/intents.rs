@@ -57,7 +57,8 @@ pub(super) async fn take(
     };
     let asked = Asked::of(&request, was_if_match);
     let verdict = ask(app, decider, request, bytes.len()).await;
-    asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
+    let (status, accepted) = asked.answered(app, decider, verdict).await?;
+    Ok(response(status, &accepted))
 }
 
 /// Where an attribute stands.
@@ -186,7 +187,7 @@ async fn batch(
     let verdicts = in_order(asks).await;
     let last = verdicts.iter().filter_map(|verdict| Some(verdict.as_ref().ok()?.position)).max();
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
-        answers[index] = Some(match asked.answer(decider, verdict) {
+        answers[index] = Some(match asked.answered(app, decider, verdict).await {
             Ok((status, accepted)) => {
                 let mut value = serde_json::to_value(&accepted).unwrap_or_default();
                 value["status"] = status.as_u16().into();

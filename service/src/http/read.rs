@@ -12,7 +12,10 @@ use chancery_events::id::Position;
 use chancery_events::subject::Subject;
 use chancery_journal::Source;
 use chancery_projector::history::Entry;
-use chancery_projector::{BadFilter, History, NotReached, PageToken, Query, QueryError, RowKey, RowKind};
+use chancery_projector::rows::OperationRow;
+use chancery_projector::{
+    BadFilter, History, JsonRow, NotReached, PageToken, Query, QueryError, RowKey, RowKind,
+};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
@@ -257,14 +260,34 @@ pub(super) async fn get(
     params.end(&["min_position", "consistency"])?;
     // Before the row is read: it is at least as new.
     let position = app.reader.watch().position();
-    let Some(row) = app.reader.get_json(&key).map_err(|error| not_read(kind, error))? else {
-        return Err(missing(app, &key, call.parts.uri.path()).await.position(position.get()));
+    let row = match app.reader.get_json(&key).map_err(|error| not_read(kind, error))? {
+        Some(row) => row,
+        None => match ended(app, &key).await? {
+            Some(row) => row,
+            None => {
+                let missing = missing(app, &key, call.parts.uri.path()).await;
+                return Err(missing.position(position.get()));
+            }
+        },
     };
     let mut response = Answer::of_row().with(app, row.body)?;
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
     Ok(at_position(response, position))
+}
+
+/// The row of an operation that has left the rows, from the journal.
+async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
+    let Subject::Operation(id) = key.subject() else { return Ok(None) };
+    let histories = History::new(app.source.clone());
+    let read = in_turn(&app.hub.readers, "read an operation", move || histories.operation(id)).await?;
+    let row = read.map_err(|error| Problem::internal("read an operation", &error))?;
+    let json = |row: OperationRow| {
+        let (version, position) = (row.version, row.position);
+        serde_json::to_string(&row).map(|body| JsonRow { body, version, position })
+    };
+    row.map(json).transpose().map_err(|error| Problem::internal("show an operation", &error))
 }
 
 /// It is not there: it never was, or it is no more.

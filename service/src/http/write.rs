@@ -5,9 +5,12 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode};
 use chancery_events::digest::Digest;
-use chancery_events::fact::Outcome;
-use chancery_events::id::OperationId;
+use chancery_events::event::Event;
+use chancery_events::fact::{Fact, Outcome};
+use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{Cascade, Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::spec::{FieldClass, PlanSpec};
+use chancery_journal::Source;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -18,6 +21,7 @@ use super::headers::{Media, Meta, media};
 use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
 use super::query::Params;
+use super::read::in_turn;
 use super::routes::{self, Does, Shape};
 use super::typed;
 use crate::decider::{Decider, NoVerdict, Verdict};
@@ -37,6 +41,18 @@ pub(super) struct Accepted {
     pub(super) subject: Option<String>,
     /// The subject's version now.
     pub(super) version: Option<u64>,
+    /// Of an edit of a plan: the fields that it changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) changed: Option<ChangedFields>,
+}
+
+/// The fields of a plan that an edit changed, by class.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub(super) struct ChangedFields {
+    /// Policy: in effect now, for every later decision about any replica.
+    pub(super) policy: Vec<String>,
+    /// Version: in effect by the next deployment of the plan.
+    pub(super) version: Vec<String>,
 }
 
 /// Approves one operation.
@@ -124,7 +140,8 @@ pub(super) async fn typed(
     };
     let asked = Asked::of(&request, was_if_match);
     let verdict = ask(app, decider, request, bytes.len()).await;
-    asked.answer(decider, verdict).map(|(status, accepted)| response(status, &accepted))
+    let (status, accepted) = asked.answered(app, decider, verdict).await?;
+    Ok(response(status, &accepted))
 }
 
 /// Where the path says what is asked for, a body can only say it in more detail.
@@ -201,6 +218,7 @@ pub(super) struct Asked {
     id: String,
     done: Done,
     was_if_match: bool,
+    is_of_plan: bool,
 }
 
 /// What has become of something that was changed.
@@ -270,11 +288,27 @@ impl Done {
 
 impl Asked {
     pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
-        Asked { id: request.id.to_string(), done: Done::of(&request.intent), was_if_match }
+        let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
+        Asked { id: request.id.to_string(), done: Done::of(&request.intent), was_if_match, is_of_plan }
     }
 
     /// The status and what it says, or the problem.
-    pub(super) fn answer(
+    pub(super) async fn answered(
+        &self,
+        app: &App,
+        decider: &Decider,
+        verdict: Result<Verdict, NoVerdict>,
+    ) -> Result<(StatusCode, Accepted), Problem> {
+        let (status, mut accepted) = self.answer(decider, verdict)?;
+        if self.is_of_plan && accepted.verdict == "accepted" {
+            let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
+            let changed = in_turn(&app.hub.readers, "read an edit", move || changed(&*source, verdict)).await;
+            accepted.changed = changed.unwrap_or_default();
+        }
+        Ok((status, accepted))
+    }
+
+    fn answer(
         &self,
         decider: &Decider,
         verdict: Result<Verdict, NoVerdict>,
@@ -288,7 +322,8 @@ impl Asked {
             Outcome::Changed => (self.done.status(accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
-        Ok((status, Accepted { position, verdict: word.to_owned(), subject, version: accepted.version }))
+        let (verdict, version, changed) = (word.to_owned(), accepted.version, None);
+        Ok((status, Accepted { position, verdict, subject, version, changed }))
     }
 
     fn no_verdict(&self, decider: &Decider, why: NoVerdict) -> Problem {
@@ -308,6 +343,19 @@ impl Asked {
         }
         .id(&self.id)
     }
+}
+
+/// What an edit of a plan changed: its fact follows its verdict. A repeat is answered alike. `None` for a plan that is new.
+fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
+    let record = source.records(verdict).ok()?.next()?.ok()?;
+    let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
+    let Ok(Event::Fact { fact: Fact::PlanApplied(applied), .. }) = Event::read(line) else { return None };
+    let of = |class| {
+        let known = PlanSpec::FIELDS.iter().filter(move |(_, of)| *of == class);
+        known.map(|(field, _)| (*field).to_owned()).filter(|field| applied.changed.contains(field)).collect()
+    };
+    let fields = ChangedFields { policy: of(FieldClass::Policy), version: of(FieldClass::Version) };
+    Some(fields).filter(|fields| *fields != ChangedFields::default())
 }
 
 /// The answer to one intent that was accepted.

@@ -40,6 +40,22 @@ fn reference() -> String {
             );
         }
         rows(&schema, spec, "spec", &mut text);
+        if kind == "Plan" {
+            text.push_str(&classes());
+        }
+    }
+    text
+}
+
+/// When an edit of each field of a plan takes effect.
+fn classes() -> String {
+    let mut text = "\n### When an edit of a plan takes effect\n\n\
+        A field of class *policy* takes effect with the edit, for every later decision about any replica of the plan. A \
+        field of class\n*version* is what runs, and takes effect by the next deployment.\n\n\
+        | field | class |\n|---|---|\n"
+        .to_owned();
+    for (field, class) in chancery_events::spec::PlanSpec::FIELDS {
+        writeln!(text, "| `spec.{field}` | {class} |").expect("text");
     }
     text
 }

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
     match words.first().map(String::as_str) {
         #[cfg(feature = "planted")]
-        Some("planted") => planted(),
+        Some("planted") => planted(words.get(1)),
         Some("ledger") => match number(1) {
             Some(seeds) => for_the_ledger(seeds),
             None => usage(),
@@ -110,13 +110,13 @@ fn many(from: u64, seeds: u64) -> (ExitCode, Many) {
     (if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }, all)
 }
 
-/// Hunts each planted mistake.
+/// Hunts each planted mistake, or one by its name.
 #[cfg(feature = "planted")]
-fn planted() -> ExitCode {
+fn planted(only: Option<&String>) -> ExitCode {
     use chancery_events::planted::Bug;
     use chancery_tests::sim::hunt::hunt;
     let mut missed = 0;
-    for bug in Bug::ALL {
+    for bug in Bug::ALL.iter().filter(|bug| only.is_none_or(|only| *only == format!("{bug:?}"))) {
         if let Some((seed, violation)) = hunt(*bug, 1000) {
             println!("{bug:?}: seed {seed}, {violation}");
         } else {

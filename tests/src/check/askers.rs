@@ -175,12 +175,11 @@ impl World {
             plan.spec(generation).cloned()
         };
         let (from, to) = (spec(&active.deployment)?, spec(version)?);
-        let groups: Vec<_> = to.affinity.iter().map(|affinity| affinity.group.clone()).collect();
         let claims_alike = from.claims(&active.replica).eq(to.claims(&active.replica));
         let mut mounts: Vec<_> = to.claims(&active.replica).map(|(name, _)| name).collect();
         mounts.sort();
         let alike = to.amounts() == active.amounts && claims_alike && mounts == active.mounts;
-        Ok(can && active.life.is_up() && alike && groups == active.groups)
+        Ok(can && active.life.is_up() && alike)
     }
 }
 

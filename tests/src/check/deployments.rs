@@ -234,9 +234,7 @@ impl World {
         demand!(6, open == 0, "deployment {name} of {owner} ends, and {open} operations of it are not over");
         if fact.end == DeploymentEnd::Completed {
             plan.is_so(name, &deployment)?;
-            if deployment.spec.count > 0 {
-                plan.carried_out = Some(name.clone());
-            }
+            plan.carried_out = Some(name.clone());
         } else if deployment.stands_beside() {
             demand!(
                 11,
@@ -319,8 +317,9 @@ impl World {
 impl Plan {
     /// The number of what the deployment wants to run.
     fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, Violation> {
-        let payloads = self.spec(fact.generation)?.payloads.clone();
-        let wants = (payloads, fact.spec.coordinates.clone());
+        let spec = self.spec(fact.generation)?;
+        let coordinates = fact.spec.coordinates.clone();
+        let wants = (spec.namespace.clone(), spec.service.clone(), spec.payloads.clone(), coordinates);
         let known = self.versions.iter().position(|version| *version == wants);
         Ok(known.unwrap_or_else(|| {
             self.versions.push(wants);

@@ -117,6 +117,7 @@ impl World {
         let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
         demand!(5, unwound, "incarnation {id} was never started, and ends as if it had been");
         let disturbed = self.nodes.get(&fact.node).is_some_and(super::state::Node::is_disturbed);
+        let edited = self.is_held_by_earlier_policy(id)?;
         let operation = self.operation(held_by)?;
         match fact.displaces {
             Some(displaced) => {
@@ -127,7 +128,7 @@ impl World {
                 );
                 demand!(
                     6,
-                    expunged || disturbed,
+                    expunged || disturbed || edited,
                     "operation {held_by} loses its place, and the place is still there"
                 );
                 demand!(
@@ -243,17 +244,17 @@ impl World {
         let was_run = run.life != Life::Reserved || by.failed;
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
-        let spec = plan.spec_of(&replica.deployment)?;
+        let policy = plan.latest()?;
         let asked = matches!(run.life, Life::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
-        let rule = match spec.restart {
+        let rule = match policy.restart {
             Restart::Always => true,
             Restart::BestEffort => !clean,
             Restart::Never => false,
         };
         let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
         let starts = rule && wanted && !given_up && was_run;
-        let cooldown = Duration::from_millis(spec.cooldown);
+        let cooldown = Duration::from_millis(policy.cooldown);
         let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
         let (row, from) = match replica.row.filter(|_| !lasted) {
             None => (1, now),

@@ -62,6 +62,9 @@ impl World {
             "operation {id} runs beside another one on replica {}",
             operation.replica
         );
+        if let Some(held) = operation.incarnation {
+            self.keeps_policy(held)?;
+        }
         self.begins_for(id, &operation, how, at)?;
         if is_up(operation.kind) {
             self.asks_up(id, &operation, asked)?;

@@ -114,9 +114,6 @@ impl World {
             *held = held.saturating_add(*bytes);
         }
         node.places.insert(id);
-        for group in &incarnation.groups {
-            self.groups.entry(group.clone()).or_default().insert(id);
-        }
         self.node(name)?.has_room(name)
     }
 
@@ -144,11 +141,6 @@ impl World {
             *held = held.checked_sub(*bytes).ok_or_else(more)?;
         }
         demand!(4, node.places.remove(&id), "a place on node {name} is freed that was not held");
-        for group in &incarnation.groups {
-            if let Some(of) = self.groups.get_mut(group) {
-                of.remove(&id);
-            }
-        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use chancery_events::amount::Amounts;
 use chancery_events::fact::IncarnationReserved;
 use chancery_events::id::IncarnationId;
-use chancery_events::name::{NodeName, ReplicaName};
+use chancery_events::name::{GroupName, NodeName, ReplicaName};
 use chancery_events::spec::{Company, OperationKind, Otherwise, PlanSpec, Sharing, Succession};
 
 use super::operations::replaces;
@@ -45,11 +45,11 @@ impl World {
         let operation = operation.clone();
         let replica = self.replica(name)?.clone();
         let plan = self.plan(&replica.plan)?;
-        let generation = plan.deployment(&fact.deployment)?.generation;
-        let spec = plan.spec(generation)?.clone();
-        self.may_be_second(fact, &operation, &replica, &spec)?;
-        self.suits(fact, &operation, &replica, &spec)?;
-        let incarnation = self.held_by(fact, &spec)?;
+        let version = plan.spec_of(&fact.deployment)?;
+        let (policy, placed_by) = (plan.latest()?.clone(), plan.generation);
+        self.may_be_second(fact, &operation, &replica, (&policy, &version))?;
+        self.suits(fact, &operation, &replica, &policy)?;
+        let incarnation = Incarnation { placed_by, ..self.held_by(fact, &version)? };
         self.hold(id, &incarnation)?;
         self.incarnations.insert(id, incarnation);
         let node = self.node(&fact.node)?;
@@ -69,7 +69,7 @@ impl World {
         fact: &IncarnationReserved,
         operation: &Operation,
         replica: &Replica,
-        spec: &PlanSpec,
+        (policy, version): (&PlanSpec, &PlanSpec),
     ) -> Check {
         let (name, kind) = (&fact.replica, operation.kind);
         demand!(3, replica.passive.is_none(), "replica {name} has a third run before the first is over");
@@ -77,7 +77,7 @@ impl World {
         demand!(3, alone, "replica {name} has a second run before the first is over, for a {kind}");
         let stop_first = match kind {
             OperationKind::Restart => true,
-            OperationKind::Update => spec.update == Succession::StopFirst,
+            OperationKind::Update => policy.update == Succession::StopFirst,
             OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
             OperationKind::Stop | OperationKind::Delete => {
                 return Err(Violation::new(6, format!("a {kind} takes a place")));
@@ -85,8 +85,8 @@ impl World {
         };
         // What is in a volume cannot be in two places.
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
-        let shares =
-            active.is_some_and(|active| spec.claims(name).any(|(claim, _)| active.mounts.contains(&claim)));
+        let shares = active
+            .is_some_and(|active| version.claims(name).any(|(claim, _)| active.mounts.contains(&claim)));
         let follows = replica.active.filter(|_| stop_first || shares);
         demand!(
             3,
@@ -104,7 +104,7 @@ impl World {
         fact: &IncarnationReserved,
         operation: &Operation,
         replica: &Replica,
-        spec: &PlanSpec,
+        policy: &PlanSpec,
     ) -> Check {
         let (name, on) = (&fact.replica, &fact.node);
         let wanted = operation.wants.as_ref().is_none_or(|wanted| wanted == on);
@@ -113,9 +113,10 @@ impl World {
         let moves = operation.kind != OperationKind::Relocate || own != Some(on);
         demand!(4, moves, "replica {name} is moved to {on}, where it is");
         let node = self.node(on)?;
-        let fits = spec.cluster.is_none() || spec.cluster == node.cluster;
-        let fits = fits && (spec.zone.is_none() || spec.zone == node.spec.zone);
-        let fits = fits && spec.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
+        let fits = policy.cluster.is_none() || policy.cluster == node.cluster;
+        let fits = fits && (policy.zone.is_none() || policy.zone == node.spec.zone);
+        let fits =
+            fits && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
         demand!(4, fits, "replica {name} gets a place on {on}, which its plan does not want");
         let others = || {
             let there = node.places.iter().filter_map(|id| self.incarnations.get(id));
@@ -124,9 +125,10 @@ impl World {
         let of_plan = |run: &&Incarnation| {
             self.replicas.get(&run.replica).is_some_and(|other| other.plan == replica.plan)
         };
-        let shared = spec.sharing == Sharing::Never && others().any(|run| of_plan(&run));
+        let shared = policy.sharing == Sharing::Never && others().any(|run| of_plan(&run));
         demand!(4, !shared, "replica {name} gets a place on {on}, where another of its plan is");
-        self.keeps_company(fact, name, &others().flat_map(|run| &run.groups).collect(), spec)
+        let there = others().flat_map(|run| self.groups_of(run)).collect();
+        self.keeps_company(fact, name, &there, policy)
     }
 
     /// Whether what its plan asks about groups of replicas is kept there, where it must be.
@@ -134,7 +136,7 @@ impl World {
         &self,
         fact: &IncarnationReserved,
         name: &ReplicaName,
-        there: &BTreeSet<&chancery_events::name::GroupName>,
+        there: &BTreeSet<&GroupName>,
         spec: &PlanSpec,
     ) -> Check {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
@@ -145,8 +147,10 @@ impl World {
             let group = &affinity.group;
             let here = there.contains(group);
             let somewhere = || {
-                let all = self.groups.get(group).into_iter().flatten();
-                all.filter_map(|id| self.incarnations.get(id)).any(|run| run.replica != *name)
+                let all = self.nodes.values().flat_map(|node| &node.places);
+                let mut others =
+                    all.filter_map(|id| self.incarnations.get(id)).filter(|run| run.replica != *name);
+                others.any(|run| self.groups_of(run).any(|of| of == group))
             };
             let kept = match affinity.nodes {
                 Company::Apart => !here,
@@ -160,6 +164,45 @@ impl World {
                 fact.node
             );
         }
+        Ok(())
+    }
+
+    /// The groups that a run is of: those that the policy of its plan names now.
+    fn groups_of(&self, run: &Incarnation) -> impl Iterator<Item = &GroupName> {
+        let plan = self.replicas.get(&run.replica).and_then(|replica| self.plans.get(&replica.plan));
+        let policy = plan.and_then(|plan| plan.specs.get(&plan.generation));
+        policy.into_iter().flat_map(|policy| policy.affinity.iter().map(|affinity| &affinity.group))
+    }
+
+    /// Whether a place is only held, and was found by an earlier policy of its plan.
+    pub(super) fn is_held_by_earlier_policy(&mut self, id: IncarnationId) -> Result<bool, Violation> {
+        let held = self.incarnation_mut(id)?.clone();
+        let plan = self.replica(&held.replica)?.plan.clone();
+        Ok(held.life == Life::Reserved && held.placed_by < self.plan(&plan)?.generation)
+    }
+
+    /// An operation begins with a place that an earlier policy of its plan found: the newest must not forbid it.
+    pub(super) fn keeps_policy(&mut self, id: IncarnationId) -> Check {
+        if !self.is_held_by_earlier_policy(id)? {
+            return Ok(());
+        }
+        let held = self.incarnation_mut(id)?.clone();
+        let plan = self.replica(&held.replica)?.plan.clone();
+        let policy = self.plan(&plan)?.latest()?.clone();
+        let right = policy.cluster.as_ref().is_none_or(|cluster| *cluster == held.cluster);
+        demand!(
+            4,
+            right,
+            "{} begins on {}, where the policy of plan {plan} forbids it",
+            held.replica,
+            held.node
+        );
+        let there = self.node(&held.node)?.places.iter().filter_map(|id| self.incarnations.get(id));
+        let mut others = there.filter(|run| run.replica != held.replica);
+        let of_plan =
+            |run: &Incarnation| self.replicas.get(&run.replica).is_some_and(|other| other.plan == plan);
+        let alone = policy.sharing == Sharing::Allowed || !others.any(of_plan);
+        demand!(4, alone, "{} begins on {} beside another of plan {plan}", held.replica, held.node);
         Ok(())
     }
 
@@ -187,7 +230,7 @@ impl World {
             holds: fact.amounts.less(for_both),
             volumes: fact.volumes.clone(),
             mounts: fact.mounts.clone(),
-            groups: fact.groups.clone(),
+            placed_by: 0,
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
             life: Life::Reserved,
             is_ready: false,

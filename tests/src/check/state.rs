@@ -9,8 +9,8 @@ use chancery_events::fact::{Again, Approver, Asker, DeploymentEnd, Effect, Incar
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, GroupName,
-    NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, Namespace,
+    NodeName, PlanName, PolicyName, ReplicaName, ServiceName, StorageClass, VolumeName,
 };
 use chancery_events::observation::Observation;
 use chancery_events::spec::{
@@ -114,7 +114,7 @@ pub(super) struct Plan {
     pub(super) generation: u32,
     pub(super) specs: BTreeMap<u32, Arc<PlanSpec>>,
     /// What its deployments want to run: each once, however many want the same.
-    pub(super) versions: Vec<(Vec<Payload>, Coordinates)>,
+    pub(super) versions: Vec<(Namespace, ServiceName, Vec<Payload>, Coordinates)>,
     pub(super) deployments: BTreeMap<DeploymentName, Deployment>,
     /// Being carried out.
     pub(super) current: Option<DeploymentName>,
@@ -271,7 +271,8 @@ pub(super) struct Incarnation {
     pub(super) volumes: BTreeMap<StorageClass, u64>,
     /// The volumes that it is to use.
     pub(super) mounts: Vec<VolumeName>,
-    pub(super) groups: Vec<GroupName>,
+    /// The plan's generation by whose policy its place was found.
+    pub(super) placed_by: u32,
     /// Processes of its spec.
     pub(super) processes: usize,
     pub(super) life: Life,
@@ -380,8 +381,6 @@ pub(super) struct World {
     pub(super) operations: BTreeMap<OperationId, Operation>,
     pub(super) incarnations: BTreeMap<IncarnationId, Incarnation>,
     pub(super) volumes: BTreeMap<VolumeName, Volume>,
-    /// Those that hold a place, by group.
-    pub(super) groups: BTreeMap<GroupName, BTreeSet<IncarnationId>>,
     /// Operations that disruptions asked for and that are not over.
     pub(super) evictions: BTreeSet<OperationId>,
     /// Operations that a policy approved and that are not over.

@@ -1,6 +1,8 @@
 //! What people ask in a world: its setting, then anything that can be asked of it, as often as not what makes sense.
 
-use chancery_events::spec::Runtime;
+use std::collections::BTreeMap;
+
+use chancery_events::spec::{FieldClass, PlanSpec, Runtime};
 use serde_json::{Value, json};
 
 use super::fault::Fault;
@@ -85,6 +87,10 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
     }
     for number in 0..asked {
         let ask = match habit {
+            _ if random.chance(60) => {
+                let plan = random.below(plans);
+                plan_apply(random, plan, &world)
+            }
             Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
             Some(Habit::Sets) if random.chance(600) => set(random, plans, number),
             Some(Habit::Drains) if random.chance(600) => drain(random, number),
@@ -92,7 +98,23 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
         };
         inputs.push(ask);
     }
+    keep_versions(random, &mut inputs);
     inputs
+}
+
+/// Makes most edits of plans edits of policy alone: what runs stays what it was.
+fn keep_versions(random: &mut Random, inputs: &mut [Input]) {
+    let mut last = BTreeMap::<String, Value>::new();
+    for input in inputs {
+        let Input::Ask { type_name: "plan.apply", data } = input else { continue };
+        let plan = data["name"].as_str().unwrap_or_default().to_owned();
+        if let Some(before) = last.get(&plan).filter(|_| random.chance(700)) {
+            for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Version) {
+                data["spec"][*field] = before[*field].clone();
+            }
+        }
+        last.insert(plan, data["spec"].clone());
+    }
 }
 
 fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {

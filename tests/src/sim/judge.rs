@@ -44,6 +44,14 @@ pub struct Judge {
     pub answers: Answers,
 }
 
+/// Whether a text of a fact that says why is empty, or ends where something should follow. Compact JSON has no spaces but
+/// in its texts.
+fn is_unfinished(data: &str) -> bool {
+    let ends = [": \"", ":\",", ":\"}", "(\"", "()\"", ", \""];
+    let empty = ["reason", "cause", "error", "detail", "message"].map(|field| format!("\"{field}\":\"\""));
+    ends.iter().any(|end| data.contains(end)) || empty.iter().any(|field| data.contains(field))
+}
+
 /// A violation of an invariant, by its number in the rules.
 pub(super) fn violation(invariant: u8, what: impl Into<String>, position: Option<Position>) -> Violation {
     Violation { invariant, what: what.into(), position }
@@ -103,6 +111,10 @@ impl Judge {
                 continue;
             };
             counts.add(type_name);
+            if is_unfinished(line.data.get()) {
+                let what = format!("{type_name} gives an empty or unfinished reason: {}", line.data);
+                return Err(violation(9, what, at));
+            }
             if !matches!(*type_name, "entity.parked.v1" | "intent.refused.v1" | "session.closed.v1") {
                 continue;
             }
@@ -189,8 +201,15 @@ impl Judge {
     /// The second model sees what the projector's rows say.
     pub fn rows(&self) -> Result<(), Violation> {
         let Some(state) = self.fold.state() else { return Ok(()) };
-        let shown = row_of::shown(&state.fleet).into_iter();
-        let shown = shown.map(|(key, row)| (key.clone(), model::comparable(key.0, row))).collect();
+        let shown = row_of::shown(&state.fleet);
+        for (key, row) in &shown {
+            let message = row["message"].as_str().unwrap_or_default();
+            if message.trim_end() != message || message.ends_with([':', ',', '(']) {
+                return Err(violation(9, format!("the message of {key:?} is unfinished: {message:?}"), None));
+            }
+        }
+        let shown =
+            shown.into_iter().map(|(key, row)| (key.clone(), model::comparable(key.0, row))).collect();
         match model::differences(&self.model.rows(), &shown).as_slice() {
             [] => Ok(()),
             differences => Err(violation(2, format!("rows differ: {}", differences.join("; ")), None)),

@@ -47,7 +47,7 @@ fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
         // Beside another, because a node on which nothing is left has all free in any case.
         other_plan(&mut world, 700);
         world.run();
-        let plan = &world.fleet.plans().get("web").expect("the plan").spec;
+        let plan = world.fleet.plans().get("web").expect("the plan").specs.newest();
         let mut spec = serde_json::to_value(&**plan).expect("JSON");
         spec["payloads"][0]["resources"]["cpu"] = json!(cpu);
         world.must("plan.apply", &json!({"name": "web", "spec": spec}));

@@ -1,0 +1,203 @@
+//! The two classes of a plan's fields, and the only ways to read a plan by class.
+//!
+//! *Policy* takes effect with the edit, for every later decision about any replica of the plan. *Version* is what runs;
+//! it takes effect by a deployment. The list below is the only one: [`PlanPolicy`], [`PlanVersion`], the digest of a
+//! version, the answer to an edit and the table in the documentation are made from it, and a field of [`PlanSpec`] that
+//! is in none or in both of its halves does not compile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{
+    Affinity, ApprovalPolicy, Matcher, Payload, PlanSpec, Restart, Sharing, Succession, Timeouts, Unready,
+    VolumeClaim,
+};
+use crate::amount::Amounts;
+use crate::name::{
+    ClusterName, Key, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
+};
+
+super::words! {
+    /// When an edit of a plan's field takes effect.
+    FieldClass {
+        /// With the edit, for every later decision about any replica.
+        Policy = "policy",
+        /// By a deployment.
+        Version = "version",
+    }
+}
+
+/// A plan as the rules about its replicas read it. Always of the newest generation.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanPolicy<'a>(&'a Arc<PlanSpec>);
+
+/// A plan as what runs reads it. Of the generation of a deployment.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanVersion<'a>(&'a Arc<PlanSpec>);
+
+macro_rules! classes {
+    (
+        policy { $($policy:ident: $rule:ty),* $(,)? }
+        version { $($version:ident: $part:ty),* $(,)? }
+    ) => {
+        impl PlanSpec {
+            /// Every field with its class, in the order of the table in the documentation.
+            pub const FIELDS: &'static [(&'static str, FieldClass)] = &[
+                $((stringify!($policy), FieldClass::Policy),)*
+                $((stringify!($version), FieldClass::Version),)*
+            ];
+
+            /// The fields that differ, with their classes.
+            pub fn changed(&self, other: &PlanSpec) -> Vec<(&'static str, FieldClass)> {
+                // Names every field once: one without a class, or with two, does not compile.
+                let PlanSpec { $($policy,)* $($version,)* } = self;
+                let mut changed = Vec::new();
+                $(if *$policy != other.$policy { changed.push((stringify!($policy), FieldClass::Policy)); })*
+                $(if *$version != other.$version { changed.push((stringify!($version), FieldClass::Version)); })*
+                changed
+            }
+        }
+
+        impl<'a> PlanPolicy<'a> {
+            $(#[doc = concat!("The field `", stringify!($policy), "` of the plan.")]
+            pub fn $policy(self) -> &'a $rule { &self.0.$policy })*
+        }
+
+        impl<'a> PlanVersion<'a> {
+            $(#[doc = concat!("The field `", stringify!($version), "` of the plan.")]
+            pub fn $version(self) -> &'a $part { &self.0.$version })*
+        }
+
+        impl Serialize for PlanVersion<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                #[derive(Serialize)]
+                struct Parts<'a> { $($version: &'a $part,)* }
+                Parts { $($version: &self.0.$version,)* }.serialize(serializer)
+            }
+        }
+    };
+}
+
+classes! {
+    policy {
+        cluster: Option<ClusterName>,
+        zone: Option<ZoneName>,
+        selectors: BTreeMap<Key, String>,
+        matchers: Vec<Matcher>,
+        sharing: Sharing,
+        affinity: Vec<Affinity>,
+        restart: Restart,
+        cooldown: u64,
+        update: Succession,
+        budget: u32,
+        approval: ApprovalPolicy,
+        timeouts: Timeouts,
+        unready: Unready,
+    }
+    version {
+        namespace: Namespace,
+        service: ServiceName,
+        payloads: Vec<Payload>,
+    }
+}
+
+impl<'a> PlanPolicy<'a> {
+    /// The policy of a plan whose newest spec this is.
+    pub const fn of(newest: &'a Arc<PlanSpec>) -> PlanPolicy<'a> {
+        PlanPolicy(newest)
+    }
+
+    /// The spec itself, to compare later whether the policy is still the same.
+    pub const fn shared(self) -> &'a Arc<PlanSpec> {
+        self.0
+    }
+}
+
+impl<'a> PlanVersion<'a> {
+    /// The version of a deployment of this generation of a plan.
+    pub const fn of(spec: &'a Arc<PlanSpec>) -> PlanVersion<'a> {
+        PlanVersion(spec)
+    }
+
+    /// The spec itself, to compare later whether the version is still the same.
+    pub const fn shared(self) -> &'a Arc<PlanSpec> {
+        self.0
+    }
+
+    /// What one replica needs of a node.
+    pub fn amounts(self) -> Amounts {
+        self.0.amounts()
+    }
+
+    /// The claims of a replica, each with the name of its volume.
+    pub fn claims(self, replica: &ReplicaName) -> impl Iterator<Item = (VolumeName, &'a VolumeClaim)> {
+        self.0.claims(replica)
+    }
+
+    /// Whether it claims any volume.
+    pub fn has_volumes(self) -> bool {
+        self.0.has_volumes()
+    }
+
+    /// Whether it claims a volume that only one replica can have.
+    pub fn claims_by_name(self) -> bool {
+        self.0.claims_by_name()
+    }
+
+    /// What one replica needs of a node's storage, by class.
+    pub fn volumes(self) -> BTreeMap<StorageClass, u64> {
+        self.0.volumes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn spec() -> PlanSpec {
+        serde_json::from_str(
+            r#"{"namespace":"prod","service":"web","payloads":[{"name":"app","resources":{"cpu":1,"memory":1}}]}"#,
+        )
+        .expect("a spec")
+    }
+
+    #[test]
+    fn each_field_of_a_plan_is_in_exactly_one_class() {
+        let json = serde_json::to_value(spec()).expect("JSON");
+        let fields: BTreeSet<_> = json.as_object().expect("an object").keys().map(String::as_str).collect();
+        let listed: Vec<_> = PlanSpec::FIELDS.iter().map(|(field, _)| *field).collect();
+        assert_eq!(listed.len(), fields.len(), "each is listed once");
+        assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), fields);
+    }
+
+    #[test]
+    fn what_an_edit_changes_is_named_with_its_class() {
+        let before = spec();
+        let after = PlanSpec {
+            sharing: Sharing::Allowed,
+            budget: 3,
+            service: "shop".parse().expect("a name"),
+            ..before.clone()
+        };
+        let expected = [
+            ("sharing", FieldClass::Policy),
+            ("budget", FieldClass::Policy),
+            ("service", FieldClass::Version),
+        ];
+        assert_eq!(before.changed(&after), expected);
+        assert_eq!(before.changed(&before), []);
+    }
+
+    #[test]
+    fn the_digest_of_a_version_covers_its_fields_and_no_others() {
+        let version = serde_json::to_value(PlanVersion::of(&Arc::new(spec()))).expect("JSON");
+        let fields: BTreeSet<_> =
+            version.as_object().expect("an object").keys().map(String::as_str).collect();
+        let of_version = PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Version);
+        assert_eq!(fields, of_version.map(|(field, _)| *field).collect());
+    }
+}

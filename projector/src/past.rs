@@ -1,0 +1,188 @@
+//! Operations that have left the rows, from the journal: a replica keeps its last ones only, and takes them along when it
+//! is deleted. The history of the replica gives the same row.
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::{Begins, Fact, OperationEnd, OperationOpened};
+use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::name::{DeploymentName, NodeName, PlanName};
+use chancery_events::spec::OperationKind;
+use chancery_events::subject::Subject;
+use chancery_machine::state::OperationState;
+
+use crate::history::{Entry, History, HistoryError, LIMIT_MAX};
+use crate::row_of::{operation_message, operation_word};
+use crate::rows::OperationRow;
+
+/// A replica as far as its history was read, and one operation of it.
+#[derive(Default)]
+struct ReplicaHistory {
+    plan: Option<PlanName>,
+    /// The deployment that it runs by.
+    deployment: Option<DeploymentName>,
+    /// The version and the node of each of its runs, by the position that issued it.
+    runs: BTreeMap<Position, (DeploymentName, NodeName)>,
+    /// Its run that counts.
+    active: Option<IncarnationId>,
+    /// Updates that change the active run where it is, by the position that issued them.
+    changes: BTreeMap<Position, DeploymentName>,
+    /// What runs are asked to be.
+    asked: BTreeMap<IncarnationId, DeploymentName>,
+    row: Option<(OperationRow, OperationState)>,
+}
+
+impl History {
+    /// The row of an operation that has ended, from its replica's history. `None` if the journal has issued no such
+    /// operation, or if it has not ended.
+    pub fn operation(&self, id: OperationId) -> Result<Option<OperationRow>, HistoryError> {
+        let own = self.of(&Subject::Operation(id), id.position(), 1)?;
+        let opened = own.entries.first().filter(|entry| entry.position == id.position());
+        let Some(Fact::OperationOpened(opened)) = opened.and_then(fact) else { return Ok(None) };
+        let replica = Subject::Replica(opened.replica);
+        let (mut past, mut from) = (ReplicaHistory::default(), Some(Position::FIRST));
+        while let Some(at) = from {
+            let page = self.of(&replica, at, LIMIT_MAX)?;
+            for entry in &page.entries {
+                if let Some(fact) = fact(entry) {
+                    past.fold(id, entry, &fact);
+                }
+                if let Some((row, OperationState::Ended(_))) = &past.row {
+                    return Ok(Some(row.clone()));
+                }
+            }
+            from = page.next;
+        }
+        Ok(None)
+    }
+}
+
+fn fact(entry: &Entry) -> Option<Fact> {
+    Fact::read(&entry.type_name, entry.data.get())?.ok()
+}
+
+impl ReplicaHistory {
+    fn fold(&mut self, id: OperationId, entry: &Entry, fact: &Fact) {
+        match fact {
+            Fact::ReplicaCreated(x) => {
+                (self.plan, self.deployment) = (Some(x.plan.clone()), Some(x.deployment.clone()));
+            }
+            Fact::ReplicaAssigned(x) => self.deployment = Some(x.deployment.clone()),
+            Fact::OperationOpened(x) => self.opened(id, entry, x),
+            Fact::IncarnationReserved(x) => {
+                self.runs.insert(entry.position, (x.deployment.clone(), x.node.clone()));
+                if x.operation == id {
+                    let run = IncarnationId::issue(entry.lineage, entry.position);
+                    self.change(entry, 1, |row, state| {
+                        *state = OperationState::PendingApproval(x.proposal);
+                        row.hash = Some(x.proposal.hash);
+                        (row.incarnation, row.node) = (Some(run), Some(x.node.clone()));
+                    });
+                }
+            }
+            Fact::OperationApproved(x) => {
+                self.ask(x.operation, x.incarnation);
+                if x.operation == id {
+                    self.change(entry, 1, |row, state| {
+                        *state = match x.begins {
+                            Begins::Now => OperationState::Running,
+                            Begins::Later => OperationState::Approved,
+                        };
+                        row.approved_by = Some(x.by.clone());
+                        row.incarnation = row.incarnation.or(x.incarnation);
+                    });
+                }
+            }
+            Fact::OperationBegun(x) => {
+                self.ask(x.operation, x.incarnation);
+                if x.operation == id {
+                    self.change(entry, 1, |row, state| {
+                        *state = OperationState::Running;
+                        row.incarnation = row.incarnation.or(x.incarnation);
+                    });
+                }
+            }
+            Fact::OperationEnded(x) if x.operation == id => {
+                self.change(entry, 1, |_, state| *state = OperationState::Ended(x.end.clone()));
+            }
+            Fact::IncarnationBegun(x) => {
+                self.asked.insert(x.incarnation, x.deployment.clone());
+            }
+            Fact::IncarnationRunning(x) => {
+                if let Some((version, _)) = self.runs.get_mut(&x.incarnation.position()) {
+                    *version = self.asked.remove(&x.incarnation).unwrap_or_else(|| version.clone());
+                    self.deployment = Some(version.clone());
+                }
+                self.active = Some(x.incarnation);
+                if x.operation == Some(id) {
+                    self.change(entry, 0, |_, state| *state = OperationState::Ended(OperationEnd::Succeeded));
+                }
+            }
+            Fact::IncarnationEnded(x) => {
+                self.active = self.active.filter(|active| *active != x.incarnation);
+                if x.displaces == Some(id) {
+                    self.change(entry, 0, |row, state| {
+                        *state = OperationState::Preparing;
+                        (row.hash, row.incarnation, row.node, row.approved_by) = (None, None, None, None);
+                    });
+                }
+            }
+            // All others say nothing about operations.
+            _ => {}
+        }
+    }
+
+    fn opened(&mut self, id: OperationId, entry: &Entry, fact: &OperationOpened) {
+        let (Some(plan), Some(deployment)) = (self.plan.clone(), self.deployment.clone()) else { return };
+        let runs_by = fact.version.clone().unwrap_or(deployment);
+        // An update that needs no place is about the run that is there.
+        let there = self.active.filter(|_| fact.kind == OperationKind::Update && fact.proposal.is_some());
+        if there.is_some() {
+            self.changes.insert(entry.position, runs_by.clone());
+        }
+        if entry.position != id.position() {
+            return;
+        }
+        let node = there.and_then(|run| self.runs.get(&run.position())).map(|(_, node)| node.clone());
+        let state = fact.proposal.map_or(OperationState::Preparing, OperationState::PendingApproval);
+        let row = OperationRow {
+            id,
+            replica: fact.replica.clone(),
+            plan,
+            kind: fact.kind,
+            deployment: fact.deployment.clone(),
+            by: fact.by.clone(),
+            runs_by,
+            state: operation_word(&state),
+            hash: fact.proposal.map(|proposal| proposal.hash),
+            node,
+            incarnation: there,
+            approved_by: None,
+            message: operation_message(&state),
+            version: 1,
+            created: entry.time,
+            changed: entry.time,
+            position: entry.position,
+        };
+        self.row = Some((row, state));
+    }
+
+    /// An update that changes a run where it is asks it to be of another version.
+    fn ask(&mut self, operation: OperationId, run: Option<IncarnationId>) {
+        if let (Some(run), Some(to)) = (run, self.changes.get(&operation.position())) {
+            self.asked.insert(run, to.clone());
+        }
+    }
+
+    fn change(
+        &mut self,
+        entry: &Entry,
+        versions: u64,
+        how: impl FnOnce(&mut OperationRow, &mut OperationState),
+    ) {
+        let Some((row, state)) = &mut self.row else { return };
+        how(row, state);
+        (row.state, row.message) = (operation_word(state), operation_message(state));
+        row.version += versions;
+        (row.changed, row.position) = (entry.time, entry.position);
+    }
+}

@@ -250,12 +250,15 @@ mod tests {
         attempts.iter().map(|attempt| count.add(*attempt)).collect()
     }
 
+    /// Why, the attempts, and what each makes of the probe.
+    type Row<'a> = (&'a str, &'a [Result<(), ProbeError>], &'a [Option<ProbeOutcome>]);
+
     #[test]
     fn a_status_changes_at_its_threshold_alone_and_another_error_is_shown_when_it_stays() {
         let (passes, refused) = (Some(ProbeOutcome::Passes), Some(ProbeOutcome::Fails(ProbeError::Refused)));
         let late = Some(ProbeOutcome::Fails(ProbeError::Timeout));
         let usual = ProbeTiming::default();
-        let table: &[(&str, &[Result<(), ProbeError>], &[Option<ProbeOutcome>])] = &[
+        let table: &[Row<'_>] = &[
             ("a slow start is no failure", &[REFUSED, REFUSED, Ok(())], &[None, None, passes]),
             ("the third failure in a row is one", &[REFUSED, REFUSED, REFUSED], &[None, None, refused]),
             (

@@ -332,25 +332,11 @@ impl PartitionReader {
 
     /// Waits for the next message. What passes by itself (a broker that is away, a leader that is elected) is waited for.
     pub fn poll(&mut self, wait: Duration) -> Result<Polled<'_>, UnreadablePartition> {
-        if self.is_spoilt {
-            // A peer that is no broker fails at once, each time.
-            std::thread::sleep(AGAIN);
-            let context = EndOfPartition::of(self.partition);
-            let begins = self.consumer.fetch_watermarks(&self.topic, self.partition, ASK_AGAIN);
-            // One that retention has removed says nothing about what follows.
-            self.last.take_if(|last| begins.is_ok_and(|(begins, _)| begins > last.offset));
-            let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
-            match self.client.reader(&self.topic, self.partition, from, context) {
-                Ok(consumer) => {
-                    discard(std::mem::replace(&mut self.consumer, consumer));
-                    self.is_spoilt = false;
-                    self.compares = self.last.is_some();
-                }
-                Err(error) => {
-                    tracing::warn!(%error, topic = self.topic, "reading waits");
-                    return Ok(Polled::Nothing);
-                }
-            }
+        if self.is_spoilt
+            && let Err(error) = self.begin_again()
+        {
+            tracing::warn!(%error, topic = self.topic, "reading waits");
+            return Ok(Polled::Nothing);
         }
         // The client puts the messages before an end into its queue before it counts the end. So where an end was counted
         // before, and the queue is empty now, all messages before that end have been read.
@@ -442,6 +428,22 @@ impl PartitionReader {
                 Ok(Polled::Nothing)
             }
         }
+    }
+
+    /// Reads on with another consumer, beginning with the last message that was read.
+    fn begin_again(&mut self) -> Result<(), KafkaError> {
+        // A peer that is no broker fails at once, each time.
+        std::thread::sleep(AGAIN);
+        let context = EndOfPartition::of(self.partition);
+        let begins = self.consumer.fetch_watermarks(&self.topic, self.partition, ASK_AGAIN);
+        // One that retention has removed says nothing about what follows.
+        self.last.take_if(|last| begins.is_ok_and(|(begins, _)| begins > last.offset));
+        let from = self.last.as_ref().map_or(self.reached, |last| last.offset);
+        let consumer = self.client.reader(&self.topic, self.partition, from, context)?;
+        discard(std::mem::replace(&mut self.consumer, consumer));
+        self.is_spoilt = false;
+        self.compares = self.last.is_some();
+        Ok(())
     }
 
     fn unreadable(&self, reason: UnreadableReason) -> UnreadablePartition {

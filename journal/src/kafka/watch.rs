@@ -115,9 +115,10 @@ mod tests {
         // Each second: answers of the leader so far, the end that the leader reported last, up to where it was read. What is
         // found in the end.
         type Second = (u64, i64, i64);
+        type Seconds = Box<dyn Fn(u64) -> Second>;
         let steady = |second: Second| move |_: u64| second;
         let answered = |tail: i64, reached: i64| move |at: u64| (at, tail, reached);
-        let table: [(&str, Box<dyn Fn(u64) -> Second>, Option<FollowingTrouble>); 8] = [
+        let table: [(&str, Seconds, Option<FollowingTrouble>); 8] = [
             ("idle", Box::new(answered(20, 20)), None),
             ("no answer comes", Box::new(steady((7, 20, 20))), Some(Silent)),
             (

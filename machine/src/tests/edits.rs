@@ -51,7 +51,8 @@ fn an_edit_of_policy_makes_no_replica_of_another_version() {
 
 #[test]
 fn an_edit_of_version_changes_what_runs_by_a_deployment_and_not_before() {
-    let change: [(&str, fn(&mut Value)); 3] = [
+    type SpecEdit = fn(&mut Value);
+    let change: [(&str, SpecEdit); 3] = [
         ("namespace", |spec| spec["namespace"] = json!("other")),
         ("service", |spec| spec["service"] = json!("other")),
         ("payloads", |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "-v"])),

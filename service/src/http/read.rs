@@ -260,15 +260,12 @@ pub(super) async fn get(
     params.end(&["min_position", "consistency"])?;
     // Before the row is read: it is at least as new.
     let position = app.reader.watch().position();
-    let row = match app.reader.get_json(&key).map_err(|error| not_read(kind, error))? {
-        Some(row) => row,
-        None => match ended(app, &key).await? {
-            Some(row) => row,
-            None => {
-                let missing = missing(app, &key, call.parts.uri.path()).await;
-                return Err(missing.position(position.get()));
-            }
-        },
+    let mut row = app.reader.get_json(&key).map_err(|error| not_read(kind, error))?;
+    if row.is_none() {
+        row = ended(app, &key).await?;
+    }
+    let Some(row) = row else {
+        return Err(missing(app, &key, call.parts.uri.path()).await.position(position.get()));
     };
     let mut response = Answer::of_row().with(app, row.body)?;
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {

@@ -43,7 +43,7 @@ const TICK: Duration = Duration::from_secs(1);
 const STILL: Duration = Duration::from_secs(10);
 /// A producer of which nothing was acknowledged for so long is replaced by another. Brokers forget a producer that is silent
 /// for a day (`producer.id.expiration.ms`).
-const KNOWN: Duration = Duration::from_secs(60 * 60);
+const KNOWN: Duration = Duration::from_hours(1);
 
 /// Which topic.
 #[derive(Clone, Debug)]

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     const TOPIC: &str = "it.inbox";
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_mins(1);
 
     #[test]
     fn of_a_letter_that_is_too_large_size_and_hash_alone_are_kept() {

@@ -15,7 +15,7 @@ use super::*;
 use crate::decider::Input;
 
 const TOPIC: &str = "it.events";
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 type Brokers = MockCluster<'static, DefaultProducerContext>;
 

@@ -109,8 +109,7 @@ impl Client {
     pub fn must(&self, type_name: &str, data: &Value) -> u64 {
         let answer = self.decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         assert!((200..300).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
-        let position = answer.json()["position"].as_u64().expect("a position");
-        position
+        answer.json()["position"].as_u64().expect("a position")
     }
 
     /// Approves everything that waits.

@@ -71,7 +71,9 @@ impl Struck<'_> {
     pub(super) fn break_letter(&mut self) -> Result<()> {
         let (cluster, text) = (self.cluster, format!("broken {:016x}", self.random.bits()));
         let servers = &self.standbys.servers;
-        servers.iter().for_each(|server| server.signal(Signal::STOP));
+        for server in servers {
+            server.signal(Signal::STOP);
+        }
         // What they have asked for has been answered by then.
         std::thread::sleep(FETCH);
         let put = put_foreign(cluster.bootstrap(), 1, |_| text.clone());
@@ -83,7 +85,9 @@ impl Struck<'_> {
         if let Ok(batches) = &batches {
             batches.iter().for_each(StoredBatch::set_unknown_codec);
         }
-        servers.iter().for_each(|server| server.signal(Signal::CONT));
+        for server in servers {
+            server.signal(Signal::CONT);
+        }
         let batches = batches?;
         let (at, offset) = until("a server says that the inbox stands still", || {
             (0..3).find_map(|at| {

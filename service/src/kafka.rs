@@ -271,6 +271,8 @@ pub async fn check(client: &Client, names: &Names) -> Result<Vec<Finding>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::sync::mpsc;
 
     use super::*;
@@ -295,7 +297,8 @@ mod tests {
                 runtime: Handle::current(),
             };
             posts.beside(FleetPart::Inbox, &decider, work).expect("a thread");
-            assert!(matches!(inputs.recv().await, Some(Input::Drain)), "{reported:?}");
+            let input = tokio::time::timeout(Duration::from_secs(60), inputs.recv()).await;
+            assert!(matches!(input, Ok(Some(Input::Drain))), "{reported:?}: {input:?}");
             let told = troubles.all();
             assert_eq!(told.len(), usize::from(reported.is_some()), "{told:?}");
             assert!(told.iter().all(|(_, why)| reported.is_some_and(|part| why.contains(part))), "{told:?}");

@@ -76,9 +76,12 @@ fn no_event_stands_in_the_topic_while_one_before_it_was_refused() {
         let (cluster, export, decider, _inputs) = rig();
         let log = MemoryLog::new(FLEET);
         let source = log.source();
+        let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
+        writer.producer.client().fetch_metadata(Some(TOPIC), PATIENCE).expect("it answers");
+        // The producer gets its id meanwhile: then each event is sent as soon as it is there.
+        std::thread::sleep(Duration::from_secs(3));
         cluster.request_errors(ApiKey::Produce, &[refusal]);
         cluster.broker_round_trip_time(1, Duration::from_millis(300)).expect("it is slow");
-        let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
         for (position, event) in events(2, 10) {
             // Sent alone, while the answer to the one before may be on its way.
             if writer.put(position, &event).is_err() {

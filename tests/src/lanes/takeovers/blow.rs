@@ -320,7 +320,8 @@ impl Struck<'_> {
         // No message is like another: what is alike would be small on its way.
         let mut random = Random::new(self.random.bits());
         let noise: String = (0..BACKLOG_BYTES).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
-        put_foreign(brokers, BACKLOG, |number| format!("{number} {noise}"))?;
+        let backlog: Vec<_> = (0..BACKLOG).map(|number| format!("{number} {noise}")).collect();
+        put_foreign(brokers, &backlog)?;
         let behind = self.random.bits();
         put_good(brokers, &format!("slow-{behind}"), behind)?;
         self.another_decides();

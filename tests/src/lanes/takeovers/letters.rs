@@ -17,6 +17,7 @@ use chancery_events::event::Event;
 use chancery_events::record::Record;
 use chancery_journal::kafka::{Client, PartitionReader, Polled, offsets};
 use rdkafka::config::ClientConfig;
+use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{
     BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer,
@@ -158,53 +159,70 @@ fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
     producer.flush(PATIENCE).expect("every message has an outcome");
 }
 
-/// Puts messages into the inbox, without compression, and waits until all are acknowledged. Each has the text that `text`
-/// gives for its number, and is no CloudEvent.
-pub(super) fn put_foreign(brokers: &str, count: u64, text: impl Fn(u64) -> String) -> Result<()> {
-    let client = Client::new(brokers, BTreeMap::new())?;
-    let producer: BaseProducer = client.producer(PATIENCE).set("compression.type", "none").create()?;
-    for number in 0..count {
-        let text = text(number);
-        let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(&text);
-        producer.send(record).map_err(|(error, _)| error).context("send")?;
+/// Why the last message that could not be delivered was not.
+#[derive(Default)]
+struct Undelivered(Mutex<Option<KafkaError>>);
+
+impl ClientContext for Undelivered {}
+
+impl ProducerContext for Undelivered {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        if let Err((error, _)) = result {
+            *lock(&self.0) = Some(error.clone());
+        }
     }
-    producer.flush(PATIENCE).context("flush")
+}
+
+/// A message for partition 0 of a topic.
+type Letter<'a> = BaseRecord<'a, (), str>;
+
+/// Sends the messages, and waits until each has an outcome; the error of one that was not delivered.
+fn put<'a>(
+    config: &ClientConfig,
+    messages: impl IntoIterator<Item = Letter<'a>>,
+) -> Result<Option<KafkaError>> {
+    let producer: BaseProducer<Undelivered> = config.create_with_context(Undelivered::default())?;
+    for message in messages {
+        producer.send(message).map_err(|(error, _)| error).context("send")?;
+    }
+    producer.flush(PATIENCE).context("flush")?;
+    let undelivered = lock(&producer.context().0).take();
+    Ok(undelivered)
+}
+
+/// Puts messages of those texts into the inbox, each in a batch of its own and without compression, and waits until all are
+/// acknowledged. They are no CloudEvents.
+pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
+    let mut config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
+    // Several together may be more than the topic takes.
+    config.set("compression.type", "none").set("batch.num.messages", "1");
+    let messages = texts.iter().map(|text| Letter::to(INBOX).partition(0).payload(text));
+    let undelivered = put(&config, messages)?;
+    ensure!(undelivered.is_none(), "a message was not taken: {undelivered:?}");
+    Ok(())
 }
 
 /// Puts a good message into the inbox, and waits until it is acknowledged.
 pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
-    let client = Client::new(brokers, BTreeMap::new())?;
-    let producer: BaseProducer = client.producer(PATIENCE).create()?;
+    let config = Client::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     let text = asks(id, name, 1);
-    let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(&text).headers(headers(id));
-    producer.send(record).map_err(|(error, _)| error).context("send")?;
-    producer.flush(PATIENCE).context("flush")
+    let message = Letter::to(INBOX).partition(0).payload(&text).headers(headers(id));
+    let undelivered = put(&config, [message])?;
+    ensure!(undelivered.is_none(), "a message was not taken: {undelivered:?}");
+    Ok(())
 }
 
 /// Whether the brokers refuse a write to partition 0 of the topic as too few of them are in sync.
 pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
-    #[derive(Default)]
-    struct Refused(AtomicBool);
-    impl ClientContext for Refused {}
-    impl ProducerContext for Refused {
-        type DeliveryOpaque = ();
-
-        fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-            let refusals =
-                [RDKafkaErrorCode::NotEnoughReplicas, RDKafkaErrorCode::NotEnoughReplicasAfterAppend];
-            if let Err((error, _)) = result {
-                let is_refusal = error.rdkafka_error_code().is_some_and(|code| refusals.contains(&code));
-                self.0.store(is_refusal, Ordering::Relaxed);
-            }
-        }
-    }
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("acks", "all").set("message.send.max.retries", "0");
-    let producer: BaseProducer<Refused> = config.create_with_context(Refused::default())?;
-    let record = BaseRecord::<(), str>::to(topic).partition(0).payload("{}");
-    producer.send(record).map_err(|(error, _)| error).context("send")?;
-    producer.flush(Duration::from_secs(10)).context("flush")?;
-    Ok(producer.context().0.load(Ordering::Relaxed))
+    config.set("message.timeout.ms", "5000");
+    let undelivered = put(&config, [Letter::to(topic).partition(0).payload("{}")])?;
+    let refusals = [RDKafkaErrorCode::NotEnoughReplicas, RDKafkaErrorCode::NotEnoughReplicasAfterAppend];
+    let code = undelivered.and_then(|error| error.rdkafka_error_code());
+    Ok(code.is_some_and(|code| refusals.contains(&code)))
 }
 
 /// The end of partition 0 of the events topic, and the position of the last event before it.

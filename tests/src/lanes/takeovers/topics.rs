@@ -76,7 +76,7 @@ impl Struck<'_> {
         }
         // What they have asked for has been answered by then.
         std::thread::sleep(FETCH);
-        let put = put_foreign(cluster.bootstrap(), 1, |_| text.clone());
+        let put = put_foreign(cluster.bootstrap(), std::slice::from_ref(&text));
         let batches = put.map(|()| {
             [1, 2, 3].map(|broker| {
                 until("every broker has the message", || StoredBatch::find(cluster, broker, INBOX, &text))

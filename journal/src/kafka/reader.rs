@@ -391,6 +391,10 @@ impl PartitionReader {
                             "its leader gives no answer: it is read again, beginning with the configured brokers"
                         );
                         self.is_spoilt = true;
+                        // A client reports a topic that does not exist after 30 s only, and a new one begins to count again.
+                        if matches!(error, KafkaError::MetadataFetch(Code::UnknownPartition)) {
+                            self.doubt.get_or_insert_with(TopicDoubt::new);
+                        }
                     }
                     Some(QuietReason::Shorter(_)) | None => {}
                 }

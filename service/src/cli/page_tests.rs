@@ -122,6 +122,7 @@ Policy (an edit takes effect immediately, for every later decision)
   budget:      1
   approval:    manual
   timeouts:    approval 1d, start 5m, stop 10s
+  unready:     show after 5m
 
 Version (an edit takes effect by a deployment)
   namespace:   nginx-namespace

@@ -208,6 +208,7 @@ fn value(spec: &PlanSpec, field: &str) -> String {
             let of = spec.timeouts;
             format!("approval {}, start {}, stop {}", span(of.approval), span(of.start), span(of.stop))
         }
+        "unready" => format!("{} after {}", spec.unready.action, span(spec.unready.after)),
         "approval" => {
             let by_kind = OperationKind::ALL.iter().map(|kind| format!("{kind} {}", spec.approval.of(*kind)));
             let same = OperationKind::ALL.iter().all(|kind| spec.approval.of(*kind) == spec.approval.create);

@@ -358,6 +358,14 @@ impl Folder {
         if self.file("ready").exists() { Before::Ready } else { Before::NeverReady }
     }
 
+    /// Removes the note that it was ready.
+    pub(super) fn forget_ready(&self) -> io::Result<()> {
+        match std::fs::remove_file(self.file("ready")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     pub(super) fn note_ready(&self) {
         let mut options = File::options();
         if let Err(error) = durable::open_plain(options.write(true).create(true), &self.file("ready")) {

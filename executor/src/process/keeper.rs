@@ -112,6 +112,7 @@ fn keep(dir: &Path) -> io::Result<()> {
         captures: Vec::new(),
         chunk: Vec::new(),
         failure: None,
+        unread: None,
         ending: None,
         ended,
         listener,
@@ -204,6 +205,8 @@ struct Keeper {
     captures: Vec<Capture>,
     chunk: Vec<u8>,
     failure: Option<NotExecuted>,
+    /// Why the control group could not be read last.
+    unread: Option<String>,
     ending: Option<Ending>,
     /// Readable when a child has ended.
     ended: UnixStream,

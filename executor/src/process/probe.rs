@@ -13,7 +13,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chancery_events::observation::{ProbeError, ProcessStatus};
 use chancery_events::protocol::RunSpec;
@@ -26,6 +26,8 @@ use tokio::time::{sleep, timeout};
 
 use super::folder::Record;
 
+/// An attempt that ends so long after its time is one that the executor could not follow.
+const LATE: Duration = Duration::from_millis(250);
 /// Between two attempts of a readiness probe that does not pass, at most.
 const EAGER: Duration = Duration::from_millis(200);
 
@@ -140,10 +142,10 @@ async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl F
     sleep(timing.initial_delay()).await;
     loop {
         let attempt = target.attempt(timing.timeout()).await;
-        if let Some(outcome) = count.add(attempt) {
+        if let Some(outcome) = attempt.and_then(|attempt| count.add(attempt)) {
             show(outcome);
         }
-        let calm = count.outcome == ProbeOutcome::Passes && attempt.is_ok();
+        let calm = count.outcome == ProbeOutcome::Passes && attempt.is_none_or(|attempt| attempt.is_ok());
         sleep(if calm { timing.period() } else { timing.period().min(EAGER) }).await;
     }
 }
@@ -153,7 +155,8 @@ async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn
     let mut count = AttemptCount::new(timing);
     sleep(timing.initial_delay()).await;
     loop {
-        match count.add(target.attempt(timing.timeout()).await) {
+        let attempt = target.attempt(timing.timeout()).await;
+        match attempt.and_then(|attempt| count.add(attempt)) {
             Some(ProbeOutcome::Fails(error)) => show(Some(error)),
             Some(ProbeOutcome::Passes) => show(None),
             Some(ProbeOutcome::Unknown) | None => {}
@@ -207,8 +210,13 @@ impl AttemptCount {
 }
 
 impl ProbeTarget {
-    async fn attempt(&self, patience: Duration) -> Result<(), ProbeError> {
-        timeout(patience, self.answers()).await.unwrap_or(Err(ProbeError::Timeout))
+    /// The answer; `None` if this executor itself was held up, so that the attempt says nothing about the process.
+    async fn attempt(&self, patience: Duration) -> Option<Result<(), ProbeError>> {
+        let began = Instant::now();
+        match timeout(patience, self.answers()).await {
+            Ok(answer) => Some(answer),
+            Err(_) => (began.elapsed() <= patience + LATE).then_some(Err(ProbeError::Timeout)),
+        }
     }
 
     async fn answers(&self) -> Result<(), ProbeError> {
@@ -284,5 +292,18 @@ mod tests {
         }
         let strict = ProbeTiming { failure_threshold: 1, success_threshold: 2, ..usual };
         assert_eq!(count(strict, &[Ok(()), REFUSED, Ok(()), Ok(())]), [None, refused, None, passes]);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_the_executor_could_not_follow_says_nothing_about_the_process() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let target = ProbeTarget { address, path: Some("/".into()) };
+        let patience = Duration::from_millis(50);
+        assert_eq!(target.attempt(patience).await, Some(Err(ProbeError::Timeout)), "it does not answer");
+        let (attempt, ()) = tokio::join!(target.attempt(patience), async {
+            std::thread::sleep(patience + super::LATE * 2);
+        });
+        assert_eq!(attempt, None, "the thread was held up");
     }
 }

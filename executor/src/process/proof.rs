@@ -238,7 +238,7 @@ struct Marks<'a> {
 /// Whether process ids can have been given again since a record was begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProcessNumbers {
-    /// Fewer processes were started than there are numbers.
+    /// Fewer processes were started than half of the numbers.
     GivenOnce,
     /// More, or that is not known.
     MaybeGivenAgain,
@@ -248,7 +248,8 @@ impl ProcessNumbers {
     fn since(record: &Record) -> ProcessNumbers {
         let (now, numbers) = (identity::started_since_boot().ok(), identity::pid_numbers().ok());
         match (record.started_before, now, numbers) {
-            (Some(before), Some(now), Some(numbers)) if now.saturating_sub(before) < numbers => {
+            // Numbers in use are passed over, so that they come round sooner.
+            (Some(before), Some(now), Some(numbers)) if now.saturating_sub(before) < numbers / 2 => {
                 ProcessNumbers::GivenOnce
             }
             _ => ProcessNumbers::MaybeGivenAgain,

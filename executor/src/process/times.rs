@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufReader, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -22,6 +22,10 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const BYTES: u64 = 64;
 /// Bytes of an entry.
 const ENTRY: usize = 16;
+/// Entries of a file that are in memory, at most.
+const MOST: usize = 1024;
+/// Bytes of an index that are read, at most: the index is in a folder that the payload can write to.
+const LONGEST: u64 = 4 << 20;
 
 /// A time, and where in a file what was written then begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,18 +98,39 @@ fn bytes(entry: TimesEntry) -> [u8; ENTRY] {
     bytes
 }
 
-/// The entries of a file. One without an index has one entry, of its last change; one that was dropped has none.
+/// The next entry of an index; half an entry is none.
+fn next(file: &mut impl io::Read, one: &mut [u8; ENTRY]) -> io::Result<Option<TimesEntry>> {
+    match file.read_exact(one) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let number = |at: usize| one[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    Ok(Some(TimesEntry { offset: number(0), time: number(8) }))
+}
+
+/// The entries of a file, [`MOST`] of them spread over it at most. One without an index has one entry, of its last change; one that was dropped has none.
 pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
     let mut options = File::options();
     match durable::open_plain(options.read(true), &path_of(part)) {
-        Ok(mut file) => {
-            let mut all = Vec::new();
-            file.read_to_end(&mut all)?;
-            for one in all.chunks_exact(ENTRY) {
-                let number =
-                    |at: usize| one[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-                entries.push_back(TimesEntry { offset: number(0), time: number(8) });
+        Ok(file) => {
+            let mut file = BufReader::new(file.take(LONGEST));
+            let (mut one, mut number, mut step) = ([0; ENTRY], 0_u64, 1_u64);
+            while let Some(entry) = next(&mut file, &mut one)? {
+                if number.is_multiple_of(step) {
+                    entries.push_back(entry);
+                }
+                number += 1;
+                // Every second entry goes: what stood for its time stands for an earlier one.
+                if entries.len() == MOST {
+                    let mut keep = false;
+                    entries.retain(|_| {
+                        keep = !keep;
+                        keep
+                    });
+                    step *= 2;
+                }
             }
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -138,6 +163,24 @@ pub(super) fn remove(part: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_long_index_few_entries_are_kept_and_none_says_a_later_time_than_there_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = folder.path().join("web-0.out.1");
+        let all: Vec<TimesEntry> =
+            (0..50_000).map(|at| TimesEntry { offset: at * 64, time: 1_000 + at * 1_000_000 }).collect();
+        copy(&part, &all).unwrap();
+        let kept = read(&part).unwrap();
+        assert!(kept.len() < MOST && kept.len() > MOST / 4, "{}", kept.len());
+        assert_eq!(kept[0], all[0]);
+        for entry in &kept {
+            assert_eq!(all[usize::try_from(entry.offset / 64).unwrap()], *entry);
+        }
+        let between = kept.iter().zip(kept.iter().skip(1)).map(|(one, next)| next.offset - one.offset);
+        assert!(between.max() == Some(64 * 64), "evenly");
+        assert!(all.last().unwrap().offset - kept.back().unwrap().offset < 64 * 64);
+    }
 
     #[test]
     fn an_index_has_few_entries_and_one_after_each_pause() {

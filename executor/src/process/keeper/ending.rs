@@ -64,7 +64,14 @@ impl Keeper {
         };
         // What enters another PID namespace leaves its orphans to the init there, and not to us.
         let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
-        let left = if left == Left::None { left_behind(populated().as_ref()) } else { left };
+        let populated = if left == Left::None { populated() } else { None };
+        let left = if left == Left::None { left_behind(populated.as_ref()) } else { left };
+        if let Some(Populated::Unknown(why)) = populated
+            && self.unread.as_ref() != Some(&why)
+        {
+            log(format_args!("cannot record the end before the control group can be read: {why}"));
+            self.unread = Some(why);
+        }
         if news {
             // A program that was not executed is no end by itself.
             self.read_executing();

@@ -14,7 +14,7 @@ use super::super::hold::{self, Hold, KeeperLink, Start};
 use super::super::{ANSWER, foster, reboot, volumes};
 use super::Tender;
 use crate::orchestrator::WorkProgress;
-use crate::plan::{self, Aim, Order, Step};
+use crate::plan::{self, Aim, Before, Order, Step};
 
 /// How long the check of volumes may take: it looks at every process and every incarnation of the machine.
 const CHECK: Duration = Duration::from_secs(15);
@@ -167,6 +167,9 @@ impl Tender {
         let record =
             Record { directory, phase: Phase::Again, processes, ..Record::begin(&self.shared.boot)? };
         self.folder.write_record(&record)?;
+        // These processes have not been ready yet.
+        self.folder.forget_ready()?;
+        self.before = Before::NeverReady;
         tracing::info!(incarnation = %self.incarnation, "the machine was booted anew; it is started again");
         (self.wanted, self.record) = (Some(wanted), Some(record));
         self.spawn(permit)

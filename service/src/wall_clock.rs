@@ -31,6 +31,10 @@ use crate::fleet::journal_options;
 const ASK_AGAIN: Duration = Duration::from_mins(1);
 /// How long systemd may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Questions about a clock that is set meanwhile, at most.
+const ANSWERS: u32 = 3;
+/// A wall clock that differs by so much from the monotonic one was set.
+const SET: Duration = Duration::from_secs(1);
 /// Pause between looks whether it has answered.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -91,6 +95,12 @@ impl JudgedClock {
     /// The clocks as they are, for a journal without records.
     pub fn now() -> JudgedClock {
         JudgedClock { wall: now(), at: Instant::now() }
+    }
+
+    /// Whether the wall clock was not set since then.
+    fn is_continued_from(self, before: JudgedClock) -> bool {
+        let expected = before.wall + self.at.saturating_duration_since(before.at);
+        self.wall.since(expected).max(expected.since(self.wall)) < SET
     }
 }
 
@@ -182,12 +192,23 @@ impl WallClock {
         answer
     }
 
-    fn judge(&self, last: Time, is_synchronised: impl FnOnce() -> bool) -> Result<JudgedClock, ClockAhead> {
-        let judged = JudgedClock::now();
-        let wall = judged.wall;
-        let ahead = wall.since(last);
-        if ahead <= self.max_gap() || is_synchronised() {
-            return Ok(judged);
+    fn judge(&self, last: Time, is_synchronised: impl Fn() -> bool) -> Result<JudgedClock, ClockAhead> {
+        let (mut wall, mut ahead) = (last, Duration::ZERO);
+        for _ in 0..ANSWERS {
+            let judged = JudgedClock::now();
+            wall = judged.wall;
+            ahead = wall.since(last);
+            if ahead <= self.max_gap() {
+                return Ok(judged);
+            }
+            if !is_synchronised() {
+                break;
+            }
+            // The answer is about the clock as it is by now: it may have been set while the system was asked.
+            let answered = JudgedClock::now();
+            if answered.is_continued_from(judged) {
+                return Ok(answered);
+            }
         }
         let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
         Err(ClockAhead { wall, last, days, max_days })
@@ -289,6 +310,20 @@ mod tests {
         assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
         assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
         assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_while_the_system_was_asked_is_another_clock() {
+        let before = JudgedClock::now();
+        let at = before.at + Duration::from_secs(5);
+        for (wall, is_continued) in [
+            (before.wall + Duration::from_secs(5), true),
+            (before.wall + Duration::from_millis(5900), true),
+            (before.wall + Duration::from_millis(6100), false),
+            (before.wall.before(Duration::from_hours(24 * 365)), false),
+        ] {
+            assert_eq!(JudgedClock { wall, at }.is_continued_from(before), is_continued, "{wall}");
+        }
     }
 
     #[test]

@@ -122,8 +122,10 @@ impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
         let (began, clock) = (start.judged.at, start.clock);
         let head = start.head.as_ref();
-        // The clock that was judged: what it is by now is read as a leap.
-        let judged = Reading { wall: start.judged.wall, steady: Duration::ZERO };
+        // The clock that was judged, and what has passed since: another one by now is read as a leap. Executors get their
+        // grace from now on.
+        let passed = began.elapsed();
+        let judged = Reading { wall: start.judged.wall + passed, steady: passed };
         let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, judged);
         driver.bound_clock(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
@@ -138,7 +140,7 @@ impl Loop {
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
             drains: false,
-            hearing: Hearing::begin(began.elapsed()),
+            hearing: Hearing::begin(passed),
             clock,
             has_leapt: false,
         }

@@ -297,7 +297,7 @@ mod tests {
                 runtime: Handle::current(),
             };
             posts.beside(FleetPart::Inbox, &decider, work).expect("a thread");
-            let input = tokio::time::timeout(Duration::from_secs(60), inputs.recv()).await;
+            let input = tokio::time::timeout(Duration::from_mins(1), inputs.recv()).await;
             assert!(matches!(input, Ok(Some(Input::Drain))), "{reported:?}: {input:?}");
             let told = troubles.all();
             assert_eq!(told.len(), usize::from(reported.is_some()), "{told:?}");

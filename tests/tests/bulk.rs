@@ -1,6 +1,7 @@
 //! Thousands of documents by one command.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::process::Output;
 
 use chancery_tests::{Server, program, until};
@@ -21,7 +22,8 @@ spec: {namespace: n, service: web, cluster: local, payloads: [{name: app, run: {
 "
     .to_owned();
     for number in 0..nodes {
-        text += &format!(
+        let _ = write!(
+            text,
             "apiVersion: chancery/v1\nkind: Node\nmetadata: {{name: n-{number}}}\n\
              spec: {{cluster: local, domain: a, resources: {{cpu: {cpu}, memory: 1}}}}\n---\n"
         );

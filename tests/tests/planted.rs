@@ -8,7 +8,7 @@ use chancery_tests::sim::hunt::hunt;
 use chancery_tests::sim::{Script, Story, play, shrink};
 
 /// Seeds within which each must be found.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 2000;
 
 #[test]
 fn each_planted_mistake_is_found() {

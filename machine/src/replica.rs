@@ -348,6 +348,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         next: None,
         again: None,
         downed: false,
+        recovers: false,
         row: None,
         last: None,
         operations: SmallVec::new(),

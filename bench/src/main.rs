@@ -23,6 +23,7 @@ mod w12;
 mod w13;
 mod w14;
 mod w15;
+mod w16;
 mod w2;
 mod w3;
 mod w4;
@@ -83,6 +84,7 @@ const WORKLOADS: &[Workload] = &[
         run: w14::run,
     },
     Workload { name: "W15", what: "memory of a server whose brokers are away", run: w15::run },
+    Workload { name: "W16", what: "rollbacks of a rollout that hangs", run: w16::run },
 ];
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.

@@ -23,6 +23,7 @@ mod kills;
 mod loss;
 mod newcomers;
 mod races;
+mod rollbacks;
 mod simulation;
 mod walkthrough;
 mod watch;

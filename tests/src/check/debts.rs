@@ -26,6 +26,8 @@ pub(super) enum Debt {
     Closed(OperationId),
     /// The deployment begins nothing more.
     Fails(PlanName, DeploymentName),
+    /// A deployment is created that rolls the plan back.
+    RolledBack(PlanName, DeploymentName),
     /// The node that was emptied to be forgotten is.
     Forgotten(NodeName),
 }
@@ -37,6 +39,7 @@ impl World {
             self.paid(debt)?;
         }
         self.now = Now::default();
+        self.time_before = self.time;
         Ok(())
     }
 
@@ -97,6 +100,15 @@ impl World {
                     ends,
                     "an operation of deployment {name} of {plan} came to nothing, and it goes on"
                 );
+            }
+            Debt::RolledBack(plan, name) => {
+                let rule = format!("deployment/{plan}/{name}/auto_rollback");
+                let follows = |of: &super::state::Deployment| {
+                    let by = of.rollback.as_ref().and_then(|rollback| rollback.rule.as_ref());
+                    by.is_some_and(|by| by.name == rule)
+                };
+                let there = self.plans.get(&plan).is_none_or(|of| of.deployments.values().any(follows));
+                demand!(6, there, "deployment {name} of {plan} fails and should be rolled back, and is not");
             }
             Debt::Forgotten(name) => {
                 let gone = !self.nodes.contains_key(&name);

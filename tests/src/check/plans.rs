@@ -31,6 +31,7 @@ impl World {
             deployments: BTreeMap::new(),
             current: None,
             next: None,
+            started: None,
             carried_out: None,
             ended: 0,
             replicas: 0,

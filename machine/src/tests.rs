@@ -17,6 +17,7 @@ mod promises;
 mod races;
 mod replacing;
 mod reports;
+mod requests;
 mod scopes;
 mod setting;
 mod strategies;

@@ -109,6 +109,8 @@ pub struct PlanIndex {
     pub replicas: u32,
     /// How many of them are not going.
     pub present: u32,
+    /// Those that are going: a delete of each is open, or was carried out in part.
+    pub(super) going: BTreeSet<ReplicaName>,
     /// How many hold a place, by node.
     pub hosts: Tally<NodeName>,
     /// How many of its runs hold a place, by node.
@@ -126,7 +128,19 @@ pub struct PlanIndex {
     pub evictions: u32,
 }
 
+impl PlanIndex {
+    /// Its replicas.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
+        self.deployments.values().flat_map(DeploymentIndex::members).chain(&self.going)
+    }
+}
+
 impl DeploymentIndex {
+    /// Its replicas that are not going.
+    fn members(&self) -> impl Iterator<Item = &ReplicaName> {
+        self.candidates.values().flatten().map(|(_, name)| name)
+    }
+
     /// Operations that were approved, and have not begun.
     pub fn queued(&self) -> impl Iterator<Item = &OperationId> {
         self.queue.others.iter().chain(&self.queue.updates).map(|(_, id)| id)

@@ -96,6 +96,8 @@ bodies! {
         PlanApply = "plan.apply.v1",
         /// A plan should take deployments, or not.
         PlanSetActivity = "plan.set_activity.v1",
+        /// Replicas of a plan should be moved until its spread is even.
+        PlanRebalance = "plan.rebalance.v1",
         /// A plan should be forgotten.
         PlanDelete = "plan.delete.v1",
         /// A version of a plan's payloads should run, so many times.
@@ -244,6 +246,14 @@ pub struct PlanSetActivity {
     pub name: PlanName,
     /// What it should be.
     pub activity: Activity,
+}
+
+/// Body of [`Intent::PlanRebalance`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRebalance {
+    /// Name of the plan.
+    pub name: PlanName,
 }
 
 /// Body of [`Intent::PlanDelete`].
@@ -520,6 +530,7 @@ impl Intent {
             Intent::NodeDelete(x) => Subject::Node(x.name.clone()),
             Intent::PlanApply(x) => Subject::Plan(x.name.clone()),
             Intent::PlanSetActivity(x) => Subject::Plan(x.name.clone()),
+            Intent::PlanRebalance(x) => Subject::Plan(x.name.clone()),
             Intent::PlanDelete(x) => Subject::Plan(x.name.clone()),
             Intent::DeploymentCreate(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
             Intent::DeploymentCancel(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),

@@ -19,6 +19,7 @@ mod replacing;
 mod reports;
 mod scopes;
 mod setting;
+mod spread;
 mod strategies;
 mod undo;
 mod volumes;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | incarnation | its command's; its replica's; its node's, when it takes or frees its place |
 //! | operation | its replica's; its plan's, when its state changes |
-//! | replica | its plan's, when its phase changes |
+//! | replica | its plan's, when its phase or the update domain in which it remains changes |
 //! | node | that of the cluster that it came into or left |
 //! | deployment | its plan's |
 //! | plan | that of its current deployment |
@@ -22,11 +22,12 @@ use chancery_events::name::{
 };
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
+use chancery_machine::state::Replica;
 use rustc_hash::FxHashSet;
 use sled::IVec;
 
 use crate::counts::{Counts, Step};
-use crate::fold::{Past, Touched};
+use crate::fold::{Past, Touched, View};
 use crate::index::Entries;
 use crate::kind::{Row, RowKey};
 use crate::row_of;
@@ -234,10 +235,15 @@ impl<S: Rows> Visit<'_, S> {
     fn replicas(&mut self) {
         for name in drain(&mut self.sets.replicas) {
             let (old, new) = (row_of::replica(&self.past, &name), row_of::replica(self.fleet, &name));
-            if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) {
+            let domain = |of: Option<&Replica>| of.and_then(Replica::remaining).map(|run| run.domain.clone());
+            let moved = domain(self.past.replica(&name)) != domain(self.fleet.replica(&name));
+            if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) && !moved {
                 continue;
             }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
+            if moved {
+                self.sets.plans.insert(row.plan.clone());
+            }
             if old.as_ref().map(|row| row.phase) == new.as_ref().map(|row| row.phase) {
                 continue;
             }

@@ -27,6 +27,8 @@ const WORK: &[&str] = &[
     "object.judged.v1",
     "session.closed.v1",
     "plan.waiting.v1",
+    "plan.balance_changed.v1",
+    "plan.rebalance_ended.v1",
     "letter",
     "inbox.refused.v1",
     "inbox.advanced.v1",

@@ -13,6 +13,7 @@ use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
 use crate::incarnation;
 use crate::meta::{At, Meta, Stamp};
+use crate::rebalance;
 use crate::state::{Deployment, Open, Operation, OperationState, Plan, Replica, Setback, Will};
 
 /// A disruption does not move another replica of a plan sooner than this after a move that failed.
@@ -75,6 +76,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         by: fact.by.clone().map(Box::new),
         version,
         wants: fact.node.clone(),
+        purpose: fact.purpose,
         stores,
         state,
         hash: fact.proposal.map(|proposal| proposal.hash),
@@ -184,6 +186,7 @@ pub(crate) fn close(
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = operation.evicts();
+    let stops = rebalance::stops_after(operation, end);
     let failed = matches!(end, OperationEnd::Failed { .. });
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
     let begun = matches!(operation.state, OperationState::Running);
@@ -219,6 +222,9 @@ pub(crate) fn close(
     let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.change::<Plan>(&plan, |plan| {
         *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
+        if let (Some(rebalance), Some(_)) = (&mut plan.rebalance, &stops) {
+            rebalance.stops = stops;
+        }
         match (end, run) {
             (OperationEnd::Succeeded, _) if evicts => plan.setback = None,
             (OperationEnd::Failed { .. }, Some(run)) if evicts => plan.setback = Some(setback(plan, run, at)),

@@ -9,7 +9,7 @@ use chancery_events::fact::{
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
-use chancery_events::spec::{Activity, DisruptionState, NodeState, OperationKind};
+use chancery_events::spec::{Activity, Balance, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
 use super::entities::{
@@ -120,6 +120,9 @@ impl Entities {
             Fact::PlanApplied(_)
             | Fact::PlanActivityChanged(_)
             | Fact::PlanRemoving(_)
+            | Fact::PlanBalanceChanged(_)
+            | Fact::PlanRebalanceStarted(_)
+            | Fact::PlanRebalanceEnded(_)
             | Fact::PlanDeleted(_)
             | Fact::PlanWaiting(_)
             | Fact::DeploymentCreated(_)
@@ -257,6 +260,8 @@ impl Entities {
                     spec: x.spec.clone(),
                     specs: BTreeMap::from([(x.generation, x.spec.clone())]),
                     waiting: Vec::new(),
+                    balance: Balance::Even,
+                    rebalance: None,
                     outcomes: Vec::new(),
                 };
                 let change = |is: &mut Plan| {
@@ -277,6 +282,21 @@ impl Entities {
             Fact::PlanWaiting(x) => {
                 if let Some(plan) = self.plans.get_mut(&x.plan) {
                     plan.is.waiting.clone_from(&x.reasons);
+                }
+            }
+            Fact::PlanBalanceChanged(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.balance = x.balance;
+                }
+            }
+            Fact::PlanRebalanceStarted(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.rebalance = Some(x.requested_by.clone());
+                }
+            }
+            Fact::PlanRebalanceEnded(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.rebalance = None;
                 }
             }
             Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by }) => {

@@ -254,7 +254,7 @@ impl Record {
         matches!(self.phase, Phase::Ended { .. } | Phase::Failed { .. })
     }
 
-    /// What is to be told of each process; `probed` is the status of each, by its number, that has not ended.
+    /// The report of each process; `probed` gives the status of a process that has not ended, by the number of the process.
     pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<Process> {
         let tell = |(number, process): (usize, &Started)| Process {
             payload: process.payload.clone(),

@@ -150,7 +150,7 @@ async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl F
     }
 }
 
-/// Goes on when the probe has failed: without a session nobody ends the process, and it may recover.
+/// Continues after the probe has failed: without a session the process is not ended, and it may recover.
 async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(Option<ProbeError>)) {
     let mut count = AttemptCount::new(timing);
     sleep(timing.initial_delay()).await;

@@ -94,6 +94,7 @@ fn run_tests() -> ExitCode {
         records::one_damaged_copy_of_each_record_loses_nothing,
         records::what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole,
         reboots::what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does,
+        reboots::a_slow_start_after_a_reboot_is_not_taken_for_a_run_that_does_not_answer,
         reboots::killing_the_executor_at_any_moment_after_a_reboot_starts_each_once_a_boot,
         reboots::a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same,
         reboots::one_that_cannot_be_started_again_has_ended_with_its_reason_and_holds_back_no_other,

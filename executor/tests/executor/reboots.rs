@@ -14,7 +14,7 @@ use chancery_executor::process::{Boot, Config, Processes};
 use rustix::process::Signal;
 
 use crate::world::{
-    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until,
+    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, probed, spec, until, wait_until,
 };
 
 fn boot(number: u64) -> Boot {
@@ -83,6 +83,34 @@ fn start_victim(root: &Root, number: u64) -> Child {
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
+}
+
+pub(crate) async fn a_slow_start_after_a_reboot_is_not_taken_for_a_run_that_does_not_answer() {
+    // Its second start takes two seconds before it listens.
+    let script = "
+import os, socket, sys, time
+if os.path.exists('../../started'):
+    time.sleep(2)
+open('../../started', 'w').close()
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+time.sleep(3600)
+";
+    let root = Root::new();
+    let slow = RunSpec { restart: Restart::Always, ..probed(1, script) };
+    let processes = open(&root, 1).await;
+    processes.carry_out(command(id(1), 3, Effect::Ensure, &slow)).await;
+    until(&processes, id(1), "it is ready", is_ready).await;
+    drop(processes);
+    power_cut(&root);
+    let processes = open(&root, 2).await;
+    let answers = |report: &Report| {
+        let hung = |process: &Process| matches!(process.status, ProcessStatus::Unresponsive { .. });
+        assert!(!told(report).iter().any(hung), "it has not been ready since the reboot: {report:?}");
+        is_ready(report)
+    };
+    until(&processes, id(1), "it is ready again", answers).await;
+    processes.carry_out(command(id(1), 4, Effect::Kill, &slow)).await;
+    until(&processes, id(1), "it is ended", |r| r.revision == 4 && is_ended(r)).await;
 }
 
 pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()

@@ -265,6 +265,11 @@ if os.environ['CHANCERY_PROCESS'] == '0':
     server.close()
 time.sleep(3600)
 ";
+    probed(processes, script)
+}
+
+/// Processes of a Python program, which receives a port, with a readiness probe and a liveness probe of that port.
+pub(crate) fn probed(processes: u16, script: &str) -> RunSpec {
     let probe = |failure_threshold| Probe::Tcp {
         port: "http".parse().unwrap(),
         timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },

@@ -172,7 +172,7 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
         assert_eq!(run(&world, id).unready, Some(since), "{action}");
         world.wait(30);
         world.report(id, unready(ProbeError::Timeout));
-        assert_eq!(run(&world, id).unready, Some(since), "{action}: another error does not begin it anew");
+        assert_eq!(run(&world, id).unready, Some(since), "{action}: another error does not begin it again");
         world.wait(29);
         assert_eq!(world.phases(), ["running"], "{action}");
         world.wait(1);

@@ -39,7 +39,7 @@ pub struct Context {
     pub output: Option<Output>,
     /// Whether a person sits there: input and output are a terminal.
     pub person: bool,
-    /// Whether somebody sees how far a command is: the standard error is a terminal.
+    /// Whether a command shows its progress: standard error is a terminal.
     pub shows_progress: bool,
     /// How long to wait before the second try; later ones wait longer.
     pub backoff: Duration,

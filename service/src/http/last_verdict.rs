@@ -1,6 +1,6 @@
 //! The last verdict of a server: every later read of the fleet is at least as new, unless the client asks for less.
 //!
-//! A verdict counts from before its answer is written, whoever asked: over a typed route, as a CloudEvent, in a batch, or
+//! A verdict counts from before its answer is written, to any client: over a typed route, as a CloudEvent, in a batch, or
 //! forwarded to the server that decides and answered here. Only durable verdicts are given, so each position is one of
 //! the journal, and a takeover leaves it reachable. Inbox messages have no answer and do not count.
 

@@ -259,7 +259,7 @@ fn why_silent(
     }
 }
 
-/// How outputs are told from each other.
+/// How the lines of one output are distinguished from those of another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LogMarks {
     /// By a line where another one begins.

@@ -207,6 +207,7 @@ impl Office {
             self.duty.send_replace(Duty::Decides(decider.clone()));
             let (why, following) = decide(&decider, ended, turns.clone(), &mut drain).await?;
             self.following = following;
+            self.clock.unfollow();
             self.duty.send_replace(Duty::StandsBy);
             self.troubles.clear(FleetPart::Inbox);
             self.troubles.clear(FleetPart::Events);

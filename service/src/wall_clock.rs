@@ -214,6 +214,13 @@ impl WallClock {
         Err(ClockAhead { wall, last, days, max_days })
     }
 
+    /// A decider that followed the clock has ended: trust in a gap that it met ends, too.
+    pub fn unfollow(&self) {
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        *trouble = None;
+        self.trusted_gap.store(0, Ordering::Release);
+    }
+
     /// A decider starts that follows the clock.
     pub fn follow(&self) {
         self.tell(None);
@@ -235,7 +242,11 @@ impl WallClock {
         let wait = move || {
             while clock.trouble().is_some() {
                 if (clock.is_synchronised)() {
-                    clock.trusted_gap.store(u64::MAX, Ordering::Release);
+                    // Under the lock, so that a decider which has ended meanwhile leaves no trust behind.
+                    let trouble = clock.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+                    if trouble.is_some() {
+                        clock.trusted_gap.store(u64::MAX, Ordering::Release);
+                    }
                     return;
                 }
                 std::thread::sleep(ASK_AGAIN);
@@ -310,6 +321,13 @@ mod tests {
         assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
         assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
         assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
+        // A decider that ends takes the trust along, whatever the system says afterwards.
+        clock.leapt(Some(DAYS * 100));
+        while clock.max_gap() < Duration::MAX {
+            std::thread::yield_now();
+        }
+        clock.unfollow();
+        assert_eq!((clock.max_gap(), clock.trouble()), (DAYS * 31, None));
     }
 
     #[test]

@@ -118,14 +118,18 @@ fn reading(began: Instant) -> Reading {
     Reading { wall: wall_clock::now(), steady: began.elapsed() }
 }
 
+/// The clock that was judged, and what has passed since: another clock by now is read as a leap, and executors get their
+/// whole grace from now on.
+fn first_reading(judged: JudgedClock) -> Reading {
+    let passed = judged.at.elapsed();
+    Reading { wall: judged.wall + passed, steady: passed }
+}
+
 impl Loop {
     fn new(start: Start, inputs: mpsc::Receiver<Input>) -> Loop {
         let (began, clock) = (start.judged.at, start.clock);
         let head = start.head.as_ref();
-        // The clock that was judged, and what has passed since: another one by now is read as a leap. Executors get their
-        // grace from now on.
-        let passed = began.elapsed();
-        let judged = Reading { wall: start.judged.wall + passed, steady: passed };
+        let judged = first_reading(start.judged);
         let mut driver = Driver::begin(start.settings, start.fleet, head, start.journal, judged);
         driver.bound_clock(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
@@ -140,7 +144,7 @@ impl Loop {
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
             drains: false,
-            hearing: Hearing::begin(passed),
+            hearing: Hearing::begin(judged.steady),
             clock,
             has_leapt: false,
         }
@@ -309,4 +313,18 @@ impl Loop {
 /// For names that nobody else has: writers, attaches, lineages.
 pub(crate) fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_a_takeover_takes_counts_before_the_first_reading() {
+        let passed = Duration::from_secs(20);
+        let at = Instant::now().checked_sub(passed).expect("the machine was started earlier");
+        let judged = JudgedClock { wall: wall_clock::now(), at };
+        let first = first_reading(judged);
+        assert!(first.steady >= passed && first.wall >= judged.wall + passed, "{first:?} after {judged:?}");
+    }
 }

@@ -26,7 +26,7 @@ use super::drift::Place;
 use super::folder::{Cause, End, Folder, Phase, Record, Wanted, remove_groups};
 use super::group::LimitHits;
 use super::identity::{Boot, Handle};
-use super::proof::{self, Rest, StartedIn};
+use super::proof::{self, Rest, Search, StartedIn};
 use super::sweeps::Pause;
 use super::trampoline::hope;
 use super::wire::LONGEST_GRACE;
@@ -209,7 +209,7 @@ impl Foster {
         if !self.living.is_empty() {
             return Rest::Something;
         }
-        let rest = proof::search(&self.folder, &self.record, self.origin).rest;
+        let rest = self.search().rest;
         let now = Instant::now();
         match &rest {
             Rest::Unknown(_) if now < *self.doubted.get_or_insert(now) + DOUBT => return Rest::Something,
@@ -245,9 +245,14 @@ impl Foster {
         {
             tracing::warn!(%error, group = %group.path.display(), "cannot kill a control group");
         }
-        for handle in proof::search(&self.folder, &self.record, self.origin).ours {
+        for handle in self.search().ours {
             handle.signal(signal);
         }
+    }
+
+    /// Searches all processes. That takes long on a large host; probes run on the same threads.
+    fn search(&self) -> Search {
+        tokio::task::block_in_place(|| proof::search(&self.folder, &self.record, self.origin))
     }
 }
 

@@ -270,6 +270,12 @@ pub(super) fn forks() -> io::Result<u64> {
     count.ok_or_else(|| io::Error::other("cannot read /proc/stat: there is no count of processes"))
 }
 
+/// Whether a process is in the control groups of this process.
+pub(super) fn is_in_own_group(pid: u32) -> bool {
+    let groups = |pid: &dyn std::fmt::Display| std::fs::read(format!("/proc/{pid}/cgroup"));
+    matches!((groups(&pid), groups(&"self")), (Ok(its), Ok(own)) if its == own)
+}
+
 /// Whether `/proc` may hide processes.
 pub(super) fn hides_processes() -> bool {
     std::fs::read("/proc/self/mountinfo").map_or(true, |mounts| {

@@ -33,7 +33,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 mod ending;
 mod files;
 
-use ending::{Ending, Left};
+use ending::{Ending, Left, UnreadGroup};
 use files::Mine;
 
 use super::capture::{Capture, Copied};
@@ -205,8 +205,7 @@ struct Keeper {
     captures: Vec<Capture>,
     chunk: Vec<u8>,
     failure: Option<NotExecuted>,
-    /// Why the control group could not be read last.
-    unread: Option<String>,
+    unread: Option<UnreadGroup>,
     ending: Option<Ending>,
     /// Readable when a child has ended.
     ended: UnixStream,
@@ -303,6 +302,12 @@ impl Keeper {
             let left = self.reap();
             if left == Left::None {
                 self.finish();
+                return Ok(());
+            }
+            if self.unread.as_ref().is_some_and(UnreadGroup::has_lasted) {
+                // As if this process had been killed: an executor finds what can be proved.
+                log(format_args!("the end is left to the executor"));
+                self.save();
                 return Ok(());
             }
             if self.record.phase == Phase::Recorded

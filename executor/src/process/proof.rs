@@ -238,7 +238,8 @@ struct Marks<'a> {
 /// Whether process ids can have been given again since a record was begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProcessNumbers {
-    /// Fewer processes were started than half of the numbers.
+    /// Most likely not: fewer processes were started than half of the numbers. The kernel does not count forks that a limit
+    /// of a control group refused, which take numbers too.
     GivenOnce,
     /// More, or that is not known.
     MaybeGivenAgain,
@@ -258,9 +259,22 @@ impl ProcessNumbers {
 
     /// Whether the session or group of a leader that was started then is the one with that number now, whose leader was
     /// started at `leader`, or has ended.
-    fn is_led_by(self, recorded: u64, leader: Option<u64>) -> bool {
-        leader.map_or(self == ProcessNumbers::GivenOnce, |now| now == recorded)
+    fn same_session(self, recorded: u64, leader: Option<u64>) -> SameSession {
+        match leader {
+            Some(now) if now == recorded => SameSession::Yes,
+            None if self == ProcessNumbers::GivenOnce => SameSession::Likely,
+            Some(_) | None => SameSession::No,
+        }
     }
+}
+
+/// Whether a session or group is the one that was recorded.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum SameSession {
+    No,
+    /// Its leader has ended, and its number has most likely not been given again.
+    Likely,
+    Yes,
 }
 
 impl Marks<'_> {
@@ -290,16 +304,26 @@ impl Marks<'_> {
     ) -> io::Result<bool> {
         // A number is given to another process only when its session and its group have ended. Such a process may have led
         // others of its own, and ended.
-        let leads = |number: u32| {
-            let start_time = self.leaders.get(&number);
+        let same = |number: u32| {
             let leader = all.get(&number).map(|leader| leader.start_time);
-            start_time.is_some_and(|time| self.numbers.is_led_by(*time, leader))
+            let recorded = self.leaders.get(&number);
+            recorded.map_or(SameSession::No, |recorded| self.numbers.same_session(*recorded, leader))
         };
-        let has_any = leads(stat.session)
-            || leads(stat.group)
+        let same = same(stat.session).max(same(stat.group));
+        let has_any = same == SameSession::Yes
             || self.works_in(stat.pid)
-            || identity::has_open(stat.pid, &self.pipes);
-        Ok(has_any || folder_named_by(stat, environments)?.is_some_and(|named| self.is_folder(&named)))
+            || identity::has_open(stat.pid, &self.pipes)
+            || folder_named_by(stat, environments)?.is_some_and(|named| self.is_folder(&named));
+        match same {
+            _ if has_any => Ok(true),
+            SameSession::No | SameSession::Yes => Ok(false),
+            // Without a control group of its own, an incarnation is in that of the executor.
+            SameSession::Likely if identity::is_in_own_group(stat.pid) => Ok(true),
+            SameSession::Likely => Err(io::Error::other(format!(
+                "process {} has the session or group {} of it, whose leader has ended, and another control group",
+                stat.pid, stat.session
+            ))),
+        }
     }
 
     /// By its name first: what has another is not looked up, for it may be on a file system that does not answer.
@@ -356,14 +380,14 @@ mod tests {
     #[test]
     fn a_session_without_its_leader_is_a_mark_only_while_its_number_cannot_have_been_given_again() {
         for (numbers, leader, wanted) in [
-            (ProcessNumbers::GivenOnce, Some(7), true),
-            (ProcessNumbers::GivenOnce, Some(8), false),
-            (ProcessNumbers::GivenOnce, None, true),
-            (ProcessNumbers::MaybeGivenAgain, Some(7), true),
-            (ProcessNumbers::MaybeGivenAgain, Some(8), false),
-            (ProcessNumbers::MaybeGivenAgain, None, false),
+            (ProcessNumbers::GivenOnce, Some(7), SameSession::Yes),
+            (ProcessNumbers::GivenOnce, Some(8), SameSession::No),
+            (ProcessNumbers::GivenOnce, None, SameSession::Likely),
+            (ProcessNumbers::MaybeGivenAgain, Some(7), SameSession::Yes),
+            (ProcessNumbers::MaybeGivenAgain, Some(8), SameSession::No),
+            (ProcessNumbers::MaybeGivenAgain, None, SameSession::No),
         ] {
-            assert_eq!(numbers.is_led_by(7, leader), wanted, "{numbers:?}, {leader:?}");
+            assert_eq!(numbers.same_session(7, leader), wanted, "{numbers:?}, {leader:?}");
         }
     }
 

@@ -42,6 +42,9 @@ fn main() -> ExitCode {
             volumes::victim(Path::new(root), what, count.parse().expect("a number"))
         }
         [_, "as-neighbour", root, cgroup, out] => proofs::neighbour(Path::new(root), cgroup, Path::new(out)),
+        [_, "as-hider", root, groups, out] => {
+            proofs::hider(Path::new(root), Path::new(groups), Path::new(out))
+        }
         [_, "as-onlooker", root] => proofs::onlooker(Path::new(root)),
         _ => run_tests(),
     }
@@ -126,6 +129,7 @@ fn run_tests() -> ExitCode {
         proofs::a_group_of_an_incarnation_without_directory_is_ended,
         proofs::a_stopped_supervisor_holds_up_neither_stop_nor_kill,
         proofs::a_supervisor_that_never_answers_the_next_executor_is_replaced,
+        proofs::a_supervisor_that_cannot_read_its_control_group_leaves_the_end_to_the_executor,
         volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
         volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
         volumes::what_is_begun_to_be_destroyed_goes_on_without_being_told_to,

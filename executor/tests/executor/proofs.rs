@@ -669,6 +669,48 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
     }
 }
 
+/// An executor in a mount namespace of its own, where another file system hides control groups while a process ends. Says
+/// what it saw.
+pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
+    block_on(async {
+        let processes = Processes::open(config(root)).await.unwrap();
+        processes.carry_out(command(id(1), 1, Effect::Ensure, &sleeper(1))).await;
+        let ready = until(&processes, id(1), "it is ready", is_ready).await;
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
+        let mounts = mounts.filter_map(|line| line.split(' ').nth(4)).filter(|at| groups.starts_with(at));
+        let mount = mounts.max_by_key(|at| at.len()).expect("groups are in a mount");
+        let hidden = Command::new("mount").args(["-t", "tmpfs", "none", mount]).status();
+        assert!(hidden.unwrap().success());
+        kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+        let ended = until(&processes, id(1), "it has ended", is_ended).await;
+        std::fs::write(out, serde_json::to_string(&ended).unwrap()).unwrap();
+    });
+    ExitCode::SUCCESS
+}
+
+pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_end_to_the_executor() {
+    let root = Root::new();
+    let Some(groups) = root.groups() else { return };
+    let tried = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
+    if !tried.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine does not allow a second mount namespace");
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("told");
+    let status = Command::new("unshare")
+        .arg("-m")
+        .arg(std::env::current_exe().unwrap())
+        .args(["as-hider", root.path().to_str().unwrap(), groups.to_str().unwrap(), file.to_str().unwrap()])
+        .stdin(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    let ended: Report = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: Signal::KILL.as_raw() });
+    assert_eq!(root.keepers(), Vec::<i32>::new());
+}
+
 pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replaced() {
     let root = Root::new();
     let processes = root.open().await;

@@ -17,6 +17,9 @@ use super::super::trampoline::NotExecuted;
 use super::super::{reboot, wire};
 use super::{Keeper, StartOf};
 
+/// How long a control group is tried to be read.
+const UNREAD: Duration = Duration::from_secs(5);
+
 /// It is under way.
 pub(super) struct Ending {
     /// When everything is killed, or what is left of that is killed again.
@@ -39,6 +42,19 @@ pub(super) enum Left {
     /// In the control group alone, or not known to be gone from the group: no end of it is heard.
     InGroup,
     None,
+}
+
+/// Its control group cannot be read, though no child is left.
+pub(super) struct UnreadGroup {
+    why: String,
+    since: Instant,
+}
+
+impl UnreadGroup {
+    /// It has lasted: the end is left to an executor to prove.
+    pub(super) fn has_lasted(&self) -> bool {
+        self.since.elapsed() > UNREAD
+    }
 }
 
 /// What is left where `wait` says that there is no child, and the group is populated so, if there is one.
@@ -66,11 +82,15 @@ impl Keeper {
         let populated = || self.record.group.as_ref().map(IncarnationCgroup::populated);
         let populated = if left == Left::None { populated() } else { None };
         let left = if left == Left::None { left_behind(populated.as_ref()) } else { left };
-        if let Some(Populated::Unknown(why)) = populated
-            && self.unread.as_ref() != Some(&why)
-        {
-            log(format_args!("cannot record the end before the control group can be read: {why}"));
-            self.unread = Some(why);
+        match populated {
+            Some(Populated::Unknown(why)) => {
+                if self.unread.as_ref().is_none_or(|unread| unread.why != why) {
+                    log(format_args!("cannot record the end before the control group can be read: {why}"));
+                }
+                let since = self.unread.take().map_or_else(Instant::now, |unread| unread.since);
+                self.unread = Some(UnreadGroup { why, since });
+            }
+            Some(Populated::Yes | Populated::No) | None => self.unread = None,
         }
         if news {
             // A program that was not executed is no end by itself.

@@ -59,7 +59,7 @@ impl Tender {
     pub(super) fn kill_supervisor(&mut self) -> usize {
         let record = self.record.as_ref();
         let origin = record.and_then(|record| StartedIn::of(record, &self.shared.boot).ok());
-        let found = supervisors(&self.folder, record, origin);
+        let found = tokio::task::block_in_place(|| supervisors(&self.folder, record, origin));
         for supervisor in &found {
             supervisor.signal(rustix::process::Signal::KILL);
         }

@@ -22,8 +22,10 @@ pub struct Reader {
     /// Open until it was read to its end: a reader that waits for more costs no descriptor. Stays readable when it is
     /// removed.
     file: Option<File>,
-    /// Times of what is to be read of the file; the first is that of where it is.
-    blocks: Option<VecDeque<TimesEntry>>,
+    /// Times of what is to be read next of the file; the first is that of where it is.
+    blocks: VecDeque<TimesEntry>,
+    /// Of which file the last of these were read, and how many bytes the index had.
+    indexed: Option<(u64, u64)>,
 }
 
 /// Where a reader is.
@@ -35,7 +37,14 @@ pub(super) struct ReadPosition {
 
 impl Reader {
     fn at(base: &Path, place: ReadPosition) -> Reader {
-        Reader { base: base.to_owned(), number: place.number, at: place.at, file: None, blocks: None }
+        Reader {
+            base: base.to_owned(),
+            number: place.number,
+            at: place.at,
+            file: None,
+            blocks: VecDeque::new(),
+            indexed: None,
+        }
     }
 
     /// Begins at what was written at a time or later, and at most [`SPAN`] before.
@@ -66,28 +75,70 @@ impl Reader {
         ReadPosition { number: self.number, at: self.at }
     }
 
-    /// What is new and was written about one time, at most `most` bytes, with that time in microseconds since 1970;
-    /// nothing if nothing is.
-    pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
+    /// When what is new was written, in microseconds since 1970; `None` if nothing is. Reads nothing of the output and opens
+    /// nothing that stays open.
+    pub fn next_time(&mut self) -> io::Result<Option<u64>> {
         loop {
-            let before = self.place();
-            if self.blocks.is_none() {
-                self.blocks = Some(times::read(&part(&self.base, self.number))?);
+            if self.has_more()? {
+                self.find_block()?;
+                return Ok(Some(self.blocks.front().map_or(0, |block| block.time)));
             }
-            let blocks = self.blocks.get_or_insert_default();
-            while blocks.get(1).is_some_and(|next| next.offset <= before.at) {
-                blocks.pop_front();
+            let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
+            let Some(next) = next else { return Ok(None) };
+            // Once there is a next one, nothing is added to this one; something may have been before.
+            if !self.has_more()? {
+                (self.number, self.at, self.file) = (next, 0, None);
             }
-            let time = blocks.front().map_or(0, |block| block.time);
-            let block = blocks.get(1).map_or(u64::MAX, |next| next.offset - before.at);
-            let most = most.min(usize::try_from(block).unwrap_or(usize::MAX));
-            let bytes = self.read(most)?;
-            if bytes.is_empty() || self.number == before.number {
+        }
+    }
+
+    /// What is new and was written about one time, at most `most` bytes, with that time in microseconds since 1970;
+    /// nothing if nothing is. Leaves nothing open: a program may have thousands of outputs.
+    pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
+        while let Some(time) = self.next_time()? {
+            let block = self.blocks.get(1).map_or(u64::MAX, |next| next.offset - self.at);
+            let bytes = self.read_file(most.min(usize::try_from(block).unwrap_or(usize::MAX)))?;
+            self.file = None;
+            if !bytes.is_empty() {
                 return Ok((time, bytes));
             }
-            // It is of another file: read again, so that it ends with a block of that one.
-            (self.at, self.blocks) = (0, None);
+            // It was dropped meanwhile.
         }
+        Ok((0, Vec::new()))
+    }
+
+    /// Whether the file where it is has more.
+    fn has_more(&self) -> io::Result<bool> {
+        match part(&self.base, self.number).symlink_metadata() {
+            Ok(found) => Ok(found.len() > self.at),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Brings the times up to date: the first is that of where it is, and the second, if any, is that of what comes behind.
+    fn find_block(&mut self) -> io::Result<()> {
+        if self.indexed.is_some_and(|(number, _)| number != self.number) {
+            (self.blocks, self.indexed) = (VecDeque::new(), None);
+        }
+        while self.blocks.get(1).is_some_and(|next| next.offset <= self.at) {
+            self.blocks.pop_front();
+            if self.blocks.len() < 2 {
+                self.indexed = None;
+            }
+        }
+        if self.blocks.len() < 2 {
+            let path = part(&self.base, self.number);
+            // More may have been written since.
+            let indexed = Some((self.number, times::length(&path)?));
+            if indexed != self.indexed {
+                (self.blocks, self.indexed) = (times::read_at(&path, self.at)?, indexed);
+                while self.blocks.get(1).is_some_and(|next| next.offset <= self.at) {
+                    self.blocks.pop_front();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Begins at the last `lines` lines, or the last mebibyte from a line's beginning.
@@ -119,24 +170,36 @@ impl Reader {
     /// What is new, at most `most` bytes; nothing if nothing is.
     pub fn read(&mut self, most: usize) -> io::Result<Vec<u8>> {
         loop {
-            // Looked for first: once there is a next one, nothing is added to this one.
-            let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
-            if self.file.is_none() {
-                self.file = open(&part(&self.base, self.number))?;
-            }
-            if let Some(file) = &mut self.file {
-                file.seek(SeekFrom::Start(self.at))?;
-                let mut bytes = Vec::new();
-                file.take(most as u64).read_to_end(&mut bytes)?;
-                if !bytes.is_empty() {
-                    self.at += bytes.len() as u64;
-                    return Ok(bytes);
+            let mut bytes = self.read_file(most)?;
+            if bytes.is_empty() {
+                let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
+                let Some(next) = next else { return Ok(Vec::new()) };
+                // Once there is a next one, nothing is added to this one; something may have been before.
+                bytes = self.read_file(most)?;
+                if bytes.is_empty() {
+                    (self.number, self.at) = (next, 0);
+                    continue;
                 }
             }
-            self.file = None;
-            let Some(next) = next else { return Ok(Vec::new()) };
-            (self.number, self.at) = (next, 0);
+            return Ok(bytes);
         }
+    }
+
+    /// What is new of the file where it is. The file is closed if nothing is.
+    fn read_file(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        if self.file.is_none() {
+            self.file = open(&part(&self.base, self.number))?;
+        }
+        let mut bytes = Vec::new();
+        if let Some(file) = &mut self.file {
+            file.seek(SeekFrom::Start(self.at))?;
+            file.take(most as u64).read_to_end(&mut bytes)?;
+        }
+        if bytes.is_empty() {
+            self.file = None;
+        }
+        self.at += bytes.len() as u64;
+        Ok(bytes)
     }
 
     fn skip(&mut self, mut count: u64) -> io::Result<()> {
@@ -293,6 +356,32 @@ mod tests {
         }
         let wanted = [(0, "one\n"), (60, "two\n"), (100, "three\n"), (200, "four\n")];
         assert_eq!(blocks, wanted.map(|(time, text)| (time, text.to_owned())));
+    }
+
+    #[test]
+    fn what_is_written_while_it_is_followed_has_its_own_time() {
+        let (_folder, base) = output(&[(1, "one\n")]);
+        let path = part(&base, 1);
+        let entry = |offset, seconds| TimesEntry { offset, time: times::micros(time(seconds)) };
+        times::copy(&path, &[entry(0, 0)]).unwrap();
+        let mut reader = Reader::last(&base, u64::MAX).unwrap();
+        let mut read = || {
+            let (time, bytes) = reader.read_block(1000).unwrap();
+            ((time / 1_000_000).saturating_sub(1_000_000), String::from_utf8(bytes).unwrap())
+        };
+        assert_eq!(read(), (0, "one\n".to_owned()));
+        assert_eq!(read().1, "");
+        let add = |text: &str| {
+            let mut file = File::options().append(true).open(&path).unwrap();
+            std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        };
+        add("two\n");
+        assert_eq!(read(), (0, "two\n".to_owned()), "at most a span later: it has no time of its own");
+        times::copy(&path, &[entry(0, 0), entry(8, 60), entry(14, 120)]).unwrap();
+        add("three\nfour\n");
+        assert_eq!(read(), (60, "three\n".to_owned()));
+        assert_eq!(read(), (120, "four\n".to_owned()));
+        assert_eq!(read().1, "");
     }
 
     #[test]

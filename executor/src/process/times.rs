@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read as _, Write as _};
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -24,6 +24,8 @@ const BYTES: u64 = 64;
 const ENTRY: usize = 16;
 /// Entries of a file that are in memory, at most.
 const MOST: usize = 1024;
+/// Entries that are read at one time.
+pub(super) const AHEAD: usize = 32;
 /// Bytes of an index that are read, at most: the index is in a folder that the payload can write to.
 const LONGEST: u64 = 4 << 20;
 
@@ -112,38 +114,80 @@ fn next(file: &mut impl io::Read, one: &mut [u8; ENTRY]) -> io::Result<Option<Ti
 /// The entries of a file, [`MOST`] of them spread over it at most. One without an index has one entry, of its last change; one that was dropped has none.
 pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
-    let mut options = File::options();
-    match durable::open_plain(options.read(true), &path_of(part)) {
-        Ok(file) => {
-            let mut file = BufReader::new(file.take(LONGEST));
-            let (mut one, mut number, mut step) = ([0; ENTRY], 0_u64, 1_u64);
-            while let Some(entry) = next(&mut file, &mut one)? {
-                if number.is_multiple_of(step) {
-                    entries.push_back(entry);
-                }
-                number += 1;
-                // Every second entry goes: what stood for its time stands for an earlier one.
-                if entries.len() == MOST {
-                    let mut keep = false;
-                    entries.retain(|_| {
-                        keep = !keep;
-                        keep
-                    });
-                    step *= 2;
-                }
+    if let Some(file) = open(part)? {
+        let mut file = BufReader::new(file.take(LONGEST));
+        let (mut one, mut number, mut step) = ([0; ENTRY], 0_u64, 1_u64);
+        while let Some(entry) = next(&mut file, &mut one)? {
+            if number.is_multiple_of(step) {
+                entries.push_back(entry);
+            }
+            number += 1;
+            // Every second entry goes: what stood for its time stands for an earlier one.
+            if entries.len() == MOST {
+                let mut keep = false;
+                entries.retain(|_| {
+                    keep = !keep;
+                    keep
+                });
+                step *= 2;
             }
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
     }
     if entries.is_empty() {
-        match part.symlink_metadata() {
-            Ok(found) => entries.push_back(TimesEntry { offset: 0, time: micros(found.modified()?) }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        entries.extend(of_file(part)?);
     }
     Ok(entries)
+}
+
+/// The entry for what stands at an offset, and the next ones: [`AHEAD`] of them at most.
+pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntry>> {
+    let mut entries = VecDeque::new();
+    let mut one = [0; ENTRY];
+    if let Some(mut file) = open(part)? {
+        let (mut from, mut to) = (0, file.metadata()?.len().min(LONGEST) / ENTRY as u64);
+        while from < to {
+            let middle = from.midpoint(to);
+            file.seek(SeekFrom::Start(middle * ENTRY as u64))?;
+            let Some(entry) = next(&mut file, &mut one)? else { break };
+            (from, to) = if entry.offset <= offset { (middle + 1, to) } else { (from, middle) };
+        }
+        file.seek(SeekFrom::Start(from.saturating_sub(1) * ENTRY as u64))?;
+        let mut file = BufReader::new(file.take((AHEAD * ENTRY) as u64));
+        while let Some(entry) = next(&mut file, &mut one)? {
+            entries.push_back(entry);
+        }
+    }
+    if entries.is_empty() {
+        entries.extend(of_file(part)?);
+    }
+    Ok(entries)
+}
+
+/// The index of a file, if it has one.
+fn open(part: &Path) -> io::Result<Option<File>> {
+    match durable::open_plain(File::options().read(true), &path_of(part)) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What stands for all of a file that has no index: its last change.
+fn of_file(part: &Path) -> io::Result<Option<TimesEntry>> {
+    match part.symlink_metadata() {
+        Ok(found) => Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes of the index of a file; 0 without one.
+pub(super) fn length(part: &Path) -> io::Result<u64> {
+    match path_of(part).symlink_metadata() {
+        Ok(found) => Ok(found.len()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes the index of a file that was copied.
@@ -180,6 +224,23 @@ mod tests {
         let between = kept.iter().zip(kept.iter().skip(1)).map(|(one, next)| next.offset - one.offset);
         assert!(between.max() == Some(64 * 64), "evenly");
         assert!(all.last().unwrap().offset - kept.back().unwrap().offset < 64 * 64);
+    }
+
+    #[test]
+    fn the_entries_at_an_offset_are_found_in_an_index_of_any_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = folder.path().join("web-0.out.1");
+        for length in [1, 2, 31, 32, 33, 1000] {
+            let all: Vec<TimesEntry> =
+                (0..length).map(|at| TimesEntry { offset: at * 10, time: 1_000 + at }).collect();
+            copy(&part, &all).unwrap();
+            for offset in 0..length * 10 {
+                let found = read_at(&part, offset).unwrap();
+                let from = usize::try_from(offset / 10).unwrap();
+                let to = all.len().min(from + AHEAD);
+                assert_eq!(Vec::from(found), all[from..to], "{length} entries, offset {offset}");
+            }
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
@@ -20,6 +20,7 @@ use chancery_projector::RowKey;
 use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
 
 use super::App;
+use super::budget::SMALL;
 use super::edge::Call;
 use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
 use super::query::Params;
@@ -28,6 +29,10 @@ use crate::manifest::parse_span;
 
 /// Bytes read at one time.
 const CHUNK: usize = 64 << 10;
+/// Outputs that a request reads, at most.
+const OUTPUTS: usize = 256;
+/// Bytes of a line that are marked as one, at most; the rest of a longer line is marked as another.
+const LINE: usize = 16 << 10;
 /// How often files are looked at.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -131,28 +136,48 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     if files.is_empty() {
         return Err(silence(app, call, id, &kept).await);
     }
+    if files.len() > OUTPUTS {
+        let detail = format!(
+            "read {} outputs: at most {OUTPUTS} at one time; name a payload or a process",
+            files.len()
+        );
+        return Err(Problem::parameter(In::Query, "payload", detail));
+    }
+    // Lines that have no end yet are kept.
+    let kept = if marks == LogMarks::Lines { files.len() * LINE } else { 0 };
+    let busy =
+        || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", files.len()));
+    let reserved =
+        if kept > SMALL { Some(app.common.answers.try_reserve(kept).ok_or_else(busy)?) } else { None };
     let open = in_turn(&app.hub.readers, "open logs", move || {
         let from = StartPoint { tail, since };
         let labels = labels(&files, marks);
         let open = |(file, label)| Open::begin(file, label, from, marks);
-        files.iter().zip(labels).map(open).collect::<io::Result<Vec<_>>>()
+        let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
+        let open = files.iter().zip(labels).map(open).collect::<io::Result<_>>()?;
+        Ok::<_, io::Error>(Outputs { open, last, looked: Instant::now() })
     });
     let open = open.await?.map_err(|error| Problem::internal("open logs", &error))?;
+    Ok(response(app, open, marks, (follower, reserved)))
+}
+
+/// The answer; `held` lasts as long.
+fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static) -> Response<Body> {
     let mut closing = app.hub.closing();
     let body = async_stream::stream! {
-        let _follower = follower;
+        let _held = held;
+        let follow = open.last == OpenLine::Waits;
+        let names = marks == LogMarks::Changes && open.open.len() > 1;
         let mut files = Some(open);
-        let names = marks == LogMarks::Changes && files.as_ref().is_some_and(|files| files.len() > 1);
         let mut shown = None;
         loop {
             let Some(mut open) = files.take() else { return };
             let read = tokio::task::spawn_blocking(move || {
-                let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
-                let next = next(&mut open, last);
+                let next = open.next();
                 (open, next)
             });
             let Ok((open, next)) = read.await else { return };
-            let label = next.as_ref().map(|(at, _)| open[*at].label.clone());
+            let label = next.as_ref().map(|(at, _)| open.open[*at].label.clone());
             files = Some(open);
             match next {
                 Some((at, Ok(bytes))) => {
@@ -179,7 +204,7 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    Ok(response)
+    response
 }
 
 /// Why there is nothing to show. `kept`: what there is of the incarnation, and was not asked for.
@@ -314,16 +339,47 @@ fn labels(files: &[LogFile], marks: LogMarks) -> Vec<String> {
     files.iter().map(label).collect()
 }
 
-/// The oldest of what is new, and of which output it is; `None` if nothing is.
-fn next(open: &mut [Open], last: OpenLine) -> Option<(usize, io::Result<Bytes>)> {
-    for (at, file) in open.iter_mut().enumerate() {
-        if let Err(error) = file.fill(last) {
-            return Some((at, Err(error)));
+/// The outputs of an answer.
+struct Outputs {
+    open: Vec<Open>,
+    last: OpenLine,
+    /// When those that had nothing new were looked at last.
+    looked: Instant,
+}
+
+impl Outputs {
+    /// The oldest of what is new, and of which output it is; `None` if nothing is.
+    fn next(&mut self) -> Option<(usize, io::Result<Bytes>)> {
+        if self.last == OpenLine::Waits && self.looked.elapsed() >= POLL {
+            self.looked = Instant::now();
+            self.open.iter_mut().for_each(|open| open.is_at_end = false);
         }
+        loop {
+            let mut oldest: Option<(u64, usize)> = None;
+            for (at, open) in self.open.iter_mut().enumerate() {
+                match open.next_time() {
+                    Err(error) => return Some((at, Err(error))),
+                    Ok(Some(time)) if oldest.is_none_or(|(least, _)| time < least) => {
+                        oldest = Some((time, at));
+                    }
+                    Ok(_) => {}
+                }
+            }
+            let Some((_, at)) = oldest else { break };
+            match self.open[at].read() {
+                Ok(None) => {}
+                Ok(Some(bytes)) => return Some((at, Ok(bytes))),
+                Err(error) => return Some((at, Err(error))),
+            }
+        }
+        if self.last == OpenLine::Waits {
+            return None;
+        }
+        // It is all that there is.
+        let at = self.open.iter().position(|open| !open.rest.is_empty())?;
+        let open = &mut self.open[at];
+        Some((at, Ok(marked(&open.label, &std::mem::take(&mut open.rest)))))
     }
-    let ready = open.iter_mut().enumerate().filter(|(_, file)| file.ready.is_some());
-    let (at, oldest) = ready.min_by_key(|(_, file)| file.ready.as_ref().map(|(time, _)| *time))?;
-    oldest.ready.take().map(|(_, bytes)| (at, Ok(bytes)))
 }
 
 /// An output, and how far it was read.
@@ -331,10 +387,12 @@ struct Open {
     label: String,
     reader: Reader,
     marks: LogMarks,
+    /// When what comes next was written, if that is known.
+    time: Option<u64>,
+    /// Nothing was new when it was looked at last.
+    is_at_end: bool,
     /// The beginning of a line whose end was not read yet.
     rest: Vec<u8>,
-    /// What is to be sent next, and when it was written.
-    ready: Option<(u64, Bytes)>,
 }
 
 impl Open {
@@ -345,32 +403,30 @@ impl Open {
             (Some(since), None) => Reader::since(base, since)?,
             (Some(since), Some(tail)) => Reader::last(base, tail)?.later(Reader::since(base, since)?),
         };
-        Ok(Open { label, reader, marks, rest: Vec::new(), ready: None })
+        Ok(Open { label, reader, marks, time: None, is_at_end: false, rest: Vec::new() })
     }
 
-    /// Reads what is to be sent next, if nothing waits for that.
-    fn fill(&mut self, last: OpenLine) -> io::Result<()> {
-        while self.ready.is_none() {
-            let (time, bytes) = self.reader.read_block(CHUNK)?;
-            let is_over = bytes.is_empty();
-            if self.marks == LogMarks::Changes {
-                self.ready = (!is_over).then(|| (time, bytes.into()));
-                return Ok(());
-            }
-            self.rest.extend(bytes);
-            let ends = (is_over && last == OpenLine::Ends) || self.rest.len() > CHUNK;
-            let whole = match self.rest.iter().rposition(|byte| *byte == b'\n') {
-                Some(end) => end + 1,
-                None if ends => self.rest.len(),
-                None => 0,
-            };
-            let lines: Vec<u8> = self.rest.drain(..whole).collect();
-            self.ready = (!lines.is_empty()).then(|| (time, marked(&self.label, &lines)));
-            if is_over {
-                return Ok(());
-            }
+    fn next_time(&mut self) -> io::Result<Option<u64>> {
+        if self.time.is_none() && !self.is_at_end {
+            self.time = self.reader.next_time()?;
+            self.is_at_end = self.time.is_none();
         }
-        Ok(())
+        Ok(self.time)
+    }
+
+    /// What is to be sent of what is new; `None` if that is no whole line.
+    fn read(&mut self) -> io::Result<Option<Bytes>> {
+        self.time = None;
+        let (_, bytes) = self.reader.read_block(CHUNK)?;
+        if self.marks == LogMarks::Changes {
+            return Ok((!bytes.is_empty()).then(|| bytes.into()));
+        }
+        self.rest.extend(bytes);
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let whole = if self.rest.len() - end > LINE { self.rest.len() } else { end };
+        let rest = self.rest.split_off(whole);
+        let lines = std::mem::replace(&mut self.rest, rest);
+        Ok((!lines.is_empty()).then(|| marked(&self.label, &lines)))
     }
 }
 
@@ -432,9 +488,10 @@ mod tests {
             let labels = labels(&files, LogMarks::Lines);
             let from = StartPoint { tail: None, since: None };
             let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines).expect("a reader");
-            let mut open: Vec<_> = files.iter().zip(labels).map(begin).collect();
+            let open: Vec<_> = files.iter().zip(labels).map(begin).collect();
+            let mut open = Outputs { open, last, looked: Instant::now() };
             let mut lines: Vec<String> = Vec::new();
-            while let Some((_, bytes)) = next(&mut open, last) {
+            while let Some((_, bytes)) = open.next() {
                 let text = String::from_utf8(bytes.expect("read").to_vec()).expect("text");
                 lines.extend(text.split_inclusive('\n').map(str::to_owned));
             }

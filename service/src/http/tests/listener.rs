@@ -249,6 +249,25 @@ impl Logs for Folder {
     }
 }
 
+/// Of an incarnation with many processes, which have written nothing.
+struct Many;
+
+impl Logs for Many {
+    fn keeps(&self, _cluster: &ClusterName) -> bool {
+        true
+    }
+
+    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
+        let file = |index| LogFile {
+            payload: "server".parse().expect("a name"),
+            index,
+            stream: LogStream::Out,
+            base: format!("nowhere/{index}.out").into(),
+        };
+        Ok((0..300).map(file).collect())
+    }
+}
+
 #[tokio::test]
 async fn logs_are_shown_and_followed() {
     let mut world = World::new();
@@ -256,7 +275,8 @@ async fn logs_are_shown_and_followed() {
     let out = folder.path().join("0.out.1");
     std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
     std::fs::write(folder.path().join("0.err.1"), "oh\n").expect("a file");
-    world.app.logs = Arc::new(Folder(folder));
+    let kept = Arc::new(Folder(folder));
+    world.app.logs = kept.clone();
     let id = IncarnationId::issue(LINEAGE, Position::new(3));
     let path = format!("/incarnations/{id}/logs");
     let text = |answer: super::world::Answer| String::from_utf8(answer.body.to_vec()).expect("text");
@@ -267,6 +287,13 @@ async fn logs_are_shown_and_followed() {
     let other = world.get(&format!("{path}?payload=other")).await;
     assert_eq!(other.problem().0, 404);
     assert!(text(other).contains("but server-0.out, server-0.err, server-1.out"));
+
+    world.app.logs = Arc::new(Many);
+    let many = world.get(&path).await;
+    assert_eq!(many.problem().0, 400);
+    assert!(text(many).contains("read 300 outputs: at most 256 at one time; name a payload or a process"));
+    assert_eq!(world.get(&format!("{path}?process=299")).await.status, 200);
+    world.app.logs = kept;
 
     let follow = request(Method::GET, &format!("{path}?stream=out&process=0&tail=0&follow=true"), &[], "");
     let mut body = world.router().oneshot(follow).await.expect("an answer").into_body();

@@ -32,6 +32,7 @@ pub use fold::{Fold, FoldError, Folded, Folding, Touched, View};
 pub use history::{History, HistoryError, HistoryPage};
 pub use kind::{BadKey, Row, RowKey, RowKind};
 pub use page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError};
+pub use past::OperationSearch;
 pub use projector::{ProjectError, Projector};
 pub use query::Reader;
 pub use store::{FoundRows, StoreError, Tuning};

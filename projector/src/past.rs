@@ -2,6 +2,7 @@
 //! is deleted. The history of the replica gives the same row.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use chancery_events::fact::{Begins, Fact, OperationEnd, OperationOpened};
 use chancery_events::id::{IncarnationId, OperationId, Position};
@@ -31,28 +32,56 @@ struct ReplicaHistory {
     row: Option<(OperationRow, OperationState)>,
 }
 
-impl History {
-    /// The row of an operation that has ended, from its replica's history. `None` if the journal has issued no such
-    /// operation, or if it has not ended.
-    pub fn operation(&self, id: OperationId) -> Result<Option<OperationRow>, HistoryError> {
-        let own = self.of(&Subject::Operation(id), id.position(), 1)?;
-        let opened = own.entries.first().filter(|entry| entry.position == id.position());
-        let Some(Fact::OperationOpened(opened)) = opened.and_then(fact) else { return Ok(None) };
-        let replica = Subject::Replica(opened.replica);
-        let (mut past, mut from) = (ReplicaHistory::default(), Some(Position::FIRST));
-        while let Some(at) = from {
-            let page = self.of(&replica, at, LIMIT_MAX)?;
-            for entry in &page.entries {
-                if let Some(fact) = fact(entry) {
-                    past.fold(id, entry, &fact);
-                }
-                if let Some((row, OperationState::Ended(_))) = &past.row {
-                    return Ok(Some(row.clone()));
-                }
+/// A search for the row of an operation that has ended, in its replica's history: page by page, for histories are long.
+pub struct OperationSearch {
+    history: History,
+    operation: OperationId,
+    at: SearchPlace,
+}
+
+/// How far a search has come.
+enum SearchPlace {
+    /// At the operation itself.
+    Operation,
+    /// In the history of its replica, from a position on.
+    Replica(Subject, Box<ReplicaHistory>, Position),
+}
+
+impl OperationSearch {
+    /// One that has read nothing yet.
+    pub fn new(history: History, operation: OperationId) -> OperationSearch {
+        OperationSearch { history, operation, at: SearchPlace::Operation }
+    }
+
+    /// Reads one page. Breaks with the row; with `None` if the journal has issued no such operation, or if it has not ended.
+    pub fn read_page(&mut self) -> Result<ControlFlow<Option<OperationRow>>, HistoryError> {
+        let id = self.operation;
+        match &mut self.at {
+            SearchPlace::Operation => {
+                let own = self.history.of(&Subject::Operation(id), id.position(), 1)?;
+                let opened = own.entries.first().filter(|entry| entry.position == id.position());
+                let Some(Fact::OperationOpened(opened)) = opened.and_then(fact) else {
+                    return Ok(ControlFlow::Break(None));
+                };
+                let replica = Subject::Replica(opened.replica);
+                self.at = SearchPlace::Replica(replica, Box::default(), Position::FIRST);
+                Ok(ControlFlow::Continue(()))
             }
-            from = page.next;
+            SearchPlace::Replica(replica, past, from) => {
+                let page = self.history.of(replica, *from, LIMIT_MAX)?;
+                for entry in &page.entries {
+                    if let Some(fact) = fact(entry) {
+                        past.fold(id, entry, &fact);
+                    }
+                    if let Some((row, OperationState::Ended(_))) = &past.row {
+                        return Ok(ControlFlow::Break(Some(row.clone())));
+                    }
+                }
+                let Some(next) = page.next else { return Ok(ControlFlow::Break(None)) };
+                *from = next;
+                Ok(ControlFlow::Continue(()))
+            }
         }
-        Ok(None)
     }
 }
 

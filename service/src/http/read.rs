@@ -1,6 +1,7 @@
 //! Reads: rows as the projector keeps them, and histories from the journal.
 
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use chancery_journal::Source;
 use chancery_projector::history::Entry;
 use chancery_projector::rows::OperationRow;
 use chancery_projector::{
-    BadFilter, History, JsonRow, NotReached, PageToken, Query, QueryError, RowKey, RowKind,
+    BadFilter, History, JsonRow, NotReached, OperationSearch, PageToken, Query, QueryError, RowKey, RowKind,
 };
 use serde::Serialize;
 use tokio::sync::Semaphore;
@@ -277,9 +278,20 @@ pub(super) async fn get(
 /// The row of an operation that has left the rows, from the journal.
 async fn ended(app: &App, key: &RowKey) -> Result<Option<JsonRow>, Problem> {
     let Subject::Operation(id) = key.subject() else { return Ok(None) };
-    let histories = History::new(app.source.clone());
-    let read = in_turn(&app.hub.readers, "read an operation", move || histories.operation(id)).await?;
-    let row = read.map_err(|error| Problem::internal("read an operation", &error))?;
+    let mut search = OperationSearch::new(History::new(app.source.clone()), id);
+    let row = loop {
+        // A turn a page: others read in between, and nothing more is read once the request is given up.
+        let (searched, read) = in_turn(&app.hub.readers, "read an operation", move || {
+            let read = search.read_page();
+            (search, read)
+        })
+        .await?;
+        search = searched;
+        match read.map_err(|error| Problem::internal("read an operation", &error))? {
+            ControlFlow::Continue(()) => {}
+            ControlFlow::Break(row) => break row,
+        }
+    };
     let json = |row: OperationRow| {
         let (version, position) = (row.version, row.position);
         serde_json::to_string(&row).map(|body| JsonRow { body, version, position })

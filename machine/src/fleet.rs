@@ -473,7 +473,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-11";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-12";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.

@@ -122,15 +122,12 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
             IncarnationState::Starting | IncarnationState::Running | IncarnationState::Updating(_),
             Saw::Ready { processes } | Saw::Ensured { processes } | Saw::NotReady { processes },
         ) => {
-            if *processes != incarnation.processes {
-                draft.push(IncarnationStatus {
-                    incarnation: incarnation.id,
-                    replica: incarnation.replica.clone(),
-                    processes: processes.clone(),
-                    deadline: (incarnation.state == IncarnationState::Running)
-                        .then(|| unready_deadline(fleet, incarnation, processes, ctx.now))
-                        .flatten(),
-                });
+            let deadline = (incarnation.state == IncarnationState::Running)
+                .then(|| unready_deadline(fleet, incarnation, processes, ctx.now))
+                .flatten();
+            let is_counted = deadline.is_none() || deadline == incarnation.deadline;
+            if *processes != incarnation.processes || !is_counted {
+                draft.push(was_seen(incarnation, processes, deadline));
             }
             end_unresponsive(fleet, incarnation, processes, ctx, &mut draft);
         }
@@ -148,8 +145,14 @@ fn was_ensured(
     IncarnationEnsured { incarnation, replica, processes: processes.to_vec(), deadline }
 }
 
+fn was_seen(incarnation: &Incarnation, processes: &[Process], deadline: Option<Time>) -> IncarnationStatus {
+    let (incarnation, replica) = (incarnation.id, incarnation.replica.clone());
+    IncarnationStatus { incarnation, replica, processes: processes.to_vec(), deadline }
+}
+
 /// When a run with these processes is ended if it does not become ready, by what its plan says now. A run that is
-/// unready already keeps its deadline.
+/// unready already keeps a deadline of this session. A process of which nothing is known yet, as after a restart of its
+/// executor, begins none.
 fn unready_deadline(
     fleet: &Fleet,
     incarnation: &Incarnation,
@@ -159,11 +162,24 @@ fn unready_deadline(
     if processes.iter().all(|process| process.status == ProcessStatus::Online) {
         return None;
     }
-    let kept = incarnation.deadline.filter(|_| incarnation.unready.is_some());
+    let fails = |process: &Process| {
+        matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
+    };
+    let kept = incarnation.deadline.filter(|_| is_watched(fleet, incarnation));
     kept.or_else(|| {
+        if !processes.iter().any(fails) {
+            return None;
+        }
         let unready = *fleet.plans().get(&incarnation.plan)?.policy().unready();
         (unready.action == UnreadyAction::Restart).then(|| now + unready.after())
     })
+}
+
+/// Whether the session in which its deadline as an unready run was set is open: only then could its executor have reported
+/// that it is ready again.
+fn is_watched(fleet: &Fleet, incarnation: &Incarnation) -> bool {
+    let session = fleet.clusters().get(&incarnation.cluster).and_then(|cluster| cluster.session);
+    incarnation.unready_session.is_some() && incarnation.unready_session == session
 }
 
 /// Ends a run that was ready and does not answer any more. A run that never was ready has its start deadline.
@@ -337,7 +353,10 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             }
         }
         IncarnationState::Running => {
-            if let Some(since) = incarnation.unready {
+            if !is_watched(fleet, incarnation) {
+                // The next report sets another deadline.
+                draft.push(was_seen(incarnation, &incarnation.processes, None));
+            } else if let Some(since) = incarnation.unready {
                 let why = incarnation.processes.iter().find_map(Process::trouble);
                 let why = why.map_or(String::new(), |why| format!(": {why}"));
                 end::failing(fleet, incarnation, format!("not ready since {since}{why}"), ctx, &mut draft);

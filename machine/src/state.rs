@@ -396,6 +396,8 @@ pub struct Incarnation {
     pub since: Option<Time>,
     /// Since when it is not ready any more, of a run that was ready.
     pub unready: Option<Time>,
+    /// The session in which the deadline of an unready run was set.
+    pub unready_session: Option<SessionId>,
     /// Each process as last reported.
     pub processes: Vec<Process>,
     /// Whether all processes were online in the last report.

@@ -108,3 +108,76 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
         (logs(&["--previous", "--stdout"]) == said_by(&first)).then_some(())
     });
 }
+
+#[test]
+fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_take_to_start() {
+    let mut server = Server::start();
+    let client = server.client();
+    let mut payload = payload();
+    payload["ready"]["http"]["timing"]["initial_delay"] = json!(3000);
+    set_up(&client, &payload);
+    let mut spec = client.read("plans/web")["spec"].clone();
+    spec["unready"] = json!({"after": 500, "action": "restart"});
+    client.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    deploy(&client, "d1", 1);
+    let first = client.wait_for("web", "running", 1)[0].clone();
+    server.stop();
+    server.start_again();
+    let client = server.client();
+    let name = first["name"].as_str().expect("a name");
+    let row = || client.read(&format!("replicas/{name}"));
+    until("it is seen ready", || {
+        Some(row()).filter(|row| row["ready"] == true && row["reachability"] == "known")
+    });
+    assert_eq!(row()["incarnation"], first["incarnation"]);
+    // What fails is still ended in time.
+    std::fs::write(work(&server, &first).join("unready"), "").expect("written");
+    until("another run of it is there", || {
+        Some(row()).filter(|row| row["incarnation"].is_string() && row["incarnation"] != first["incarnation"])
+    });
+}
+
+#[test]
+fn requests_for_logs_whose_clients_read_nothing_take_few_descriptors() {
+    const READERS: usize = 10;
+    let server = Server::start();
+    let client = server.client();
+    let many = json!({
+        "name": "app", "resources": {"cpu": 1, "memory": 1 << 20}, "processes": 40,
+        "run": {"argv": ["sh", "-c", "head -c 500000 /dev/zero | tr '\\0' '\\n'; head -c 500000 /dev/zero | tr '\\0' '\\n' >&2; exec sleep 3600"]},
+    });
+    set_up(&client, &many);
+    deploy(&client, "d1", 1);
+    let replica = client.wait_for("web", "running", 1)[0].clone();
+    let id = replica["incarnation"].as_str().expect("it runs").to_owned();
+    let folder = until("its folder is there", || walk(server.data(), &id));
+    until("everything is written", || {
+        let sizes = std::fs::read_dir(&folder).ok()?.flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            (name.ends_with(".out.1") || name.ends_with(".err.1")).then(|| entry.metadata().ok())?
+        });
+        (sizes.filter(|found| found.len() == 500_000).count() == 80).then_some(())
+    });
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("it runs").count();
+    let before = open();
+    let address = server.url().trim_start_matches("http://").to_owned();
+    let readers: Vec<std::net::TcpStream> = (0..READERS)
+        .map(|_| {
+            let mut reader = std::net::TcpStream::connect(&address).expect("connected");
+            let request =
+                format!("GET /v1/fleets/default/incarnations/{id}/logs HTTP/1.1\r\nHost: {address}\r\n\r\n");
+            std::io::Write::write_all(&mut reader, request.as_bytes()).expect("sent");
+            // The answer has begun, and all that fits between is written.
+            let mut head = [0; 16];
+            std::io::Read::read_exact(&mut reader, &mut head).expect("an answer");
+            assert!(head.starts_with(b"HTTP/1.1 200"));
+            reader
+        })
+        .collect();
+    until("the answers wait for their readers", || (open() <= before + 3 * READERS).then_some(()));
+    for _ in 0..20 {
+        assert!(open() <= before + 3 * READERS, "{} descriptors, and {before} before", open());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    drop(readers);
+}

@@ -2,12 +2,13 @@
 //!
 //! | a probe | attempts | its success threshold is reached | its failure threshold is reached |
 //! |---|---|---|---|
-//! | `ready` | from the start of the processes | the process is online | it is unready, with the error |
+//! | `ready` | from the start of the processes; at once if the run was ready before | the process is online | it is unready, with the error |
 //! | `alive` | from when the run was first ready | it is not unresponsive any more | it is unresponsive, with the error |
 //!
 //! An attempt that fails says nothing by itself: a status changes at a threshold alone, and another error takes the place
 //! of the one that is shown when it has failed as many attempts in a row. So neither a program that starts nor a text that
-//! flaps makes a report an attempt. An executor that starts again counts from zero.
+//! flaps makes a report an attempt. An executor that starts again counts from zero. An attempt that the executor itself could
+//! not make or follow counts for nothing.
 //!
 //! What follows from a status is decided elsewhere: an executor ends nothing by itself.
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use chancery_events::observation::{ProbeError, ProcessStatus};
 use chancery_events::protocol::RunSpec;
 use chancery_events::spec::{Probe, ProbeTiming};
+use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -25,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::folder::Record;
+use crate::plan::Before;
 
 /// An attempt that ends so long after its time is one that the executor could not follow.
 const LATE: Duration = Duration::from_millis(250);
@@ -68,8 +71,9 @@ struct ProbeTarget {
 }
 
 impl Probes {
-    /// Starts the readiness probes. A process without one is ready.
-    pub(super) fn begin(spec: &RunSpec, record: &Record) -> Probes {
+    /// Starts the readiness probes. A process without one is ready. The first delay of a probe is for programs that start: it
+    /// does not hold up what is said of a run that was ready.
+    pub(super) fn begin(spec: &RunSpec, record: &Record, before: Before) -> Probes {
         let (mut seen, mut ready, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for (number, process) in record.processes.iter().enumerate() {
             let payload = spec.payloads.iter().find(|payload| payload.name == process.payload);
@@ -90,6 +94,9 @@ impl Probes {
         for (number, target, timing) in ready {
             let shown = probes.shown.clone();
             probes.tasks.spawn(async move {
+                if before == Before::NeverReady {
+                    sleep(timing.initial_delay()).await;
+                }
                 watch_readiness(&target, timing, |outcome| show(&shown, number, |seen| seen.ready = outcome))
                     .await;
             });
@@ -139,13 +146,13 @@ fn show(shown: &watch::Sender<Vec<ProbedStatus>>, number: usize, change: impl Fn
 
 async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(ProbeOutcome)) {
     let mut count = AttemptCount::new(timing);
-    sleep(timing.initial_delay()).await;
     loop {
         let attempt = target.attempt(timing.timeout()).await;
-        if let Some(outcome) = attempt.and_then(|attempt| count.add(attempt)) {
+        if let Some(outcome) = count.add(&attempt) {
             show(outcome);
         }
-        let calm = count.outcome == ProbeOutcome::Passes && attempt.is_none_or(|attempt| attempt.is_ok());
+        let failed = matches!(attempt, Err(AttemptFailure::OfProcess(_)));
+        let calm = count.outcome == ProbeOutcome::Passes && !failed;
         sleep(if calm { timing.period() } else { timing.period().min(EAGER) }).await;
     }
 }
@@ -155,14 +162,22 @@ async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn
     let mut count = AttemptCount::new(timing);
     sleep(timing.initial_delay()).await;
     loop {
-        let attempt = target.attempt(timing.timeout()).await;
-        match attempt.and_then(|attempt| count.add(attempt)) {
+        match count.add(&target.attempt(timing.timeout()).await) {
             Some(ProbeOutcome::Fails(error)) => show(Some(error)),
             Some(ProbeOutcome::Passes) => show(None),
             Some(ProbeOutcome::Unknown) | None => {}
         }
         sleep(timing.period()).await;
     }
+}
+
+/// Why an attempt failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum AttemptFailure {
+    /// By what is probed.
+    OfProcess(ProbeError),
+    /// By the executor or its host, for this reason: the attempt says nothing about the process.
+    OfExecutor(String),
 }
 
 /// Attempts in a row, and what they add up to.
@@ -174,16 +189,33 @@ struct AttemptCount {
     failures: u32,
     /// Error of the last failures in a row that have the same one, and their number.
     error: Option<(ProbeError, u32)>,
+    /// The last attempt failed by the executor, which was logged.
+    is_held_up: bool,
 }
 
 impl AttemptCount {
     fn new(timing: ProbeTiming) -> AttemptCount {
-        AttemptCount { timing, outcome: ProbeOutcome::Unknown, successes: 0, failures: 0, error: None }
+        AttemptCount {
+            timing,
+            outcome: ProbeOutcome::Unknown,
+            successes: 0,
+            failures: 0,
+            error: None,
+            is_held_up: false,
+        }
     }
 
     /// Counts an attempt; what the probe has found now, if that is something else.
-    fn add(&mut self, attempt: Result<(), ProbeError>) -> Option<ProbeOutcome> {
+    fn add(&mut self, attempt: &Result<(), AttemptFailure>) -> Option<ProbeOutcome> {
         let before = self.outcome;
+        if let Err(AttemptFailure::OfExecutor(why)) = attempt {
+            if !self.is_held_up {
+                tracing::warn!(why, "cannot probe a process");
+            }
+            self.is_held_up = true;
+            return None;
+        }
+        self.is_held_up = false;
         match attempt {
             Ok(()) => {
                 (self.failures, self.error) = (0, None);
@@ -192,7 +224,9 @@ impl AttemptCount {
                     self.outcome = ProbeOutcome::Passes;
                 }
             }
-            Err(error) => {
+            Err(AttemptFailure::OfExecutor(_)) => {}
+            Err(AttemptFailure::OfProcess(error)) => {
+                let error = *error;
                 self.successes = 0;
                 self.failures = self.failures.saturating_add(1);
                 let alike = self.error.filter(|(last, _)| *last == error).map_or(0, |(_, count)| count);
@@ -210,35 +244,49 @@ impl AttemptCount {
 }
 
 impl ProbeTarget {
-    /// The answer; `None` if this executor itself was held up, so that the attempt says nothing about the process.
-    async fn attempt(&self, patience: Duration) -> Option<Result<(), ProbeError>> {
+    async fn attempt(&self, patience: Duration) -> Result<(), AttemptFailure> {
         let began = Instant::now();
         match timeout(patience, self.answers()).await {
-            Ok(answer) => Some(answer),
-            Err(_) => (began.elapsed() <= patience + LATE).then_some(Err(ProbeError::Timeout)),
+            Ok(answer) => answer,
+            Err(_) if began.elapsed() <= patience + LATE => {
+                Err(AttemptFailure::OfProcess(ProbeError::Timeout))
+            }
+            Err(_) => Err(AttemptFailure::OfExecutor("the executor was held up".to_owned())),
         }
     }
 
-    async fn answers(&self) -> Result<(), ProbeError> {
-        let mut stream = TcpStream::connect(&self.address).await.map_err(|error| why(&error))?;
+    async fn answers(&self) -> Result<(), AttemptFailure> {
+        let of_connect = |error: io::Error| failure(&error, unconnected(error.kind()));
+        let cut = |error: io::Error| failure(&error, ProbeError::Closed);
+        let mut stream = TcpStream::connect(&self.address).await.map_err(of_connect)?;
         let Some(path) = &self.path else { return Ok(()) };
         let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
-        stream.write_all(request.as_bytes()).await.map_err(|_| ProbeError::Closed)?;
+        stream.write_all(request.as_bytes()).await.map_err(cut)?;
         // `HTTP/1.1 200`: twelve bytes tell.
         let mut head = [0; 12];
-        stream.read_exact(&mut head).await.map_err(|_| ProbeError::Closed)?;
+        stream.read_exact(&mut head).await.map_err(cut)?;
         let code = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(1..)?.strip_prefix(b" "));
         let code = code.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u16>().ok());
         match code {
             Some(200..=299) => Ok(()),
-            Some(code) => Err(ProbeError::Status { code }),
-            None => Err(ProbeError::NotHttp),
+            Some(code) => Err(AttemptFailure::OfProcess(ProbeError::Status { code })),
+            None => Err(AttemptFailure::OfProcess(ProbeError::NotHttp)),
         }
     }
 }
 
-fn why(error: &io::Error) -> ProbeError {
-    match error.kind() {
+/// Whose fault it is: the host may have no descriptor, memory or port left for an attempt.
+fn failure(error: &io::Error, of_process: ProbeError) -> AttemptFailure {
+    match Errno::from_io_error(error) {
+        Some(
+            Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL | Errno::AGAIN,
+        ) => AttemptFailure::OfExecutor(error.to_string()),
+        Some(_) | None => AttemptFailure::OfProcess(of_process),
+    }
+}
+
+fn unconnected(kind: io::ErrorKind) -> ProbeError {
+    match kind {
         io::ErrorKind::ConnectionRefused => ProbeError::Refused,
         io::ErrorKind::TimedOut => ProbeError::Timeout,
         io::ErrorKind::ConnectionReset => ProbeError::Closed,
@@ -250,16 +298,17 @@ fn why(error: &io::Error) -> ProbeError {
 mod tests {
     use super::*;
 
-    const REFUSED: Result<(), ProbeError> = Err(ProbeError::Refused);
-    const LATE: Result<(), ProbeError> = Err(ProbeError::Timeout);
+    const REFUSED: Result<(), AttemptFailure> = Err(AttemptFailure::OfProcess(ProbeError::Refused));
+    const LATE: Result<(), AttemptFailure> = Err(AttemptFailure::OfProcess(ProbeError::Timeout));
+    const HELD: Result<(), AttemptFailure> = Err(AttemptFailure::OfExecutor(String::new()));
 
-    fn count(timing: ProbeTiming, attempts: &[Result<(), ProbeError>]) -> Vec<Option<ProbeOutcome>> {
+    fn count(timing: ProbeTiming, attempts: &[Result<(), AttemptFailure>]) -> Vec<Option<ProbeOutcome>> {
         let mut count = AttemptCount::new(timing);
-        attempts.iter().map(|attempt| count.add(*attempt)).collect()
+        attempts.iter().map(|attempt| count.add(attempt)).collect()
     }
 
     /// Why, the attempts, and what each makes of the probe.
-    type Row<'a> = (&'a str, &'a [Result<(), ProbeError>], &'a [Option<ProbeOutcome>]);
+    type Row<'a> = (&'a str, &'a [Result<(), AttemptFailure>], &'a [Option<ProbeOutcome>]);
 
     #[test]
     fn a_status_changes_at_its_threshold_alone_and_another_error_is_shown_when_it_stays() {
@@ -285,6 +334,12 @@ mod tests {
                 &[LATE, LATE, LATE, REFUSED, REFUSED, REFUSED],
                 &[None, None, late, None, None, refused],
             ),
+            (
+                "what the executor cannot do is no failure",
+                &[Ok(()), HELD, HELD, HELD],
+                &[passes, None, None, None],
+            ),
+            ("and no success", &[REFUSED, REFUSED, HELD, REFUSED], &[None, None, None, refused]),
             ("ready again", &[LATE, LATE, LATE, Ok(()), Ok(())], &[None, None, late, passes, None]),
         ];
         for (why, attempts, expected) in table {
@@ -300,10 +355,33 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let target = ProbeTarget { address, path: Some("/".into()) };
         let patience = Duration::from_millis(50);
-        assert_eq!(target.attempt(patience).await, Some(Err(ProbeError::Timeout)), "it does not answer");
+        assert_eq!(target.attempt(patience).await, LATE, "it does not answer");
         let (attempt, ()) = tokio::join!(target.attempt(patience), async {
             std::thread::sleep(patience + super::LATE * 2);
         });
-        assert_eq!(attempt, None, "the thread was held up");
+        assert!(matches!(attempt, Err(AttemptFailure::OfExecutor(_))), "the thread was held up: {attempt:?}");
+    }
+
+    #[test]
+    fn a_host_without_descriptors_or_ports_says_nothing_about_the_process() {
+        for (errno, wanted) in [
+            (Errno::MFILE, None),
+            (Errno::NFILE, None),
+            (Errno::NOBUFS, None),
+            (Errno::NOMEM, None),
+            (Errno::ADDRNOTAVAIL, None),
+            (Errno::CONNREFUSED, Some(ProbeError::Refused)),
+            (Errno::CONNRESET, Some(ProbeError::Closed)),
+            (Errno::TIMEDOUT, Some(ProbeError::Timeout)),
+            (Errno::HOSTUNREACH, Some(ProbeError::Unreachable)),
+            (Errno::PERM, Some(ProbeError::Unreachable)),
+        ] {
+            let error = io::Error::from(errno);
+            let of_process = match failure(&error, unconnected(error.kind())) {
+                AttemptFailure::OfProcess(error) => Some(error),
+                AttemptFailure::OfExecutor(_) => None,
+            };
+            assert_eq!(of_process, wanted, "{errno}");
+        }
     }
 }

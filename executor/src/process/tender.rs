@@ -284,7 +284,7 @@ impl Tender {
         let up = self.record.as_ref().filter(|record| record.phase == Phase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
-                self.probes.get_or_insert_with(|| Probes::begin(spec, record));
+                self.probes.get_or_insert_with(|| Probes::begin(spec, record, self.before));
             }
             _ => self.probes = None,
         }

@@ -4,7 +4,7 @@ use chancery_events::fact::{
     CommandFailed, Effect, IncarnationBegun, IncarnationCommanded, IncarnationEnd, IncarnationEnded,
     IncarnationEnsured, IncarnationReserved, IncarnationRunning, IncarnationStatus, OperationEnd,
 };
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, SessionId};
 use chancery_events::name::DeploymentName;
 use chancery_events::observation::ProcessStatus;
 use chancery_events::planted::{self, Bug};
@@ -87,6 +87,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         ties: ties.into(),
         since: None,
         unready: None,
+        unready_session: None,
         processes: Vec::new(),
         ready: false,
         revision: 0,
@@ -204,13 +205,14 @@ pub(crate) fn command_failed(fleet: &mut Fleet, fact: &CommandFailed, at: At) ->
 }
 
 pub(crate) fn ensured(fleet: &mut Fleet, fact: &IncarnationEnsured, at: At) -> Result<(), Contradiction> {
-    let id = fact.incarnation;
+    let (id, session) = (fact.incarnation, session_of(fleet, fact.incarnation));
     fleet.change::<Incarnation>(&id, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
             IncarnationState::Creating => IncarnationState::Starting,
             // It is again what it was before its change failed; whether it is well is its health.
             IncarnationState::Updating(to) if to == incarnation.deployment => {
                 (incarnation.unready, incarnation.deadline) = (Some(at.time), fact.deadline);
+                incarnation.unready_session = fact.deadline.and(session);
                 IncarnationState::Running
             }
             other => other,
@@ -235,7 +237,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         incarnation.deadline = None;
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = true;
-        incarnation.unready = None;
+        (incarnation.unready, incarnation.unready_session) = (None, None);
         incarnation.since = incarnation.since.or(Some(at.time));
         incarnation.meta.bump(at);
     })?;
@@ -259,16 +261,22 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
 }
 
 pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Result<(), Contradiction> {
+    let session = session_of(fleet, fact.incarnation);
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Online);
         if incarnation.state == IncarnationState::Running {
             incarnation.unready = incarnation.unready.or(Some(at.time)).filter(|_| !incarnation.ready);
-            incarnation.deadline = fact.deadline;
+            (incarnation.deadline, incarnation.unready_session) = (fact.deadline, fact.deadline.and(session));
         }
         incarnation.meta.bump(at);
     })?;
     set_health(fleet, fact.incarnation, at)
+}
+
+/// The open session of the cluster in which an incarnation is.
+fn session_of(fleet: &Fleet, id: IncarnationId) -> Option<SessionId> {
+    fleet.clusters().get(&fleet.incarnations().get(&id)?.cluster)?.session
 }
 
 /// The replica remembers whether its run is a good one.

@@ -187,6 +187,48 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
     }
 }
 
+fn close_session(world: &mut World) {
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    let end = chancery_events::observation::SessionEnd::Lost;
+    world.see(&chancery_events::observation::SessionOver { session, end }.into());
+}
+
+#[test]
+fn an_unready_run_is_not_ended_while_no_session_could_say_that_it_is_ready_again() {
+    let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
+    let (id, since) = (active(&world), world.now);
+    world.report(id, unready(ProbeError::Refused));
+    close_session(&mut world);
+    world.wait(3_600);
+    assert_eq!((world.phases(), run(&world, id).unready), (vec!["running"], Some(since)));
+    // Of a session that opens before the time is over, the report counts alone.
+    world.open_session();
+    world.report(id, unready(ProbeError::Refused));
+    close_session(&mut world);
+    world.open_session();
+    world.wait(60);
+    assert_eq!(world.phases(), ["running"], "this session has said nothing yet");
+    world.report(id, unready(ProbeError::Refused));
+    world.wait(59);
+    assert_eq!((world.phases(), run(&world, id).unready), (vec!["running"], Some(since)));
+    world.wait(1);
+    assert_eq!(world.phases(), ["stopping"], "it is as it was before, and that was said");
+}
+
+#[test]
+fn a_run_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
+    let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
+    let id = active(&world);
+    world.report(id, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    assert_eq!(run(&world, id).deadline, None);
+    world.wait(3_600);
+    assert_eq!(world.phases(), ["running"]);
+    world.report(id, unready(ProbeError::Refused));
+    world.report(id, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.wait(60);
+    assert_eq!(world.phases(), ["stopping"], "what fails keeps its time");
+}
+
 #[test]
 fn one_that_is_ready_again_in_time_is_left_alone() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));

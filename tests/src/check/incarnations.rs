@@ -195,7 +195,9 @@ impl World {
             let winner = replica.active.and_then(|active| self.incarnations.get(&active));
             let lost = replica.passive == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
             if matches!(then, IncarnationEnd::Failed { .. }) {
-                let stays_unready = run.unready.and_then(|(_, due)| due).is_some_and(|due| due <= at.time);
+                let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
+                let due = run.unready.and_then(|(_, due)| due);
+                let stays_unready = due.is_some_and(|(due, of)| due <= at.time && session == Some(of));
                 return Ok(self.now.hung.contains(&id) || stays_unready);
             }
             return Ok(lost && *then == IncarnationEnd::Destroyed);
@@ -313,7 +315,7 @@ impl World {
         self.fill_volumes(id);
         if reverted {
             self.incarnation_mut(id)?.unready = None;
-            self.unready(id, fact.deadline, at)?;
+            self.unready(id, processes, fact.deadline, at)?;
         } else {
             demand!(
                 6,
@@ -380,21 +382,25 @@ impl World {
         }
     }
 
-    /// Since when it is not ready, and when it is ended for that: by what its plan says when it becomes so.
-    fn unready(&mut self, id: IncarnationId, deadline: Option<Time>, at: At) -> Check {
+    /// Since when it is not ready, and when it is ended for that: by what its plan says when a probe of it fails, in the session
+    /// in which that is reported.
+    fn unready(&mut self, id: IncarnationId, processes: &[Process], deadline: Option<Time>, at: At) -> Check {
         let run = self.incarnation(id)?.clone();
+        let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
         let name = self.replica(&run.replica)?.plan.clone();
         let unready = self.plan(&name)?.latest()?.unready;
         let now = if run.is_ready {
             None
         } else {
             let (since, kept) = run.unready.unwrap_or((at.time, None));
-            let due = (unready.action == UnreadyAction::Restart).then(|| at.time + unready.after());
+            let kept = kept.filter(|(_, of)| session == Some(*of));
+            let ends = unready.action == UnreadyAction::Restart && processes.iter().any(fails);
+            let due = session.filter(|_| ends).map(|session| (at.time + unready.after(), session));
             Some((since, kept.or(due)))
         };
         demand!(
             6,
-            deadline == now.and_then(|(_, due)| due),
+            deadline == now.and_then(|(_, due)| due).map(|(due, _)| due),
             "incarnation {id} is ended as unready at {deadline:?}, and should be by {now:?}"
         );
         self.incarnation_mut(id)?.unready = now;
@@ -412,6 +418,9 @@ impl World {
 
     pub(super) fn status(&mut self, fact: &IncarnationStatus, at: At) -> Check {
         let (id, processes) = (fact.incarnation, &fact.processes);
+        if self.is_unwatched(id, fact, at)? {
+            return Ok(());
+        }
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -424,10 +433,34 @@ impl World {
         demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());
         incarnation.is_ready = all_online(processes);
         if incarnation.life == Life::Running {
-            self.unready(id, fact.deadline, at)?;
+            self.unready(id, processes, fact.deadline, at)?;
         }
         self.owes_stop(id, processes)
     }
+
+    /// Whether the fact says that a deadline is over, and that the session in which it was set is too.
+    fn is_unwatched(
+        &mut self,
+        id: IncarnationId,
+        fact: &IncarnationStatus,
+        at: At,
+    ) -> Result<bool, Violation> {
+        let run = self.incarnation(id)?.clone();
+        let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
+        let Some((since, Some((due, of)))) = run.unready else { return Ok(false) };
+        let is_so = due <= at.time
+            && session != Some(of)
+            && fact.deadline.is_none()
+            && self.report(id, at)?.is_none();
+        if is_so {
+            self.incarnation_mut(id)?.unready = Some((since, None));
+        }
+        Ok(is_so)
+    }
+}
+
+fn fails(process: &Process) -> bool {
+    matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
 }
 
 fn is_hung(processes: &[Process]) -> bool {

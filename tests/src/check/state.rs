@@ -280,8 +280,9 @@ pub(super) struct Incarnation {
     pub(super) is_ready: bool,
     /// When it was first ready.
     pub(super) since: Option<Time>,
-    /// Since when it is not ready, of one that was, and when it is ended for that.
-    pub(super) unready: Option<(Time, Option<Time>)>,
+    /// Since when it is not ready, of one that was, and when it is ended for that, if the session goes on in which that was
+    /// said.
+    pub(super) unready: Option<(Time, Option<(Time, SessionId)>)>,
     pub(super) revision: u32,
     /// The command without an outcome, with its attempt.
     pub(super) command: Option<(Effect, u32)>,

@@ -1,26 +1,58 @@
 //! Headers of a message, also where the name of one is not UTF-8.
 //!
-//! The client library takes names for UTF-8 and panics where one is not. That panic is caught here, header by header, so
-//! that one message cannot end the thread that reads it.
+//! The client library takes names for UTF-8 and panics where one is not. That panic is caught here, so that one message
+//! cannot end the thread that reads it. What follows such a header is not read: the message is refused whatever it is, and
+//! each panic costs time and a line of the log.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::{BorrowedMessage, Header, Headers as _, Message as _};
 
-/// The headers of a message in their order (one without a value has an empty one), and the index of the first whose name
-/// is not UTF-8, which is left out.
-pub(super) fn of<'a>(message: &'a BorrowedMessage<'_>) -> (Vec<(&'a str, &'a [u8])>, Option<usize>) {
+/// Names and values of headers in their order.
+type HeaderList<'a> = Vec<(&'a str, &'a [u8])>;
+
+/// The headers of a message in their order (one without a value has an empty one) up to the first whose name is not UTF-8,
+/// and the index of that one.
+pub(super) fn of<'a>(message: &'a BorrowedMessage<'_>) -> (HeaderList<'a>, Option<usize>) {
     let Some(headers) = message.headers() else { return (Vec::new(), None) };
-    let (mut read, mut unreadable) = (Vec::with_capacity(headers.count()), None);
-    for index in 0..headers.count() {
+    read_headers(headers.count(), |index| headers.try_get(index))
+}
+
+fn read_headers<'a>(
+    count: usize,
+    read_one: impl Fn(usize) -> Option<Header<'a, &'a [u8]>>,
+) -> (HeaderList<'a>, Option<usize>) {
+    let mut read = Vec::with_capacity(count);
+    for index in 0..count {
         // It borrows from the message alone, which a panic leaves as it was.
-        match catch_unwind(AssertUnwindSafe(|| headers.try_get(index))) {
+        match catch_unwind(AssertUnwindSafe(|| read_one(index))) {
             Ok(Some(header)) => read.push((header.key, header.value.unwrap_or_default())),
             Ok(None) => break,
-            Err(_) => {
-                unreadable.get_or_insert(index);
-            }
+            Err(_) => return (read, Some(index)),
         }
     }
-    (read, unreadable)
+    (read, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_read_behind_the_first_header_whose_name_is_not_utf_8() {
+        const COUNT: usize = 100_000;
+        // The index of the first unreadable header, behind which all are unreadable.
+        for first in [0, 1, 7, COUNT] {
+            let reads = Cell::new(0);
+            let (read, unreadable) = read_headers(COUNT, |index| {
+                reads.set(reads.get() + 1);
+                assert!(index < first, "this name is not UTF-8");
+                Some(Header { key: "name", value: (index > 0).then_some(&b"value"[..]) })
+            });
+            assert_eq!(reads.get(), COUNT.min(first + 1));
+            assert_eq!((read.len(), unreadable), (first, (first < COUNT).then_some(first)));
+        }
+    }
 }

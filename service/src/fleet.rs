@@ -228,7 +228,7 @@ impl Fleet {
 }
 
 /// How long an append may have no outcome when the server is told to stop: brokers may be away.
-const LAST_OUTCOMES: Duration = Duration::from_secs(4);
+pub(crate) const LAST_OUTCOMES: Duration = Duration::from_secs(4);
 
 impl Running {
     /// Lets nothing wait for the journal's storage for long any more.

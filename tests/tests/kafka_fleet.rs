@@ -273,6 +273,27 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
 }
 
 #[test]
+fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() {
+    let cluster = Cluster::start_with_proxies(1);
+    let mut standbys = Standbys::start(&cluster, "unanswered", 2, &[]);
+    let follower = 1 - standbys.decider();
+    let follower = &mut standbys.servers[follower];
+    follower.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
+    cluster.set_faults(ProxyFaults { cuts: true, ..ProxyFaults::default() });
+    // The decider has it, and cannot record it.
+    let client = follower.client();
+    let asking = std::thread::spawn(move || {
+        client.intent("b", "capability.apply", &json!({"name": "b", "spec": {"type": "T", "score": 1}}))
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    let began = Instant::now();
+    follower.stop();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let answer = asking.join().expect("it is answered");
+    assert!(answer.status >= 500 && answer.text.contains("unknown_outcome"), "{answer:?}");
+}
+
+#[test]
 fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
     let mut standbys = Standbys::start(shared(1), "deleted", 2, &[]);
     shared(1).tool("kafka-topics", &["--delete", "--topic", "deleted.journal"]);

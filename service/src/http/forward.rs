@@ -6,21 +6,27 @@
 //! whatever answers at the address by now: a forwarded request names the lineage of its fleet and the term of the
 //! decider that it is for.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use chancery_events::id::Lineage;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use super::App;
 use super::admission::SEC_FETCH_SITE;
 use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
+use crate::fleet::LAST_OUTCOMES;
 
 /// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
@@ -68,7 +74,7 @@ pub(super) fn nobody() -> Problem {
 /// Sends the request to the server at `there`.
 ///
 /// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
-/// can still be said.
+/// can still be said. Once this server stops, an answer is waited for no longer than an append of this server's own.
 pub(super) async fn send(
     app: &App,
     there: &Arc<str>,
@@ -109,9 +115,15 @@ pub(super) async fn send(
         );
         Problem::new(UNKNOWN_OUTCOME, detail)
     };
-    let answer = match timeout(patience, sender.send_request(request)).await {
-        Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
-        Err(_) => return Err(unknown("there was no answer".into())),
+    let answer = tokio::select! {
+        biased;
+        answer = timeout(patience, sender.send_request(request)) => match answer {
+            Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
+            Err(_) => return Err(unknown("there was no answer".into())),
+        },
+        () = stops(app.hub.closing(), LAST_OUTCOMES) => {
+            return Err(unknown("this server stops, and there was no answer".into()));
+        }
     };
     if answer.status() == StatusCode::MISDIRECTED_REQUEST {
         return Err(unreachable(
@@ -123,7 +135,53 @@ pub(super) async fn send(
         head.headers.remove(name);
     }
     app.last_verdict.note_forwarded(&head.headers, lineage);
-    Ok(Response::from_parts(head, Body::new(body)))
+    Ok(Response::from_parts(head, Body::new(ForwardedBody::new(body, app.hub.closing()))))
+}
+
+/// Waits until this server has been stopping for so long.
+async fn stops(mut closing: watch::Receiver<bool>, since: Duration) {
+    if closing.wait_for(|closing| *closing).await.is_err() {
+        // Without its hub no fleet is served; the connection ends with the server.
+        std::future::pending::<()>().await;
+    }
+    sleep(since).await;
+}
+
+/// The body of a forwarded answer. When this server stops, a body that lasts ends, and one of a known size soon after.
+struct ForwardedBody {
+    body: Incoming,
+    stops: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl ForwardedBody {
+    fn new(body: Incoming, closing: watch::Receiver<bool>) -> ForwardedBody {
+        let since = if body.size_hint().exact().is_some() { LAST_OUTCOMES } else { Duration::ZERO };
+        ForwardedBody { body, stops: Box::pin(stops(closing, since)) }
+    }
+}
+
+impl HttpBody for ForwardedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
+        }
+        // The client must not take what came for all of it.
+        self.stops.as_mut().poll(cx).map(|()| Some(Err(io::Error::other("this server stops"))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Request<Body>, String> {
@@ -141,4 +199,47 @@ fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Requ
     headers.insert(header::HOST, HeaderValue::from_str(there).map_err(|error| error.to_string())?);
     headers.insert(FORWARDED, HeaderValue::from_str(decider).map_err(|error| error.to_string())?);
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The body of an answer that begins like this, and does not end.
+    async fn unfinished(answer: &'static [u8]) -> Incoming {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            stream.write_all(answer).await.expect("it reads");
+            // Until the other side hangs up.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let stream = TcpStream::connect(address).await.expect("it listens");
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.expect("a connection");
+        tokio::spawn(connection);
+        let request = Request::builder().uri("/").body(Body::empty()).expect("a request");
+        sender.send_request(request).await.expect("an answer").into_body()
+    }
+
+    #[tokio::test]
+    async fn the_body_of_a_forwarded_answer_that_does_not_end_is_cut_off_when_the_server_stops() {
+        for answer in [
+            &b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"[..],
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na",
+        ] {
+            let (stop, closing) = watch::channel(false);
+            let mut body = ForwardedBody::new(unfinished(answer).await, closing);
+            let frame = body.frame().await.expect("a frame").expect("it came");
+            assert_eq!(frame.into_data().ok().as_deref(), Some(&b"a"[..]));
+            stop.send_replace(true);
+            let end =
+                timeout(Duration::from_mins(1), body.frame()).await.expect("it ends").expect("and says why");
+            assert_eq!(end.expect_err("not all of it came").to_string(), "this server stops");
+        }
+    }
 }

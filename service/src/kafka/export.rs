@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use chancery_events::cloud;
 use chancery_events::id::{Position, Writer};
 use chancery_events::record::Header;
@@ -44,6 +44,9 @@ const STILL: Duration = Duration::from_secs(10);
 /// A producer of which nothing was acknowledged for so long is replaced by another. Brokers forget a producer that is silent
 /// for a day (`producer.id.expiration.ms`).
 const KNOWN: Duration = Duration::from_hours(1);
+/// Events that wait for so long are written by another producer, with connections of its own. What the replaced producer sent
+/// may still arrive: these events are repeats, which consumers drop.
+const UNACKNOWLEDGED: Duration = Duration::from_mins(1);
 
 /// Which topic.
 #[derive(Clone, Debug)]
@@ -170,6 +173,8 @@ struct EventWriter<'a> {
     committed: i64,
     /// When events were last known to be acknowledged, or none to wait for that.
     advanced: Instant,
+    /// Maximum time for which events wait: [`UNACKNOWLEDGED`].
+    max_wait: Duration,
 }
 
 impl<'a> EventWriter<'a> {
@@ -190,6 +195,7 @@ impl<'a> EventWriter<'a> {
             exported,
             committed,
             advanced: now,
+            max_wait: UNACKNOWLEDGED,
         })
     }
 
@@ -295,6 +301,11 @@ impl<'a> EventWriter<'a> {
         let troubles = &self.export.troubles;
         if self.advanced >= self.ticked {
             troubles.clear(FleetPart::Events);
+        } else if self.advanced.elapsed() > self.max_wait {
+            let waited = self.advanced.elapsed().as_secs();
+            bail!(
+                "the brokers have acknowledged no event for {waited} s, and events wait: another producer writes them"
+            );
         } else if self.advanced.elapsed() > STILL {
             let trouble = "the brokers have acknowledged no event for 10 s, and events wait";
             troubles.report(FleetPart::Events, trouble.to_owned());

@@ -119,3 +119,36 @@ fn an_exporter_whose_queue_is_full_ends_with_its_decider() {
     });
     assert_eq!(full, "the decider has stopped");
 }
+
+#[test]
+fn events_that_wait_too_long_are_left_to_another_producer() {
+    let (cluster, export, decider, inputs) = rig();
+    let log = MemoryLog::new(FLEET);
+    let mut author = Author::new(1, None);
+    log.inject(author.genesis().bytes().clone());
+    log.inject(author.record(1, 10).bytes().clone());
+    let source = log.source();
+    let mut writer = EventWriter::new(&export, &*source, &decider).expect("a writer");
+    writer.max_wait = Duration::from_secs(2);
+    cluster.broker_down(1).expect("it is down");
+    let events = events(1, 10);
+    let mut inputs = Some(inputs);
+    let ended = std::thread::scope(|scope| {
+        let writing =
+            scope.spawn(|| writer.put(events[0].0, &events[0].1).map_err(|error| error.to_string()));
+        let until = Instant::now() + PATIENCE;
+        while !writing.is_finished() {
+            if Instant::now() > until {
+                drop(inputs.take());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        writing.join().expect("it does not panic").expect_err("no broker takes it")
+    });
+    assert!(ended.contains("another producer writes them"), "{ended}");
+    cluster.broker_up(1).expect("it is up");
+    let mut another = EventWriter::new(&export, &*source, &decider).expect("a writer");
+    another.put(events[0].0, &events[0].1).expect("it is acknowledged");
+    // The first producer may have written it as well.
+    assert!(ids(&cluster).iter().all(|id| id == "2"));
+}

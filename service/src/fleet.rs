@@ -197,7 +197,7 @@ impl Fleet {
         stopped: watch::Receiver<bool>,
     ) -> Result<(Office, Turns, App, Running)> {
         // Not before all fleets are open: the turn may come from a server that decides.
-        let (turns, election) = stand(config, self.partition, &self.desk)?;
+        let (turns, election) = stand(config, self.partition, &self.desk, &self.source)?;
         let connections = Connections::default();
         // The decider loses a session after one lease; then nobody waits for its link.
         let links = Links::new(connections.clone(), config.lease * 2, common.limits.executors);
@@ -299,11 +299,17 @@ impl Election {
 
 /// Whose turn it is to decide: with an embedded journal always this server's.
 #[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "there is no election"))]
-fn stand(config: &Config, partition: i32, desk: &Desk) -> Result<(Turns, Option<Election>)> {
+fn stand(
+    config: &Config,
+    partition: i32,
+    desk: &Desk,
+    source: &Arc<dyn Source>,
+) -> Result<(Turns, Option<Election>)> {
     match &config.journal {
         #[cfg(feature = "kafka")]
         Place::Kafka { brokers, prefix } => {
-            let (election, turns) = crate::kafka::stand(&config.kafka, brokers, prefix, partition, desk)?;
+            let (election, turns) =
+                crate::kafka::stand(&config.kafka, brokers, prefix, partition, desk, Arc::clone(source))?;
             Ok((Turns::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]

@@ -2,6 +2,7 @@
 
 pub mod commands;
 pub mod election;
+mod election_watch;
 mod export;
 mod exported;
 mod group;
@@ -142,6 +143,7 @@ pub fn stand(
     prefix: &str,
     partition: i32,
     desk: &Desk,
+    source: Arc<dyn Source>,
 ) -> Result<(Election, watch::Receiver<bool>)> {
     election::stand(Candidate {
         client: client(settings, brokers)?,
@@ -149,6 +151,7 @@ pub fn stand(
         partition,
         session: settings.session,
         address: Arc::clone(&desk.own),
+        source,
         troubles: Arc::clone(&desk.troubles),
     })
 }

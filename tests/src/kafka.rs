@@ -103,6 +103,12 @@ impl Cluster {
         }
     }
 
+    /// What happens to the responses of one broker, 1 to 3, from now on. There must be proxies.
+    pub fn set_faults_of(&self, broker: i32, faults: ProxyFaults) {
+        let at = usize::try_from(broker - 1).expect("the id of a broker");
+        self.proxies[at].set(faults);
+    }
+
     /// Where clients begin: `host:port` of every broker, between commas.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap

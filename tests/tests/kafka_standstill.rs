@@ -83,6 +83,46 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
 }
 
 #[test]
+fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_none() {
+    let cluster = Cluster::start_with_proxies(3);
+    let groups = coordinator(&cluster);
+    let [leads, other] = [1, 2, 3].into_iter().filter(|id| *id != groups).collect::<Vec<_>>()[..] else {
+        panic!("three brokers, of which {groups} coordinates")
+    };
+    for topic in ["journal", "inbox", "events"] {
+        let topic = format!("unreached.{topic}");
+        let made = ["--create", "--topic", &topic, "--replica-assignment", &leads.to_string()];
+        cluster.tool("kafka-topics", &[&made[..], &["--config", "min.insync.replicas=1"]].concat());
+    }
+    let log = ("CHANCERY_LOG", "info,chancery::kafka=debug");
+    let standbys = Standbys::start(&cluster, "unreached", 2, &[log]);
+    standbys.servers.iter().for_each(is_ready);
+    let hangs = ProxyFaults { stalls: true, ..ProxyFaults::default() };
+    cluster.set_faults_of(other, hangs);
+    // Several questions to all brokers get no answer meanwhile.
+    for _ in 0..45 {
+        for server in &standbys.servers {
+            let answer = server.client().get("/readyz");
+            assert!(!answer.text.contains("election"), "{}", answer.text);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    standbys.servers.iter().for_each(is_ready);
+    cluster.set_faults_of(other, ProxyFaults::default());
+    // The brokers reach the coordinator, so that no other is elected.
+    cluster.set_faults_of(groups, hangs);
+    for server in &standbys.servers {
+        until("the server says that nobody may decide", || {
+            let answer = server.client().get("/readyz");
+            (answer.status == 503 && answer.text.contains("it is not known whether a server decides"))
+                .then_some(())
+        });
+    }
+    cluster.set_faults_of(groups, ProxyFaults::default());
+    standbys.servers.iter().for_each(is_ready);
+}
+
+#[test]
 fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_told_to() {
     let (cluster, resolver) = (Cluster::start(1), ServerResolver::new());
     let settings = resolver.settings();

@@ -189,7 +189,7 @@ fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Resu
 
 /// Destroys a handle of the client library on a thread of its own: the library waits for its own threads then, of which one
 /// may ask a name server that does not answer.
-fn discard<T: Send + 'static>(handle: T) {
+pub fn discard<T: Send + 'static>(handle: T) {
     // Where no thread can be started, it is dropped here.
     let _ = std::thread::Builder::new().name("kafka-discard".into()).spawn(move || drop(handle));
 }

@@ -13,13 +13,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use chancery_journal::kafka::Client;
+use chancery_events::id::Position;
+use chancery_journal::Source;
+use chancery_journal::kafka::{Client, discard};
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::KafkaError;
 use tokio::sync::watch;
 
-use super::group::{GroupMember, SERVER, members};
+use super::election_watch::{ElectionTrouble, ElectionWatch, GroupAnswer, SESSIONS};
+use super::group::{GroupMember, SERVER, ask_coordinator, members, observer};
 use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long to wait for news of the group, before looking whether to stop.
@@ -27,11 +30,8 @@ const WAIT: Duration = Duration::from_millis(100);
 /// How long a member may take to leave the group, and how often it is looked whether it has.
 const LEAVING: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_millis(5);
-/// So many sessions without a server that has the partition are no election that goes on, but a trouble.
-const SESSIONS: u32 = 3;
 
 /// Which group a server joins, and as whom.
-#[derive(Debug)]
 pub struct Candidate {
     /// How the brokers are reached.
     pub client: Client,
@@ -43,6 +43,8 @@ pub struct Candidate {
     pub session: Duration,
     /// Where the server is reached, for people who look at the group's members.
     pub address: Arc<str>,
+    /// The journal, to which a server that decides adds records.
+    pub source: Arc<dyn Source>,
     /// Where it is reported that no server has the partition.
     pub troubles: Arc<FleetTroubles>,
 }
@@ -51,7 +53,7 @@ pub struct Candidate {
 #[derive(Debug)]
 pub struct Election {
     stops: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    member: Option<JoinHandle<()>>,
 }
 
 struct Turns {
@@ -137,58 +139,111 @@ pub fn stand(candidate: Candidate) -> Result<(Election, watch::Receiver<bool>)> 
         consumer.context().is_ours.send_replace(false);
     };
     let thread = std::thread::Builder::new().name("election".into()).spawn(run).context("start a thread")?;
-    let mut election = Election { stops: Arc::clone(&stops), threads: vec![thread] };
+    let election = Election { stops: Arc::clone(&stops), member: Some(thread) };
     let turn = told.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
-    let watcher = std::thread::Builder::new().name("election-members".into()).spawn(watch);
-    election.threads.push(watcher.context("start a thread")?);
+    // It is not waited for: a question may take longer than a stop.
+    std::thread::Builder::new().name("election-members".into()).spawn(watch).context("start a thread")?;
     Ok((election, told))
 }
 
 impl Candidate {
-    /// Reports, for as long as it is not this server's turn, that no server has the partition: nobody has, or a client
-    /// that is none of the fleet's servers. Then nobody decides, however long one waits.
+    /// Reports, for as long as it is not this server's turn, that no server has the turn, or that it is not known whether one
+    /// has. See [`super::election_watch`].
     fn watch_members(&self, turn: &watch::Receiver<bool>, stops: &AtomicBool) {
         let group = group_of(&self.inbox, self.partition);
-        let (mut missed, mut asked) = (0, Instant::now());
-        let asking = match self.client.watcher() {
-            Ok(asking) => asking,
-            Err(error) => {
-                return tracing::warn!(%error, "the members of the group of deciders are not looked at");
-            }
-        };
+        let (mut watch, mut asked) = (ElectionWatch::default(), Instant::now());
+        let (mut head, mut came) = (self.head(), None);
+        let mut asking = None;
         while !stops.load(Ordering::Acquire) {
             std::thread::sleep(WAIT);
             if *turn.borrow() {
-                (missed, asked) = (0, Instant::now());
+                (watch, asked) = (ElectionWatch::default(), Instant::now());
                 self.troubles.clear(FleetPart::Election);
             }
+            if self.head() != head {
+                (head, came) = (self.head(), Some(Instant::now()));
+            }
+            asking.iter().for_each(drain_errors);
             if asked.elapsed() < self.session {
                 continue;
             }
             asked = Instant::now();
-            // Brokers that do not answer say nothing about who has the partition.
-            let Ok(members) = members(&asking, &group, &self.inbox, self.partition) else { continue };
-            let holder = members.iter().find(|member| member.has_partition);
-            if holder.is_some_and(|member| member.client.starts_with(SERVER)) {
-                missed = 0;
-                self.troubles.clear(FleetPart::Election);
-                continue;
+            watch.take(self.ask(&mut asking, &group));
+            if watch.wants_another_client()
+                && let Some(client) = asking.take()
+            {
+                discard(client);
             }
-            missed += 1;
-            if missed >= SESSIONS {
-                let partition = self.partition;
-                let holder = holder.map_or("no member".to_owned(), |GroupMember { client, host, .. }| {
-                    format!("client {client:?} at {host}, which is no server of the fleet,")
-                });
-                self.troubles.report(
-                    FleetPart::Election,
-                    format!(
-                        "nobody decides: {holder} has partition {partition} in group {group}. `chancery doctor` shows the \
-                         members; docs/operations.md says which permissions keep others out of the group"
-                    ),
+            let records_come = came.is_some_and(|came| came.elapsed() < self.session * SESSIONS);
+            match watch.trouble(records_come) {
+                Some(trouble) => self.troubles.report(FleetPart::Election, self.tell(&trouble, &group)),
+                None => self.troubles.clear(FleetPart::Election),
+            }
+        }
+        if let Some(client) = asking {
+            discard(client);
+        }
+    }
+
+    fn head(&self) -> Option<Position> {
+        self.source.head().map(|head| head.position)
+    }
+
+    /// Asks the brokers who has the partition, with the client that is there or a new one.
+    fn ask(&self, asking: &mut Option<BaseConsumer>, group: &str) -> GroupAnswer {
+        let asking = match asking {
+            Some(asking) => asking,
+            None => match observer(&self.client, group) {
+                Ok(made) => asking.insert(made),
+                Err(error) => {
+                    tracing::warn!(%error, "the members of the group of deciders are not known");
+                    return GroupAnswer::NoAnswer;
+                }
+            },
+        };
+        match members(asking, group, &self.inbox, self.partition) {
+            Ok(members) => match members.into_iter().find(|member| member.has_partition) {
+                Some(holder) if holder.client.starts_with(SERVER) => GroupAnswer::Server,
+                holder => GroupAnswer::NoServer(holder),
+            },
+            Err(error) => {
+                tracing::debug!("{error:#}");
+                let Err(error) = ask_coordinator(asking, &self.inbox, self.partition) else {
+                    return GroupAnswer::Incomplete;
+                };
+                tracing::debug!("{error:#}");
+                GroupAnswer::NoAnswer
+            }
+        }
+    }
+
+    fn tell(&self, trouble: &ElectionTrouble, group: &str) -> String {
+        let partition = self.partition;
+        let holder = match trouble {
+            ElectionTrouble::Unknown => {
+                return format!(
+                    "it is not known whether a server decides: the coordinator of group {group} does not answer, and no \
+                     record comes. `chancery doctor` names brokers that do not answer"
                 );
             }
+            ElectionTrouble::NoServer(None) => "no member".to_owned(),
+            ElectionTrouble::NoServer(Some(GroupMember { client, host, .. })) => {
+                format!("client {client:?} at {host}, which is no server of the fleet,")
+            }
+        };
+        format!(
+            "nobody decides: {holder} has partition {partition} in group {group}. `chancery doctor` shows the \
+             members; docs/operations.md says which permissions keep others out of the group"
+        )
+    }
+}
+
+/// Takes what the client library reports: it would be kept, and grow for as long as brokers are away.
+fn drain_errors(client: &BaseConsumer) {
+    while let Some(reported) = client.poll(Duration::ZERO) {
+        if let Err(error) = reported {
+            tracing::debug!(%error, "the client that asks for the group of deciders");
         }
     }
 }
@@ -201,18 +256,17 @@ impl Election {
 impl Drop for Election {
     fn drop(&mut self) {
         self.stops.store(true, Ordering::Release);
+        let Some(member) = self.member.take() else { return };
         let began = Instant::now();
         // A member leaves by its coordinator, which may be away for as long as its broker is.
-        while self.threads.iter().any(|thread| !thread.is_finished()) && began.elapsed() < LEAVING {
+        while !member.is_finished() && began.elapsed() < LEAVING {
             std::thread::sleep(SOON);
         }
-        for thread in self.threads.drain(..) {
-            if thread.is_finished() {
-                // What was wrong is in the log.
-                let _ = thread.join();
-            } else {
-                tracing::warn!("this server could not leave the group of deciders: its session must run out");
-            }
+        if member.is_finished() {
+            // What was wrong is in the log.
+            let _ = member.join();
+        } else {
+            tracing::warn!("this server could not leave the group of deciders: its session must run out");
         }
     }
 }

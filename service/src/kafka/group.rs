@@ -4,11 +4,16 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use chancery_journal::kafka::Client;
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::groups::GroupInfo;
 
 /// How long a question to the brokers may take.
 const ASKING: Duration = Duration::from_secs(3);
+/// How long a question to the coordinator may take: a broker that hangs may be asked first which one that is, and is given up
+/// after 3 s (`socket.timeout.ms`).
+const ASKING_COORDINATOR: Duration = Duration::from_secs(6);
 
 /// The name under which the servers of a fleet join, before the address of each.
 pub(super) const SERVER: &str = "chancery@";
@@ -22,6 +27,28 @@ pub(super) struct GroupMember {
     pub(super) host: String,
     /// Whether the fleet's partition is assigned to the member.
     pub(super) has_partition: bool,
+}
+
+/// A client that asks about a group and is no member of the group.
+pub(super) fn observer(client: &Client, group: &str) -> Result<BaseConsumer> {
+    let mut config = client.config();
+    config
+        .set("group.id", group)
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("allow.auto.create.topics", "false");
+    config.create().context("make a client that asks for the group of deciders")
+}
+
+/// Asks the coordinator of the observer's group for an answer. Every broker is asked for the members of a group; for the
+/// group's offsets its coordinator alone is asked.
+pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i32) -> Result<()> {
+    let mut asked = TopicPartitionList::new();
+    asked.add_partition(topic, partition);
+    observer
+        .committed_offsets(asked, ASKING_COORDINATOR)
+        .context("ask the coordinator of the group of deciders")?;
+    Ok(())
 }
 
 /// The members of a group that were assigned partitions of a topic, or none yet.

@@ -180,6 +180,7 @@ impl Posts {
             topic: names.inbox,
             partition,
             binding,
+            skip: settings.skip_inbox,
             troubles: Arc::clone(troubles),
         });
         let export = settings.events.then(|| export::Export {

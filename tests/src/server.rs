@@ -147,7 +147,8 @@ impl Server {
         self.try_start(&[])
     }
 
-    fn try_start(&mut self, flags: &[&str]) -> Result<(), NotUp> {
+    /// Starts it with flags, with which it may not start.
+    pub fn try_start(&mut self, flags: &[&str]) -> Result<(), NotUp> {
         assert!(self.child.is_none(), "it runs");
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);

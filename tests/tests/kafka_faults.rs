@@ -122,6 +122,42 @@ fn a_message_of_an_unknown_codec_holds_the_inbox_up_until_it_is_skipped() {
     is_held_up_until_it_is_skipped("unknown-codec", StoredBatch::set_unknown_codec);
 }
 
+#[test]
+fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() {
+    let mut standbys = Standbys::start(shared(1), "given-up", 1, &SETTINGS);
+    let server = &mut standbys.servers[0];
+    assert_eq!(server.stop(), Some(0));
+    for name in ["removed", "deadly", "behind"] {
+        put(&producer("none"), "given-up.inbox", name);
+    }
+    let before =
+        json!({"version": 1, "partitions": [{"topic": "given-up.inbox", "partition": 0, "offset": 1}]});
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), before.to_string()).expect("it is written");
+    let path = file.path().to_str().expect("a path");
+    shared(1).tool("kafka-delete-records", &["--offset-json-file", path]);
+    // Before it decides, or while it is asked whether it has started.
+    for (flags, why) in [(&[][..], "--skip-inbox 0"), (&["--skip-inbox", "3"], "cannot skip inbox message 3")]
+    {
+        if server.try_start(flags).is_ok() {
+            assert!(!until("the server ends", || server.ended()).success());
+        }
+        assert!(server.log().contains(why), "{}", server.log());
+    }
+    server.start_with_flags(&["--skip-inbox", "1"]);
+    until("what is behind is answered", || (names(server) == ["behind"]).then_some(()));
+    is_ready(server);
+    for restart in 0..2 {
+        let skipped = told(server, "inbox.skipped.v1");
+        assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
+        assert_eq!(names(server), ["behind"]);
+        assert_eq!(server.stop(), Some(0));
+        // Where the flag is left in place, nothing more is given up.
+        server.start_with_flags(if restart == 0 { &["--skip-inbox", "1"] } else { &[] });
+        is_ready(server);
+    }
+}
+
 /// Leaves a transaction open, with a message on partition 0 of the topic.
 fn leave_open(topic: &str) {
     let mut config = config();

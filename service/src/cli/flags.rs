@@ -219,6 +219,9 @@ pub struct Server {
     /// Where the events topic holds events that the journal has lost, write an event that names those, and continue
     #[arg(long)]
     pub correct_events: bool,
+    /// Give up every message of the inbox up to the offset that is not answered, and record that, before the inbox is read
+    #[arg(long, value_name = "OFFSET")]
+    pub skip_inbox: Option<u64>,
     /// Continue under a new lineage if records at the journal's end are missing, and tell which
     #[arg(long)]
     pub accept_loss: bool,

@@ -108,6 +108,7 @@ impl Cli {
         if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
             config.accept_clock = server.accept_clock;
             config.kafka.correct_events = server.correct_events;
+            config.skip_inbox(server.skip_inbox)?;
         }
         Ok(config)
     }

@@ -118,6 +118,8 @@ pub struct Kafka {
     /// Whether the operator has the events topic corrected where it holds another history than the journal, by a flag of
     /// this start.
     pub correct_events: bool,
+    /// Offset up to which the operator gives up what is not answered of the inbox, by a flag of this start.
+    pub skip_inbox: Option<u64>,
     /// For whom the inbox speaks, if it is read.
     pub inbox: Option<Binding>,
     /// How brokers are told from others, and servers from other clients.
@@ -263,6 +265,19 @@ impl Config {
         Config::read(Layers { file, env: std::env::vars_os().filter_map(text).filter(ours).collect(), flags })
     }
 
+    /// Has the inbox given up to the offset, if there is one, where the server reads one inbox alone.
+    pub fn skip_inbox(&mut self, skip: Option<u64>) -> Result<(), BadConfig> {
+        if skip.is_none() || (self.fleets.len() == 1 && self.kafka.inbox.is_some()) {
+            self.kafka.skip_inbox = skip;
+            return Ok(());
+        }
+        Err(BadConfig(
+            "cannot skip inbox messages: the server must have one fleet, and read its inbox\n\
+             hint: start a server with --fleets NAME=PARTITION for the fleet alone"
+                .into(),
+        ))
+    }
+
     /// Puts the layers on each other.
     pub fn read(layers: Layers<'_>) -> Result<Config, BadConfig> {
         let mut values = defaults();
@@ -342,6 +357,7 @@ impl Config {
                 session: settings::session(text("kafka.session"))?,
                 events: settings::switch(text("kafka.events"))?,
                 correct_events: false,
+                skip_inbox: None,
                 inbox: match settings::scope(text("inbox.scope"))? {
                     Some(scope) => {
                         let actor =

@@ -165,3 +165,21 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
         assert_eq!(told(name), [""; 0], "{name}");
     }
 }
+
+#[test]
+fn inbox_messages_are_given_up_where_one_inbox_is_read() {
+    let journal = ("CHANCERY_JOURNAL", "kafka://b:9092/p");
+    let (scope, actor) = (("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail"));
+    for (pairs, may_skip) in [
+        (&[journal, scope, actor][..], true),
+        (&[journal], false),
+        (&[journal, scope, actor, ("CHANCERY_FLEETS", "a=0,b=1")], false),
+        (&[], false),
+    ] {
+        let mut config =
+            Config::read(Layers { env: env(pairs), ..Layers::default() }).expect("good settings");
+        assert_eq!(config.skip_inbox(None), Ok(()), "{pairs:?}");
+        assert_eq!(config.skip_inbox(Some(7)).is_ok(), may_skip, "{pairs:?}");
+        assert_eq!(config.kafka.skip_inbox, may_skip.then_some(7), "{pairs:?}");
+    }
+}

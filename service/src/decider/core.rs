@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{EntityParked, Fact, TermStarted, TimeRecorded};
+use chancery_events::fact::{EntityParked, Fact, InboxSkipped, TermStarted, TimeRecorded};
 use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::intent::Request;
 use chancery_events::name::FleetName;
@@ -190,6 +190,10 @@ impl Core {
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
         core.commit_events(&[Event::Fact { cause, fact }]).expect("a term's start always holds");
+        // In the same commit, whose watermark is behind it.
+        if let Some(offset) = core.inbox.as_ref().and_then(Reading::skips) {
+            core.commit_own(InboxSkipped { offset }.into());
+        }
         core
     }
 

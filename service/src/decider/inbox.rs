@@ -13,6 +13,7 @@
 //! | cannot be read, or failed in a way that must not happen | `inbox.refused` |
 //! | stands below the watermark | nothing: it is answered already |
 //! | cannot be got from the topic | nothing, until somebody asks for `inbox.skip`: then `inbox.skipped` |
+//! | is given up by the operator who starts a server | `inbox.skipped`, by the takeover, before the inbox is read |
 //!
 //! Where nothing was recorded, `inbox.advanced` carries the watermark: a second later, or a thousand letters.
 
@@ -84,7 +85,9 @@ pub enum InboxGone {
     /// Letters that were never answered have been removed.
     #[error(
         "take the inbox up: {topic} begins at offset {start}, and is answered up to {next} only: the letters between \
-         were removed unanswered. Put them back and keep them for longer, or run without an inbox"
+         were removed unanswered. Put them back and keep them for longer, give them up (start one server once with \
+         --skip-inbox {last}), or run without an inbox",
+        last = .start - 1
     )]
     Removed {
         /// Which.
@@ -106,6 +109,20 @@ pub enum InboxGone {
         end: u64,
         /// The first that is not answered.
         next: u64,
+    },
+    /// An operator gave up an offset that no letter has got yet.
+    #[error(
+        "cannot skip inbox message {skip}: {topic} ends at offset {end}\n\
+         hint: --skip-inbox gives up every unanswered message up to its offset; name an offset that is there, or leave the \
+         flag out"
+    )]
+    SkipsTooFar {
+        /// Name of the topic.
+        topic: Arc<str>,
+        /// The offset that was given up.
+        skip: u64,
+        /// The offset that the next letter would get.
+        end: u64,
     },
 }
 
@@ -132,6 +149,8 @@ pub struct Inbox {
     next: u64,
     tail: u64,
     continues: Arc<AtomicU64>,
+    /// Offset up to which unanswered messages are given up at the takeover, which records that.
+    skips: Option<u64>,
 }
 
 impl Inbox {
@@ -144,7 +163,34 @@ impl Inbox {
         log: &Range<u64>,
     ) -> Result<Inbox, InboxGone> {
         let next = check(watermark, &topic, log)?;
-        Ok(Inbox { topic, binding, next, tail: log.end, continues: Arc::default() })
+        Ok(Inbox { topic, binding, next, tail: log.end, continues: Arc::default(), skips: None })
+    }
+
+    /// Takes up an inbox of which an operator gave up every unanswered letter up to the offset `skip`, also letters that are
+    /// not there any more, and those that end a server that reads them. The takeover records that.
+    pub fn take_up_behind(
+        skip: u64,
+        topic: Topic,
+        binding: Binding,
+        watermark: Option<&Watermark>,
+        log: &Range<u64>,
+    ) -> Result<Inbox, InboxGone> {
+        let answered = watermark.map_or(log.start, |watermark| watermark.next);
+        let next = skip.saturating_add(1);
+        // A takeover before has recorded it; or more letters are missing than were given up.
+        if skip < answered || log.start > next {
+            return Inbox::take_up(topic, binding, watermark, log);
+        }
+        let inbox = Inbox::take_up(topic, binding, watermark, &(log.start.min(answered)..log.end))?;
+        if skip >= log.end {
+            return Err(InboxGone::SkipsTooFar { topic: inbox.topic.0, skip, end: log.end });
+        }
+        Ok(Inbox { next, skips: Some(skip), ..inbox })
+    }
+
+    /// The offset that the takeover records as skipped, if there is one.
+    pub(super) fn skips(&self) -> Option<u64> {
+        self.skips
     }
 
     /// The offset of the first letter that is to be read.
@@ -178,6 +224,10 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn new(inbox: Inbox) -> Reading {
         Reading { carried: inbox.next, inbox, lags: None, stands_at: None }
+    }
+
+    pub(super) fn skips(&self) -> Option<u64> {
+        self.inbox.skips()
     }
 
     /// Whether everything has been taken that was there when this decider took over.

@@ -32,6 +32,8 @@ pub(super) struct Letters {
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) binding: Binding,
+    /// Offset up to which the operator who started this server gives up what is not answered.
+    pub(super) skip: Option<u64>,
     pub(super) troubles: Arc<FleetTroubles>,
 }
 
@@ -45,7 +47,19 @@ impl Letters {
         // The name is the best identity that the client library tells of a topic.
         let topic: Topic = format!("{cluster}/{}/{}", self.topic, self.partition).parse()?;
         let log = u64::try_from(start)?..u64::try_from(end)?;
-        Ok(Inbox::take_up(topic, self.binding.clone(), watermark, &log)?)
+        let binding = self.binding.clone();
+        let inbox = match self.skip {
+            Some(skip) => Inbox::take_up_behind(skip, topic, binding, watermark, &log)?,
+            None => Inbox::take_up(topic, binding, watermark, &log)?,
+        };
+        // What ends a server that reads it is at this offset or soon behind.
+        tracing::info!(
+            next = inbox.next(),
+            end = inbox.tail(),
+            topic = self.topic,
+            "the inbox is read from here on"
+        );
+        Ok(inbox)
     }
 
     /// Brings letters to the decider until it has stopped. Blocks.

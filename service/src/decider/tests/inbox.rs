@@ -52,10 +52,7 @@ impl Rig {
 
     /// The same over another state than they tell.
     fn with_inbox_over(&mut self, fleet: Option<Fleet>, log: &std::ops::Range<u64>) {
-        let mut fold = Fold::default();
-        for record in &self.journal {
-            fold.take(record).expect("folds");
-        }
+        let fold = self.folded();
         let state = fold.state();
         let watermark = state.and_then(|state| state.watermark.as_ref());
         let inbox = Inbox::take_up(topic(TOPIC), binding(), watermark, log).expect("it is all there");
@@ -64,6 +61,15 @@ impl Rig {
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(5)));
         self.durable = self.journal.len();
         self.core = Core::take_over(settings, fleet, state.map(|state| &state.at), self.now);
+    }
+
+    /// What the records tell.
+    fn folded(&self) -> Fold {
+        let mut fold = Fold::default();
+        for record in &self.journal {
+            fold.take(record).expect("folds");
+        }
+        fold
     }
 
     /// A journal that begins with an inbox.
@@ -395,6 +401,59 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.now = rig.now + Duration::from_secs(1);
     rig.settle();
     assert!(rig.types(from).contains(&"incarnation.commanded.v1"));
+}
+
+#[test]
+fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behind_it() {
+    // The offsets of the topic, what is given up, and the offset at which it is read then.
+    let table = [
+        (2..9, 4, Ok(5)),
+        (4..9, 3, Ok(4)),
+        (3..9, 8, Ok(9)),
+        (9..9, 8, Ok(9)),
+        // It is answered already.
+        (2..9, 1, Ok(2)),
+        // More is missing than was given up.
+        (5..9, 3, Err("begins at offset 5")),
+        (2..9, 9, Err("cannot skip inbox message 9: fleet.inbox/id-1/0 ends at offset 9")),
+        (0..1, 4, Err("ends at offset 1")),
+    ];
+    for (log, skip, wanted) in table {
+        let mut rig = Rig::reading(0..2);
+        rig.post(&capability(0, "a"));
+        rig.post(&capability(1, "b"));
+        rig.settle();
+        let watermark = Watermark { topic: TOPIC.into(), next: 2 };
+        let inbox = Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&watermark), &log);
+        let (inbox, wanted) = match (inbox, wanted) {
+            (Ok(inbox), Ok(wanted)) => (inbox, wanted),
+            (Err(error), Err(part)) => {
+                assert!(error.to_string().contains(part), "{error}");
+                continue;
+            }
+            (inbox, _) => panic!("{skip} of {log:?}: {inbox:?}"),
+        };
+        assert_eq!(inbox.next(), wanted);
+        let from = rig.journal.len();
+        let fold = rig.folded();
+        let state = fold.state().expect("a state");
+        let settings = Settings { inbox: Some(inbox), ..settings(3) };
+        rig.durable = rig.journal.len();
+        rig.core = Core::take_over(settings, state.fleet.clone(), Some(&state.at), rig.now);
+        rig.settle();
+        let recorded =
+            if wanted > 2 { &["term.started.v1", "inbox.skipped.v1"][..] } else { &["term.started.v1"] };
+        assert_eq!(
+            (rig.types(from), rig.watermarks(from)),
+            (recorded.to_vec(), vec![wanted]),
+            "{skip} of {log:?}"
+        );
+        // A later start with the same flag finds it done.
+        let again = Watermark { topic: TOPIC.into(), next: wanted };
+        let again =
+            Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&again), &log).expect("it is there");
+        assert_eq!((again.next(), again.skips()), (wanted, None));
+    }
 }
 
 #[test]

@@ -61,6 +61,12 @@ bugs! {
     ApprovesExpired,
     /// The plan's rule approves what a person should.
     ApprovesByItself,
+    /// A deployment that is cancelled waits for what has begun.
+    WaitsForAborted,
+    /// What was stopped for an update that is aborted stays down.
+    LeavesAbortedDown,
+    /// An update is aborted although its new run is ready, and the old one was asked to end.
+    AbortsPastReturn,
     /// A stopped replica is still wanted.
     StopDoesNotLast,
     /// A command that failed is never tried again.

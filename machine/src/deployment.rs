@@ -5,12 +5,14 @@
 //! | pending | → in progress | – | – | → cancelled | – | – | – | → superseded |
 //! | in progress | – | → completed | → ending (failed) | → ending (cancelled) | → paused | same | the new set counts | the newer one waits, or → ending (superseded) |
 //! | paused | – | – | → ending (failed) | → ending (cancelled) | same | → in progress | the new set counts | the same |
-//! | ending | – | → failed, cancelled, superseded, as remembered | – | same | – | – | – | the newer one waits |
+//! | ending | – | → failed, cancelled, superseded, as remembered | – | same; one that fails → ending (cancelled) | – | – | – | the newer one waits; one that fails, or → ending (superseded) |
 //! | ended | final | | | | | | | |
 //!
 //! Work is taken a step at a time from what the index counts ([`work`]), and made into facts ([`step`]): create what
 //! lacks, start what should run and does not, update what is of another version, delete the surplus; replicas that
-//! are right get no operation. While ending, operations that have not begun are cancelled and those that run settle.
+//! are right get no operation. While ending, operations that have not begun are cancelled. Those that run settle if the
+//! deployment fails, and are aborted if it is cancelled or superseded: what they bring up is stopped unless it is ready,
+//! and the run that was there stays the one that counts, or is started again.
 //!
 //! Two deployments are of one *version* if their payloads and coordinates are the same. With `rolling`, replicas are
 //! updated one by one; with `graceful` and `canary`, replicas of the new version stand beside the old ones, until one
@@ -51,7 +53,13 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
     let owner = fleet.plans().get(&ask.plan).ok_or_else(|| not_found(&Subject::Plan(ask.plan.clone())))?;
     if let Some(now) = fleet.deployments().get(&(ask.plan.clone(), ask.name.clone())) {
         if *now.spec == ask.spec {
-            return Ok(vec![]);
+            // One that waits may be told not to wait for what is carried out.
+            let waits = now.state == DeploymentState::Pending && ask.turn == Turn::Supersede;
+            let mut draft = Draft::new(ctx);
+            if waits {
+                supersede_current(fleet, owner, &ask.name, &mut draft);
+            }
+            return Ok(draft.done());
         }
         let detail = format!("plan {} has a deployment {} that asks for something else", ask.plan, ask.name);
         let advice = "is taken: a deployment is never changed, so give this one a name of its own";
@@ -70,15 +78,20 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
         let end = DeploymentEnd::Superseded { by: name.clone() };
         draft.push(DeploymentEnded { plan: plan.clone(), name: next, end });
     }
-    if let Some(current) = current(fleet, owner).filter(|_| ask.turn == Turn::Supersede)
-        && is_begun(current)
-    {
-        let why = DeploymentEnd::Superseded { by: name.clone() };
-        draft.push(DeploymentEnding { plan: plan.clone(), name: current.name.clone(), why });
+    if ask.turn == Turn::Supersede {
+        supersede_current(fleet, owner, &name, &mut draft);
     }
     let (generation, by) = (owner.generation, ctx.actor.clone());
     draft.push(DeploymentCreated { plan, name, generation, spec: ask.spec.clone(), by });
     Ok(draft.done())
+}
+
+/// Ends the deployment that is carried out, unless it is ending in a way that aborts what has begun.
+fn supersede_current(fleet: &Fleet, plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
+    if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
+        let why = DeploymentEnd::Superseded { by: by.clone() };
+        draft.push(DeploymentEnding { plan: plan.name.clone(), name: current.name.clone(), why });
+    }
 }
 
 fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), Refusal> {
@@ -184,6 +197,11 @@ fn is_begun(deployment: &Deployment) -> bool {
     matches!(deployment.state, DeploymentState::InProgress | DeploymentState::Paused)
 }
 
+/// Whether it may still be ended by aborting what has begun: one that fails waits for that to settle.
+pub(crate) fn may_abort(deployment: &Deployment) -> bool {
+    is_begun(deployment) || matches!(deployment.state, DeploymentState::Ending(DeploymentEnd::Failed { .. }))
+}
+
 /// The word for its state.
 fn state_word(state: &DeploymentState) -> &'static str {
     match state {
@@ -201,7 +219,9 @@ pub(crate) fn cancel(fleet: &Fleet, ask: &DeploymentCancel) -> Result<Vec<Fact>,
         DeploymentState::Pending => {
             Ok(vec![DeploymentEnded { plan, name, end: DeploymentEnd::Cancelled }.into()])
         }
-        DeploymentState::InProgress | DeploymentState::Paused => {
+        DeploymentState::InProgress
+        | DeploymentState::Paused
+        | DeploymentState::Ending(DeploymentEnd::Failed { .. }) => {
             Ok(vec![DeploymentEnding { plan, name, why: DeploymentEnd::Cancelled }.into()])
         }
         DeploymentState::Ending(DeploymentEnd::Cancelled)

@@ -39,7 +39,7 @@ use crate::fleet::Fleet;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{operation, volume};
 
-pub(crate) use again::wait;
+pub(crate) use again::{Cause, wait};
 pub(crate) use end::{displace, lost, promise};
 pub(crate) use fold::{
     By, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
@@ -268,32 +268,33 @@ fn failed(
     });
     if wait.is_none() {
         let then = IncarnationEnd::Unwound { reason: error.into() };
-        give_up(fleet, incarnation, error.into(), then, ctx, draft);
+        let how = OperationEnd::Failed { reason: error.into() };
+        give_up(fleet, incarnation, how, then, ctx, draft);
     }
 }
 
 /// Gives up what was asked: bringing it up, or changing it.
-fn give_up(
+pub(crate) fn give_up(
     fleet: &Fleet,
     incarnation: &Incarnation,
-    reason: String,
+    how: OperationEnd,
     then: IncarnationEnd,
     ctx: &Context,
     draft: &mut Draft,
 ) {
     match &incarnation.state {
-        IncarnationState::Updating(_) => revert(fleet, incarnation, reason, draft),
+        IncarnationState::Updating(_) => revert(fleet, incarnation, how, draft),
         IncarnationState::Reserved
         | IncarnationState::Creating
         | IncarnationState::Starting
         | IncarnationState::Running
         | IncarnationState::Stopping(_)
-        | IncarnationState::Ended(_) => unwind(fleet, incarnation, reason, then, ctx, draft),
+        | IncarnationState::Ended(_) => unwind(fleet, incarnation, how, then, ctx, draft),
     }
 }
 
-/// It cannot be changed: the operation fails now, and it is asked to be what it was until it is.
-fn revert(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut Draft) {
+/// It is not changed: the operation ends now, and it is asked to be what it was until it is.
+fn revert(fleet: &Fleet, incarnation: &Incarnation, how: OperationEnd, draft: &mut Draft) {
     draft.push(IncarnationBegun {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -302,7 +303,7 @@ fn revert(fleet: &Fleet, incarnation: &Incarnation, reason: String, draft: &mut 
         mounts: Vec::new(),
     });
     if let Some(operation) = brings_up(fleet, incarnation) {
-        operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        operation::end(fleet, operation, how, draft);
     }
 }
 
@@ -310,18 +311,18 @@ fn is_changed(incarnation: &Incarnation) -> bool {
     matches!(incarnation.state, IncarnationState::Updating(_))
 }
 
-/// Gives up bringing it up: the operation fails now, and what may have been built is taken down until that is proved.
+/// Gives up bringing it up: the operation ends now, and what may have been built is taken down until that is proved.
 fn unwind(
     fleet: &Fleet,
     incarnation: &Incarnation,
-    reason: String,
+    how: OperationEnd,
     then: IncarnationEnd,
     ctx: &Context,
     draft: &mut Draft,
 ) {
     draft.push(operation::stop(fleet, incarnation, then, ctx));
     if let Some(operation) = brings_up(fleet, incarnation) {
-        operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        operation::end(fleet, operation, how, draft);
     }
 }
 
@@ -333,7 +334,7 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
         IncarnationState::Creating | IncarnationState::Starting | IncarnationState::Updating(_) => {
             let reason = "it was not ready in time".to_owned();
             let then = IncarnationEnd::Failed { reason: reason.clone() };
-            give_up(fleet, incarnation, reason, then, ctx, &mut draft);
+            give_up(fleet, incarnation, OperationEnd::Failed { reason }, then, ctx, &mut draft);
         }
         IncarnationState::Stopping(then) if planted::is(Bug::TimeoutIsDeath) => {
             end::by_proof(fleet, incarnation, (**then).clone(), Vec::new(), ctx, &mut draft);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::Approver;
+use chancery_events::fact::{Approver, DeploymentEnd};
 use chancery_events::id::VolumeId;
 use chancery_events::name::{
     ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
@@ -79,7 +79,10 @@ pub(crate) enum Stage {
     Pending,
     InProgress,
     Paused,
-    Ending,
+    /// It begins nothing more; what has begun goes on.
+    Settling,
+    /// It begins nothing more, and aborts what has begun.
+    Aborting,
     Over,
 }
 
@@ -102,7 +105,8 @@ impl From<&Deployment> for DeploymentMarks {
             DeploymentState::Pending => Stage::Pending,
             DeploymentState::InProgress => Stage::InProgress,
             DeploymentState::Paused => Stage::Paused,
-            DeploymentState::Ending(_) => Stage::Ending,
+            DeploymentState::Ending(DeploymentEnd::Failed { .. }) => Stage::Settling,
+            DeploymentState::Ending(_) => Stage::Aborting,
             DeploymentState::Ended(_) => Stage::Over,
         };
         let begun = matches!(stage, Stage::InProgress | Stage::Paused);
@@ -182,6 +186,8 @@ pub(crate) enum Turn {
 pub(crate) struct OperationMarks {
     pub(crate) turn: Turn,
     pub(crate) domain: Option<DomainName>,
+    /// Whether it brings something up, has begun, and can still be aborted.
+    pub(crate) may_abort: bool,
     /// The rule of the policy that approved it, while it is not over.
     pub(crate) by_policy: Option<String>,
 }
@@ -200,7 +206,11 @@ impl From<&Operation> for OperationMarks {
             Some((Approver::Rule(rule), _)) if !is_over && rule.starts_with("policy/") => Some(rule.clone()),
             Some(_) | None => None,
         };
-        OperationMarks { turn, domain: operation.domain.clone(), by_policy }
+        let brings_up =
+            matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
+        let past = operation.is_past_return && !planted::is(Bug::AbortsPastReturn);
+        let may_abort = matches!(turn, Turn::Running) && brings_up && !past;
+        OperationMarks { turn, domain: operation.domain.clone(), may_abort, by_policy }
     }
 }
 

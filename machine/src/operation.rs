@@ -5,7 +5,7 @@
 //! | preparing | → pending approval, or approved by rule | refused | – | → rejected | – | → cancelled | → superseded | – |
 //! | pending approval | – | → running, or approved | – | → rejected | → expired | → cancelled | → superseded | – |
 //! | approved | – | refused | → running | refused | – | → cancelled | → superseded | – |
-//! | running | – | refused | – | refused | – | settles | a stop or delete: → superseded, once that is approved | → succeeded, failed |
+//! | running | – | refused | – | refused | – | settles; → cancelled, if that is cancelled or superseded and the new run is not ready | a stop or delete: → superseded, once that is approved | → succeeded, failed |
 //! | ended | final | | | | | | | |
 //!
 //! An edit of the plan's policy that forbids a place which is only held leads back to preparing, from pending approval and
@@ -60,7 +60,7 @@ use crate::refuse::{Faults, not_found};
 use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
-pub(crate) use end::{end, expire};
+pub(crate) use end::{abort, end, expire};
 pub(crate) use fold::{Version, approved, begun, close, ended, opened};
 pub(crate) use open::{Want, open, push_opened};
 pub(crate) use place::{prepare, replace};

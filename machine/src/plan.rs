@@ -32,7 +32,7 @@ use crate::deployment;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, not_found};
-use crate::state::{Deployment, DeploymentState, Plan};
+use crate::state::{Deployment, Plan};
 
 pub use specs::Specs;
 
@@ -265,9 +265,7 @@ fn remove(fleet: &Fleet, plan: &Plan, ctx: &Context) -> Result<Vec<Fact>, Refusa
         let end = DeploymentEnd::Cancelled;
         facts.push(DeploymentEnded { plan: name.clone(), name: next, end }.into());
     }
-    let begun =
-        |state: &DeploymentState| matches!(state, DeploymentState::InProgress | DeploymentState::Paused);
-    if let Some(current) = deployment::current(fleet, plan).filter(|current| begun(&current.state)) {
+    if let Some(current) = deployment::current(fleet, plan).filter(|current| deployment::may_abort(current)) {
         let (plan, why) = (name.clone(), DeploymentEnd::Cancelled);
         facts.push(DeploymentEnding { plan, name: current.name.clone(), why }.into());
     }

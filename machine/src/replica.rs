@@ -297,7 +297,8 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
     Ok(draft.done())
 }
 
-/// The plan's rule starts it again, unless an edit has set that to `never` since.
+/// The plan's rule starts it again, unless an edit has set that to `never` since. What was stopped for an operation that
+/// was aborted is started again, whatever the rule.
 pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
@@ -305,7 +306,8 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
     let operation = OperationId::issue(ctx.lineage, draft.position());
     operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
     let plan = fleet.plans().get(&replica.plan);
-    if plan.is_some_and(|plan| *plan.policy().restart() == Restart::Never) {
+    let is_never = plan.is_some_and(|plan| *plan.policy().restart() == Restart::Never);
+    if is_never && !replica.recovers {
         let reason = format!("the policy of plan {} has changed: restart is never", replica.plan);
         let end = OperationEnd::Failed { reason };
         draft.push(OperationEnded { operation, replica: name.clone(), end });
@@ -353,6 +355,7 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &ReplicaCreated, at: At) {
         next: None,
         again: None,
         downed: false,
+        recovers: false,
         row: None,
         last: None,
         operations: SmallVec::new(),

@@ -271,6 +271,9 @@ pub struct Replica {
     pub next: Option<Open>,
     /// Whether a move by a disruption stopped it and failed, and it does not run again yet.
     pub downed: bool,
+    /// Whether its run was stopped for an operation that was aborted, and nothing has begun on it since: it is started
+    /// again, whatever its plan's rule says.
+    pub recovers: bool,
     /// When its plan's rule starts it again, unless something that is asked for begins before.
     pub again: Option<Again>,
     /// The last start by that rule, in a row of them.
@@ -333,6 +336,8 @@ pub struct Operation {
     pub node: Option<NodeName>,
     /// That node's update domain.
     pub domain: Option<DomainName>,
+    /// Whether what it brings up is ready and counts: what is left to do is to end the run whose place that took.
+    pub is_past_return: bool,
     /// Its history.
     pub meta: Meta,
 }

@@ -1,5 +1,6 @@
 //! Scenarios of the state machine, by entity. Each row or test is a rule; the names say what they show.
 
+mod aborting;
 mod again;
 mod catalogue;
 mod deployments;

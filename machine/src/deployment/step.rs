@@ -33,6 +33,7 @@ fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut 
             delete(fleet, victim(fleet, plan), &Want::by(OperationKind::Delete, Some(by)), ctx, draft);
         }
         Work::Cancel(_)
+        | Work::Abort(_)
         | Work::TakeBack(_)
         | Work::End
         | Work::Complete
@@ -69,10 +70,18 @@ fn of_current(
                 operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
             }
         }
-        Work::TakeBack(built) => {
-            let by = Some(Asker::Rule(format!("deployment/{}/{name}/rollback", plan.name)));
-            delete(fleet, replica(&built), &Want { by, ..want(OperationKind::Delete) }, ctx, draft);
+        Work::Abort(id) => {
+            if let Some(operation) = fleet.operations().get(&id) {
+                match operation.kind {
+                    // Nothing was there before.
+                    OperationKind::Create => take_back(fleet, plan, current, &operation.replica, ctx, draft),
+                    _ => {
+                        operation::abort(fleet, operation, format!("deployment {name} is ending"), ctx, draft)
+                    }
+                }
+            }
         }
+        Work::TakeBack(built) => take_back(fleet, plan, current, &built, ctx, draft),
         Work::End => {
             if let DeploymentState::Ending(why) = &current.state {
                 draft.push(end(why.clone()));
@@ -159,6 +168,20 @@ fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
         .filter_map(|id| fleet.incarnations().get(&id))
         .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
     replicas.filter(|replica| !replica.is_going()).min_by_key(|replica| &replica.name)
+}
+
+/// Deletes a replica that the deployment created.
+fn take_back(
+    fleet: &Fleet,
+    plan: &Plan,
+    current: &Deployment,
+    built: &ReplicaName,
+    ctx: &Context,
+    draft: &mut Draft,
+) {
+    let by = Some(Asker::Rule(format!("deployment/{}/{}/rollback", plan.name, current.name)));
+    let want = Want { by, ..Want::of(OperationKind::Delete, &current.name) };
+    delete(fleet, fleet.replicas().get(built), &want, ctx, draft);
 }
 
 fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut Draft) {

@@ -19,6 +19,8 @@ pub enum Work {
     Start,
     /// Cancel an operation that has not begun.
     Cancel(OperationId),
+    /// Abort an operation that has begun.
+    Abort(OperationId),
     /// Take back a replica that the deployment created.
     TakeBack(ReplicaName),
     /// It ends as is remembered.
@@ -61,7 +63,7 @@ impl PlanIndex {
             };
         };
         match current.stage {
-            Some(Stage::Ending) => self.ending(name, current).and_then(now),
+            Some(Stage::Settling | Stage::Aborting) => self.ending(name, current).and_then(now),
             Some(Stage::InProgress) => self.going_on(current),
             Some(Stage::Pending | Stage::Paused | Stage::Over) | None => None,
         }
@@ -75,6 +77,10 @@ impl PlanIndex {
         let built = self.deployments.get(name).filter(|_| beside && !planted::is(Bug::LeavesNewSet));
         if let Some(replica) = built.and_then(DeploymentIndex::any) {
             return Some(Work::TakeBack(replica.clone()));
+        }
+        let aborts = current.stage == Some(Stage::Aborting) && !planted::is(Bug::WaitsForAborted);
+        if let Some(operation) = current.may_abort.first().filter(|_| aborts) {
+            return Some(Work::Abort(*operation));
         }
         // What somebody else has asked to go may yet stay.
         let left = built.map_or(0, |built| built.replicas);

@@ -7,6 +7,7 @@
 //! | ended cleanly by itself | again | stays ended | stays ended |
 //! | never came up, at the asking of a person or a deployment | stays failed | stays failed | stays failed |
 //! | never came up, in the place of one that ran | again | again | stays failed |
+//! | was stopped for an update that is aborted | again | again | again |
 //! | was stopped, as asked | stays stopped | stays stopped | stays stopped |
 //!
 //! The first start in a row is at once, the second no sooner than the plan's `cooldown` after it, and twice as long
@@ -25,12 +26,22 @@ use crate::state::{Incarnation, IncarnationState, Replica, Will};
 /// The longest wait is so many cooldowns.
 const LONGEST: u32 = 32;
 
+/// By what a run, or a place for one, is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A proof, or an operation that failed.
+    End,
+    /// The operation that was to replace a run is aborted.
+    Abort,
+}
+
 /// When the replica is started again after this end of a run of it, if nothing else brings it up.
 pub(super) fn again(
     fleet: &Fleet,
     replica: &Replica,
     incarnation: &Incarnation,
     end: &IncarnationEnd,
+    cause: Cause,
     now: Time,
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
@@ -49,7 +60,9 @@ pub(super) fn again(
         Restart::BestEffort => !ended_well,
         Restart::Never => planted::is(Bug::RestartsHung) && asked_to_end && incarnation.was_up(),
     };
-    starts.then(|| next(policy, replica.row, incarnation.since, now))
+    // What was stopped for a version that is taken back runs again, whatever the rule.
+    let regains = (cause == Cause::Abort || replica.recovers) && !planted::is(Bug::LeavesAbortedDown);
+    (starts || regains).then(|| next(policy, replica.row, incarnation.since, now))
 }
 
 /// Whether a person or a deployment wanted to see it come up.

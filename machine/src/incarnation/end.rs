@@ -10,7 +10,7 @@ use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
-use super::again::again;
+use super::again::{Cause, again};
 use super::{running_operation, start_deadline};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
@@ -34,7 +34,7 @@ pub(super) fn by_proof(
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
-    let again = promise(fleet, incarnation, &end, ctx.now);
+    let again = promise(fleet, incarnation, &end, Cause::End, ctx.now);
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -66,15 +66,18 @@ pub(super) fn by_proof(
     }
 }
 
-/// When the plan's rule starts the replica again after this end of a run of it: not if something else brings it up.
+/// When the replica is started again after this end of a run of it, by its plan's rule or because what was to replace the
+/// run is aborted: not if something else brings it up.
 pub(crate) fn promise(
     fleet: &Fleet,
     incarnation: &Incarnation,
     end: &IncarnationEnd,
+    cause: Cause,
     now: Time,
 ) -> Option<Again> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
-    again(fleet, replica, incarnation, end, now).filter(|_| !is_taken_over(fleet, replica, incarnation))
+    again(fleet, replica, incarnation, end, cause, now)
+        .filter(|_| !is_taken_over(fleet, replica, incarnation))
 }
 
 /// Whether something else brings the replica up, or has: what waited on a run that was up ends with it.

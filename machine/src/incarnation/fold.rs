@@ -254,10 +254,14 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         replica.deployment = deployment;
     })?;
     set_health(fleet, id, at)?;
-    match fact.operation {
-        Some(operation) => operation::close(fleet, operation, &OperationEnd::Succeeded, at, Version::Touch),
-        None => Ok(()),
+    if let Some(operation) = fact.operation {
+        return operation::close(fleet, operation, &OperationEnd::Succeeded, at, Version::Touch);
     }
+    let by = fleet.want::<Incarnation>(&id)?.operation;
+    if fact.replaces.is_some() && fleet.operations().get(&by).is_some_and(Operation::is_open) {
+        fleet.change::<Operation>(&by, |operation| operation.is_past_return = true)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn status(fleet: &mut Fleet, fact: &IncarnationStatus, at: At) -> Result<(), Contradiction> {

@@ -61,6 +61,8 @@ pub struct DeploymentIndex {
     pub queue: Queues,
     /// Its operations that run, with their update domains.
     pub running: BTreeMap<OperationId, Option<DomainName>>,
+    /// Those of them that can be aborted: what they bring up is not ready yet.
+    pub may_abort: BTreeSet<OperationId>,
     /// Replicas that run by it, and are not going.
     pub present: u32,
     /// Replicas that run by it.
@@ -191,6 +193,10 @@ impl DeploymentIndex {
         let is_unstarted = new.is_some_and(waits);
         if old.is_some_and(waits) != is_unstarted {
             mark(&mut self.unstarted, operation.id, is_unstarted);
+        }
+        let may_abort = new.is_some_and(|marks| marks.may_abort);
+        if old.is_some_and(|marks| marks.may_abort) != may_abort {
+            mark(&mut self.may_abort, operation.id, may_abort);
         }
         let queue = match operation.kind {
             OperationKind::Update => &mut self.queue.updates,

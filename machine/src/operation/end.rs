@@ -30,13 +30,22 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
     };
     let superseded = matches!(how, OperationEnd::Superseded { .. });
-    let failed = matches!(how, OperationEnd::Failed { .. });
+    let cause_of_end = match how {
+        OperationEnd::Failed { .. } => Some(incarnation::Cause::End),
+        OperationEnd::Cancelled { .. } => Some(incarnation::Cause::Abort),
+        OperationEnd::Succeeded
+        | OperationEnd::Rejected { .. }
+        | OperationEnd::Expired
+        | OperationEnd::Superseded { .. } => None,
+    };
     draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end: how });
     if let Some(held) = holds_place(fleet, operation) {
         let end = IncarnationEnd::Unwound { reason: format!("its operation was {word}") };
         // It had begun, and perhaps what ran before is over already.
-        let begun = failed && matches!(operation.state, OperationState::Running);
-        let again = if begun { incarnation::promise(fleet, held, &end, draft.now()) } else { None };
+        let begun = matches!(operation.state, OperationState::Running);
+        let again = cause_of_end
+            .filter(|_| begun)
+            .and_then(|cause| incarnation::promise(fleet, held, &end, cause, draft.now()));
         draft.push(IncarnationEnded {
             incarnation: held.id,
             replica: held.replica.clone(),
@@ -56,6 +65,19 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
     if let Some(cause) = cause {
         let cause = format!("{} of {}: {cause}", operation.kind, operation.replica);
         deployment::fail(fleet, operation, cause, draft);
+    }
+}
+
+/// Ends an operation that has begun and whose new run is not ready: that run is stopped, or asked to be again what it
+/// was, and the run that was there counts. If that was stopped first, the replica is started again by the version it has.
+pub(crate) fn abort(fleet: &Fleet, operation: &Operation, reason: String, ctx: &Context, draft: &mut Draft) {
+    let how = OperationEnd::Cancelled { reason };
+    match operation.incarnation.and_then(|id| fleet.incarnations().get(&id)) {
+        Some(new) if new.state != IncarnationState::Reserved => {
+            let then = IncarnationEnd::Unwound { reason: "its operation was cancelled".to_owned() };
+            incarnation::give_up(fleet, new, how, then, ctx, draft);
+        }
+        Some(_) | None => end(fleet, operation, how, draft),
     }
 }
 

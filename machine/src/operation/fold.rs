@@ -13,7 +13,9 @@ use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
 use crate::incarnation;
 use crate::meta::{At, Meta, Stamp};
-use crate::state::{Deployment, Open, Operation, OperationState, Plan, Replica, Setback, Will};
+use crate::state::{
+    Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback, Will,
+};
 
 /// A disruption does not move another replica of a plan sooner than this after a move that failed.
 const SETBACK: Duration = Duration::from_secs(1);
@@ -82,6 +84,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         incarnation: active.as_ref().filter(|_| in_place).map(|active| active.incarnation),
         node: active.as_ref().filter(|_| in_place).map(|active| active.node.clone()),
         domain: active.map(|active| active.domain),
+        is_past_return: false,
         meta: Meta::new(at),
     });
     Ok(())
@@ -128,6 +131,7 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
         OperationKind::Delete => Will::Deleted,
     };
     replica.downed &= replica.will == Will::Running;
+    replica.recovers &= replica.will == Will::Running;
     if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
         replica.again = None;
     }
@@ -136,6 +140,7 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
 fn note_begun(replica: &mut Replica, operation: OperationId) {
     if let Some(open) = replica.open_mut(operation) {
         open.begun = true;
+        replica.recovers = false;
         // Whatever has begun, the rule's promise is not about any more.
         replica.again = None;
     }
@@ -165,6 +170,14 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &OperationEnded, at: At) -> Result<
     close(fleet, fact.operation, &fact.end, at, Version::Bump)
 }
 
+/// Whether the run that counts is over, or is asked to end.
+fn is_down(fleet: &Fleet, replica: &Replica) -> bool {
+    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    active.is_none_or(|active| {
+        matches!(active.state, IncarnationState::Reserved | IncarnationState::Stopping(_))
+    })
+}
+
 /// Whether the fact is about the operation first.
 #[derive(Clone, Copy)]
 pub(crate) enum Version {
@@ -185,10 +198,12 @@ pub(crate) fn close(
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = operation.evicts();
     let failed = matches!(end, OperationEnd::Failed { .. });
+    let aborted = matches!(end, OperationEnd::Cancelled { .. }) && operation.replaces();
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
     let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
+    let aborted = aborted && begun;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());
@@ -197,7 +212,11 @@ pub(crate) fn close(
             Version::Touch => operation.meta.touch(at),
         }
     })?;
+    let aborted = aborted && is_down(fleet, fleet.want::<Replica>(&replica)?);
     fleet.change::<Replica>(&replica, |replica| {
+        if aborted {
+            replica.recovers = replica.will == Will::Running;
+        }
         if replica.next.is_some_and(|next| next.id == id) {
             replica.next = None;
         }

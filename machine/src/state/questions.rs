@@ -45,7 +45,7 @@ impl Replica {
 
     /// Whether it runs, and nothing is being done about it: it may be updated.
     pub fn is_free(&self) -> bool {
-        self.active.is_some() && self.passive.is_none() && self.operation.is_none()
+        self.active.is_some() && self.passive.is_none() && self.operation.is_none() && !self.recovers
     }
 
     /// Its incarnations that are not over, the one that counts first.
@@ -58,6 +58,11 @@ impl Operation {
     /// Whether it is not over.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, OperationState::Ended(_))
+    }
+
+    /// Whether it gives its replica another run in the place of the one that is there.
+    pub(crate) fn replaces(&self) -> bool {
+        matches!(self.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)
     }
 
     /// Whether a disruption asked for it.

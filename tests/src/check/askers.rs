@@ -5,7 +5,7 @@ use chancery_events::intent::Intent;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
 use chancery_events::spec::{OperationKind, Runtime};
 
-use super::state::{At, DeploymentStage, Input, Operation, Replica, Will, World};
+use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, Will, World};
 use super::violation::{Check, Violation, demand};
 
 impl World {
@@ -82,7 +82,8 @@ impl World {
         Ok(())
     }
 
-    /// What a deployment built beside the old set goes when it comes to nothing.
+    /// What a deployment built beside the old set goes when it ends before its new set counts, and what it was creating
+    /// goes when it is cancelled or superseded.
     fn rollback_asks(
         &mut self,
         fact: &OperationOpened,
@@ -94,9 +95,15 @@ impl World {
         let own = format!("deployment/{}/{by}/rollback", replica.plan);
         demand!(6, rule == own && fact.kind == OperationKind::Delete, "{what}, which is not for that");
         demand!(6, replica.by.as_ref() == Some(by), "{what}, and another deployment created that");
+        let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
+        let is_created = open.any(|open| {
+            let runs = open.stage == Stage::Running && open.kind == OperationKind::Create;
+            runs && self.aborts_since(open).is_some()
+        });
         let deployment = self.plan(&replica.plan)?.deployment(by)?;
-        let ending = matches!(deployment.stage, DeploymentStage::Ending(_));
-        demand!(11, ending && deployment.stands_beside(), "{what}, and its new set counts, or goes on");
+        let ending = matches!(deployment.stage, DeploymentStage::Ending(..));
+        let beside = deployment.stands_beside();
+        demand!(11, ending && (beside || is_created), "{what}, and its new set counts, or goes on");
         Ok(())
     }
 

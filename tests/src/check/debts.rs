@@ -90,7 +90,7 @@ impl World {
             Debt::Fails(plan, name) => {
                 let of = self.plans.get(&plan).and_then(|of| of.deployments.get(&name));
                 let ends = of.is_none_or(|deployment| {
-                    matches!(deployment.stage, DeploymentStage::Ending(_) | DeploymentStage::Over(_))
+                    matches!(deployment.stage, DeploymentStage::Ending(..) | DeploymentStage::Over(_))
                 });
                 demand!(
                     6,

@@ -160,13 +160,16 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let deployment = self.plan(owner)?.deployment(name)?;
+        let fails = matches!(deployment.stage, DeploymentStage::Ending(_, DeploymentEnd::Failed { .. }));
+        let aborts = !matches!(fact.why, DeploymentEnd::Failed { .. });
         let begun = matches!(deployment.stage, DeploymentStage::InProgress | DeploymentStage::Paused);
-        demand!(5, begun, "deployment {name} of {owner} is ending, and was not in progress");
+        let may_end = begun || (fails && aborts);
+        demand!(5, may_end, "deployment {name} of {owner} is ending, and was not in progress");
         let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
         let (version, strategy) = (deployment.version, deployment.spec.strategy);
         let rolls_back =
             late && matches!(strategy, Strategy::Graceful { on_timeout: OnTimeout::Rollback, .. });
-        deployment.stage = DeploymentStage::Ending(fact.why.clone());
+        deployment.stage = DeploymentStage::Ending(at.time, fact.why.clone());
         let right = match &fact.why {
             DeploymentEnd::Completed => false,
             DeploymentEnd::Failed { .. } => rolls_back || self.has_failed(owner, name, version)?,
@@ -222,7 +225,7 @@ impl World {
             DeploymentStage::Pending => !matches!(fact.end, DeploymentEnd::Completed),
             DeploymentStage::InProgress => fact.end == DeploymentEnd::Completed,
             DeploymentStage::Paused => false,
-            DeploymentStage::Ending(why) => fact.end == *why,
+            DeploymentStage::Ending(_, why) => fact.end == *why,
         };
         demand!(
             5,

@@ -253,7 +253,7 @@ impl World {
             Restart::Never => false,
         };
         let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
-        let starts = rule && wanted && !given_up && was_run;
+        let starts = (rule || replica.recovers) && wanted && !given_up && was_run;
         let cooldown = Duration::from_millis(policy.cooldown);
         let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
         let (row, from) = match replica.row.filter(|_| !lasted) {

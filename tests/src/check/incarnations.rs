@@ -72,7 +72,8 @@ impl World {
             self.asks_down(id, &replica, asked)?;
         }
         self.operation(id)?.stage = Stage::Running;
-        self.replica(&operation.replica)?.again = None;
+        let replica = self.replica(&operation.replica)?;
+        (replica.again, replica.recovers) = (None, false);
         Ok(())
     }
 
@@ -369,7 +370,13 @@ impl World {
             open.stage == Stage::Running && is_up(open.kind) && open.incarnation == Some(id)
         });
         // One that takes another's place has succeeded when that one is over.
-        let succeeds = by.map(|(by, _)| by).filter(|_| replaced.is_none());
+        let by = by.map(|(by, _)| by);
+        if let Some(by) = by {
+            let operation = self.operation(by)?.clone();
+            self.was_aborted_in_time(by, &operation, at)?;
+            self.operation(by)?.is_past_return = replaced.is_some();
+        }
+        let succeeds = by.filter(|_| replaced.is_none());
         demand!(
             6,
             fact.operation == succeeds,

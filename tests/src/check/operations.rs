@@ -1,18 +1,25 @@
 //! Operations; invariant 6: nothing is done but what was asked for, and what somebody entitled approved, as it was
 //! shown.
 
+use std::time::Duration;
+
 use chancery_events::fact::{
-    Approver, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded, OperationOpened,
+    Approver, Asker, Begins, DeploymentEnd, OperationApproved, OperationBegun, OperationEnd, OperationEnded,
+    OperationOpened,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
 use chancery_events::name::ReplicaName;
 use chancery_events::spec::OperationKind;
+use chancery_events::time::Time;
 
 use super::debts::Debt;
 use super::deployments::How;
 use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, Will, World};
 use super::violation::{Check, Violation, demand};
+
+/// Time after the end of a deployment was decided in which what it has begun is aborted, however busy the decider is.
+const ABORTS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whether the kind wants its replica up.
 pub(super) const fn is_up(kind: OperationKind) -> bool {
@@ -68,6 +75,7 @@ impl World {
             wants: fact.node.clone(),
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
             failed: false,
+            is_past_return: false,
             proposal: fact.proposal,
             incarnation: about.filter(|_| changes),
             domain,
@@ -204,15 +212,8 @@ impl World {
                 );
             }
             OperationEnd::Failed { .. } => {
-                let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
-                let settled = left.is_none_or(|run| match &run.life {
-                    Life::Reserved | Life::Stopping(_) | Life::Over | Life::Expunged => true,
-                    // It is asked to be again what it was.
-                    Life::Updating(to) => *to == run.deployment,
-                    Life::Creating | Life::Starting => false,
-                    Life::Running => stage != Stage::Running,
-                });
-                demand!(6, settled, "operation {id} fails, and what it started goes on");
+                demand!(6, self.is_given_up(&operation), "operation {id} fails, and what it started goes on");
+                self.was_aborted_in_time(id, &operation, at)?;
             }
             OperationEnd::Rejected { by, .. } => {
                 let waits = matches!(stage, Stage::Preparing | Stage::Pending);
@@ -229,9 +230,12 @@ impl World {
                 demand!(6, stage == Stage::Pending && due, "operation {id} expires before its time");
             }
             OperationEnd::Cancelled { .. } => {
-                demand!(6, stage != Stage::Running, "operation {id} is cancelled, and runs");
-                let unwanted = self.is_unwanted(&operation, at)?;
-                demand!(6, unwanted, "operation {id}, a {}, is cancelled for nothing", operation.kind);
+                if stage == Stage::Running {
+                    self.may_be_aborted(id, &operation)?;
+                } else {
+                    let unwanted = self.is_unwanted(&operation, at)?;
+                    demand!(6, unwanted, "operation {id}, a {}, is cancelled for nothing", operation.kind);
+                }
             }
             OperationEnd::Superseded { by } => {
                 self.debts.push(Debt::Opened(*by, operation.replica.clone()));
@@ -249,6 +253,51 @@ impl World {
             self.debts.push(Debt::Fails(operation.plan, deployment));
         }
         self.close(id, &fact.end, at)
+    }
+
+    /// Whether what the operation started is asked to end, or to be again what it was.
+    fn is_given_up(&self, operation: &Operation) -> bool {
+        let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
+        left.is_none_or(|run| match &run.life {
+            Life::Reserved | Life::Stopping(_) | Life::Over | Life::Expunged => true,
+            Life::Updating(to) => *to == run.deployment,
+            Life::Creating | Life::Starting => false,
+            Life::Running => operation.stage != Stage::Running,
+        })
+    }
+
+    /// An operation that has begun is cancelled: its deployment is cancelled or superseded, and the run that was there
+    /// keeps the role.
+    fn may_be_aborted(&self, id: OperationId, operation: &Operation) -> Check {
+        let kind = operation.kind;
+        let aborts = self.aborts_since(operation).is_some();
+        let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update);
+        demand!(6, may, "operation {id}, a {kind}, is cancelled, and runs");
+        demand!(6, !operation.is_past_return, "operation {id} is cancelled, and its new run has the role");
+        demand!(6, self.is_given_up(operation), "operation {id} is cancelled, and what it started goes on");
+        Ok(())
+    }
+
+    /// Since when the operation's deployment aborts what has begun, if it does.
+    pub(super) fn aborts_since(&self, operation: &Operation) -> Option<Time> {
+        let name = operation.deployment.as_ref()?;
+        let of = self.plans.get(&operation.plan)?.deployments.get(name)?;
+        match &of.stage {
+            DeploymentStage::Ending(since, why) if !matches!(why, DeploymentEnd::Failed { .. }) => {
+                Some(*since)
+            }
+            _ => None,
+        }
+    }
+
+    /// An operation that has begun has an outcome of its own: its deployment was not long since cancelled or superseded.
+    pub(super) fn was_aborted_in_time(&self, id: OperationId, operation: &Operation, at: At) -> Check {
+        let brings_up =
+            matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
+        let could = operation.stage == Stage::Running && brings_up && !operation.is_past_return;
+        let late = self.aborts_since(operation).is_some_and(|since| at.time > since + ABORTS_WITHIN);
+        demand!(6, !(could && late), "operation {id} goes on, and its deployment was cancelled or superseded");
+        Ok(())
     }
 
     /// Whether what an operation was to do is done, where a fact of its own says so.
@@ -269,7 +318,7 @@ impl World {
     fn is_unwanted(&mut self, operation: &Operation, at: At) -> Result<bool, Violation> {
         let ending = operation.deployment.as_ref().is_some_and(|deployment| {
             let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
-            of.is_some_and(|of| matches!(of.stage, DeploymentStage::Ending(_)))
+            of.is_some_and(|of| matches!(of.stage, DeploymentStage::Ending(..)))
         });
         let input = self.input_of(at);
         let asked = match input.as_deref().and_then(Input::intent) {
@@ -309,7 +358,8 @@ impl World {
         let operation = self.operation(id)?;
         let had_begun = operation.stage == Stage::Running;
         operation.stage = Stage::Over;
-        operation.failed = had_begun && matches!(end, OperationEnd::Failed { .. });
+        operation.failed =
+            had_begun && matches!(end, OperationEnd::Failed { .. } | OperationEnd::Cancelled { .. });
         let operation = operation.clone();
         let (name, kind) = (operation.replica, operation.kind);
         let succeeded = *end == OperationEnd::Succeeded;
@@ -333,7 +383,12 @@ impl World {
         let runs = self.replica(&name)?.active.and_then(|run| self.incarnations.get(&run));
         let is_well = runs.is_some_and(|run| run.life == Life::Running && run.is_ready);
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
+        let is_down = runs.is_none_or(|run| matches!(run.life, Life::Reserved | Life::Stopping(_)));
+        let aborted = had_begun && replaces(kind) && matches!(end, OperationEnd::Cancelled { .. });
         let replica = self.replica(&name)?;
+        if aborted && is_down {
+            replica.recovers = replica.will == Will::Running;
+        }
         if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
             // The rule has done what it promised.
             replica.again = None;
@@ -370,6 +425,7 @@ impl Replica {
             OperationKind::Delete => Will::Deleted,
         };
         self.downed &= self.will == Will::Running;
+        self.recovers &= self.will == Will::Running;
         if self.will != Will::Running {
             self.again = None;
         }

@@ -110,6 +110,7 @@ impl World {
             is_going: false,
             stop: None,
             downed: false,
+            recovers: false,
             again: None,
             row: None,
             counted: None,

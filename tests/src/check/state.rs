@@ -169,7 +169,8 @@ pub(super) enum DeploymentStage {
     Pending,
     InProgress,
     Paused,
-    Ending(DeploymentEnd),
+    /// Since when it is, and how it will end.
+    Ending(Time, DeploymentEnd),
     /// With how many of the plan's that were over before it.
     Over(u64),
 }
@@ -202,6 +203,8 @@ pub(super) struct Replica {
     pub(super) stop: Option<Stop>,
     /// A disruption's move stopped it and failed, and it does not run again yet.
     pub(super) downed: bool,
+    /// Its run was stopped for an operation that was aborted, and nothing has begun on it since.
+    pub(super) recovers: bool,
     /// When its plan's rule starts it again.
     pub(super) again: Option<Again>,
     /// The last start by that rule, in a row of them: when it was asked for, and the how manieth it is.
@@ -231,8 +234,10 @@ pub(super) struct Operation {
     /// The only node that will do.
     pub(super) wants: Option<NodeName>,
     pub(super) stage: Stage,
-    /// It had begun, and has failed.
+    /// It had begun, and has failed or was aborted.
     pub(super) failed: bool,
+    /// What it brings up is ready, and the run that was there is asked to end.
+    pub(super) is_past_return: bool,
     pub(super) proposal: Option<Proposal>,
     /// The run that it brings up, or changes.
     pub(super) incarnation: Option<IncarnationId>,

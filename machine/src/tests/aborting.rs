@@ -1,0 +1,308 @@
+//! Deployments that are cancelled or superseded while operations of them are under way.
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{Exit, Hope, Saw};
+use chancery_events::refusal::Code;
+use chancery_events::spec::OperationKind;
+use serde_json::{Value, json};
+
+use crate::state::{Incarnation, Replica};
+use crate::testing::{World, ended, failed, ready};
+
+fn world(nodes: usize, more: &Value) -> World {
+    let mut world = World::with_nodes(nodes);
+    world.plan_with("automatic", more);
+    world
+}
+
+fn create(world: &mut World, name: &str, count: u32, turn: &str) {
+    let spec = json!({"count": count, "coordinates": {"app": {"version": name}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec, "turn": turn}));
+    world.run();
+}
+
+fn cancel(world: &mut World, name: &str) {
+    world.must("deployment.cancel", &json!({"plan": "web", "name": name}));
+    world.run();
+}
+
+fn replica(world: &World) -> Replica {
+    (*world.fleet.replicas().sorted().first().expect("a replica")).clone()
+}
+
+fn incarnation(world: &World, id: IncarnationId) -> &Incarnation {
+    world.fleet.incarnations().get(&id).expect("an incarnation")
+}
+
+/// Live incarnations by deployment, with what is asked of each.
+fn asked(world: &World) -> Vec<(String, Option<Effect>)> {
+    let live = world.fleet.incarnations().sorted();
+    let live = live.iter().filter(|incarnation| incarnation.is_live());
+    live.map(|incarnation| (incarnation.deployment.to_string(), incarnation.asked)).collect()
+}
+
+#[test]
+fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops() {
+    for told_anything in [false, true] {
+        let mut world = world(3, &json!({"restart": "never"}));
+        create(&mut world, "d1", 2, "queue");
+        world.obey();
+        let free = world.free_cpu();
+        create(&mut world, "d2", 2, "queue");
+        let new = world.asked().next().expect("one is updated");
+        if told_anything {
+            world.report(new, Saw::NotReady { processes: vec![] });
+        }
+        assert_eq!(world.deployment("d2"), "in progress");
+        cancel(&mut world, "d2");
+        assert_eq!(world.deployment("d2"), "cancelled", "nothing of it is waited for");
+        assert_eq!(incarnation(&world, new).asked, Some(Effect::Stop));
+        assert_eq!((world.phases(), world.kinds()), (vec!["running", "running"], vec![]));
+        world.report(new, ended(Exit::Clean));
+        assert_eq!(world.free_cpu(), free, "its place is free");
+        let old = ("d1".to_owned(), Some(Effect::Ensure));
+        assert_eq!(asked(&world), [old.clone(), old], "what ran goes on");
+        let refusal = world.ask("deployment.pause", &json!({"plan": "web", "name": "d2"}));
+        assert_eq!(refusal.expect_err("it is over").code, Code::BadTransition);
+    }
+}
+
+#[test]
+fn an_update_whose_new_run_is_ready_completes() {
+    let mut world = world(3, &json!({"restart": "never"}));
+    create(&mut world, "d1", 2, "queue");
+    world.obey();
+    create(&mut world, "d2", 2, "queue");
+    let new = world.asked().next().expect("one is updated");
+    world.report(new, ready());
+    let old = replica(&world).passive.expect("the old run ends").incarnation;
+    cancel(&mut world, "d2");
+    assert_eq!(world.deployment("d2"), "ending, cancelled", "it is past the point of no return");
+    world.report(old, ended(Exit::Clean));
+    assert_eq!(world.deployment("d2"), "cancelled");
+    let totals = world.fleet.plans().get("web").expect("the plan").totals.clone();
+    assert_eq!(totals.get(&(OperationKind::Update, "succeeded".into())), Some(&1));
+    assert_eq!(world.phases(), ["running", "running"]);
+    assert_eq!(replica(&world).deployment.as_str(), "d2");
+}
+
+#[test]
+fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
+    for restart in ["never", "best_effort", "always"] {
+        for moment in ["stopping", "creating", "starting"] {
+            let mut world = world(2, &json!({"restart": restart, "update": "stop_first"}));
+            create(&mut world, "d1", 1, "queue");
+            world.obey();
+            let old = replica(&world).active.expect("it runs").incarnation;
+            create(&mut world, "d2", 1, "queue");
+            assert_eq!(incarnation(&world, old).asked, Some(Effect::Stop), "it is stopped first");
+            if moment != "stopping" {
+                world.report(old, ended(Exit::Clean));
+                let new = replica(&world).active.expect("it comes up").incarnation;
+                assert_eq!(incarnation(&world, new).asked, Some(Effect::Ensure));
+                if moment == "starting" {
+                    world.report(new, Saw::NotReady { processes: vec![] });
+                }
+            }
+            cancel(&mut world, "d2");
+            assert_eq!(world.deployment("d2"), "cancelled", "{restart}, {moment}");
+            let left = replica(&world).active.expect("it is not over").incarnation;
+            assert_eq!(incarnation(&world, left).asked, Some(Effect::Stop), "{restart}, {moment}");
+            world.report(left, ended(Exit::Clean));
+            world.obey();
+            assert_eq!(world.phases(), ["running"], "{restart}, {moment}");
+            let run = replica(&world).active.expect("it runs").incarnation;
+            assert_eq!(incarnation(&world, run).deployment.as_str(), "d1", "{restart}, {moment}");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_a_person_stopped_is_not_started_again_because_an_update_was_aborted() {
+    let mut world = world(2, &json!({"restart": "always", "update": "stop_first"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    create(&mut world, "d2", 1, "queue");
+    cancel(&mut world, "d2");
+    let name = world.replica();
+    world.must("replica.stop", &json!({"name": name}));
+    world.run();
+    world.obey();
+    assert_eq!(world.phases(), ["stopped"]);
+}
+
+#[test]
+fn replicas_that_were_being_created_go_and_those_that_run_stay() {
+    let mut world = world(2, &json!({"restart": "never", "sharing": "allowed"}));
+    create(&mut world, "d1", 3, "queue");
+    let first = world.asked().next().expect("one comes up");
+    world.report(first, ready());
+    cancel(&mut world, "d1");
+    assert_eq!(world.deployment("d1"), "ending, cancelled", "what is deleted has to end");
+    assert_eq!(world.phases(), ["deleting", "deleting", "running"]);
+    world.obey();
+    assert_eq!((world.deployment("d1").as_str(), world.phases()), ("cancelled", vec!["running"]));
+    assert_eq!(world.free_cpu(), 7000);
+}
+
+#[test]
+fn a_version_that_never_becomes_ready_gives_way_to_the_one_that_supersedes_it() {
+    for update in ["beside", "stop_first"] {
+        let mut world = world(4, &json!({"restart": "never", "update": update}));
+        create(&mut world, "good", 3, "queue");
+        world.obey();
+        create(&mut world, "hung", 3, "queue");
+        create(&mut world, "back", 3, "supersede");
+        assert_eq!(world.deployment("hung"), "superseded", "{update}");
+        assert_eq!(world.deployment("back"), "in progress", "{update}");
+        world.obey();
+        assert_eq!(world.deployment("back"), "completed", "{update}");
+        assert_eq!(world.phases(), ["running"; 3], "{update}");
+    }
+}
+
+#[test]
+fn a_deployment_that_waits_may_be_told_not_to() {
+    let mut world = world(3, &json!({"restart": "never"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    create(&mut world, "hung", 1, "queue");
+    create(&mut world, "d3", 1, "queue");
+    assert_eq!((world.deployment("hung"), world.deployment("d3")), ("in progress".into(), "pending".into()));
+    create(&mut world, "d3", 1, "supersede");
+    assert_eq!(
+        (world.deployment("hung"), world.deployment("d3")),
+        ("superseded".into(), "in progress".into())
+    );
+    create(&mut world, "d3", 1, "supersede");
+    assert_eq!(world.deployment("d3"), "in progress", "it does not supersede itself");
+    world.obey();
+    assert_eq!(world.deployment("d3"), "completed");
+}
+
+#[test]
+fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_superseded() {
+    for how in ["settles", "cancelled", "superseded"] {
+        let mut world = world(4, &json!({"restart": "never"}));
+        create(&mut world, "d1", 2, "queue");
+        world.obey();
+        let spec = json!({
+            "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"wave": 2}},
+        });
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        let [bad, other] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
+        world.report(bad, failed(Hope::Never));
+        assert_eq!(world.deployment("d2"), "ending, failed");
+        assert_eq!(incarnation(&world, other).asked, Some(Effect::Ensure), "its sibling goes on");
+        match how {
+            "settles" => {
+                world.report(other, ready());
+                world.obey();
+                assert_eq!(world.deployment("d2"), "failed");
+            }
+            "cancelled" => {
+                cancel(&mut world, "d2");
+                assert_eq!(world.deployment("d2"), "cancelled");
+            }
+            _ => {
+                create(&mut world, "d3", 2, "supersede");
+                assert_eq!(world.deployment("d2"), "superseded");
+            }
+        }
+        world.obey();
+        assert_eq!(world.phases(), ["running", "running"], "{how}");
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_before_it_runs_again() {
+    let mut world = world(3, &json!({"restart": "never", "update": "stop_first"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    let old = replica(&world).active.expect("it runs").incarnation;
+    create(&mut world, "d2", 1, "queue");
+    cancel(&mut world, "d2");
+    create(&mut world, "d3", 1, "queue");
+    assert!(world.kinds().is_empty(), "nothing waits behind what is stopped");
+    cancel(&mut world, "d3");
+    world.report(old, ended(Exit::Clean));
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+    assert_eq!(replica(&world).deployment.as_str(), "d1");
+}
+
+#[test]
+fn a_stop_that_is_asked_for_and_rejected_leaves_what_an_abort_starts_again() {
+    let mut world = World::with_nodes(2);
+    let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), json!("automatic")));
+    let mut approval = Value::Object(kinds.collect());
+    approval["stop"] = json!("manual");
+    world.plan_with("automatic", &json!({"restart": "never", "update": "stop_first", "approval": approval}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    let old = replica(&world).active.expect("it runs").incarnation;
+    create(&mut world, "d2", 1, "queue");
+    cancel(&mut world, "d2");
+    let name = world.replica();
+    world.must("replica.stop", &json!({"name": name}));
+    let stop = replica(&world).operation.expect("it waits for approval").id;
+    world.must("operation.reject", &json!({"operations": [stop], "reason": "no"}));
+    world.report(old, ended(Exit::Clean));
+    world.obey();
+    assert_eq!(world.phases(), ["running"]);
+}
+
+#[test]
+fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_failed() {
+    let mut world = world(4, &json!({"restart": "never"}));
+    create(&mut world, "d1", 2, "queue");
+    world.obey();
+    let spec = json!({
+        "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"wave": 2}},
+    });
+    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+    world.run();
+    let bad = world.asked().next().expect("two are updated");
+    world.report(bad, failed(Hope::Never));
+    assert_eq!(world.deployment("d2"), "ending, failed");
+    world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    world.run();
+    assert_eq!(world.deployment("d2"), "cancelled");
+    world.obey();
+    assert!(world.fleet.plans().get("web").is_none());
+}
+
+#[test]
+fn a_drain_moves_a_replica_as_soon_as_its_update_is_aborted() {
+    let mut world = world(4, &json!({"restart": "never"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    let node = replica(&world).active.expect("it runs").node;
+    create(&mut world, "hung", 1, "queue");
+    let spec = json!({"evict": "yes"});
+    world.must("disruption.schedule", &json!({"node": node, "name": "x", "spec": spec}));
+    world.must("disruption.approve", &json!({"node": node, "name": "x"}));
+    world.run();
+    assert_eq!(replica(&world).active.expect("it runs").node, node, "the update is in the way");
+    cancel(&mut world, "hung");
+    world.obey();
+    assert_ne!(replica(&world).active.expect("it runs").node, node, "it has moved");
+    assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d1"));
+}
+
+#[test]
+fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
+    let mut world = world(3, &json!({"restart": "never"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    let old = replica(&world).active.expect("it runs").incarnation;
+    create(&mut world, "d2", 1, "queue");
+    let new = world.asked().next().expect("it is updated");
+    cancel(&mut world, "d2");
+    world.report(new, ready());
+    assert_eq!(replica(&world).active.expect("it runs").incarnation, old);
+    world.obey();
+    assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d1"));
+}

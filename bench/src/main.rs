@@ -24,6 +24,7 @@ mod w13;
 mod w14;
 mod w15;
 mod w16;
+mod w17;
 mod w2;
 mod w3;
 mod w4;
@@ -89,6 +90,7 @@ const WORKLOADS: &[Workload] = &[
         what: "ten thousand documents and operations by the command line",
         run: w16::run,
     },
+    Workload { name: "W17", what: "rollbacks of a rollout that hangs", run: w17::run },
 ];
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.

@@ -22,7 +22,7 @@ const ONE: f64 = 100.0;
 const LINEAR: f64 = 1.5;
 
 /// A cluster of simulated nodes.
-fn fleet(client: &mut Client) -> Result<()> {
+pub(crate) fn fleet(client: &mut Client) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/clusters/local"), r#"{"spec":{"runtime":"simulated"}}"#)?;
     for node in 0..NODES {
         let body = format!(
@@ -35,8 +35,8 @@ fn fleet(client: &mut Client) -> Result<()> {
 }
 
 /// A plan whose operations need nobody.
-fn plan(client: &mut Client, name: &str) -> Result<()> {
-    let rule = r#"{"create":"automatic","start":"automatic","stop":"automatic","delete":"automatic"}"#;
+pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
+    let rule = r#"{"create":"automatic","start":"automatic","stop":"automatic","delete":"automatic","update":"automatic"}"#;
     let payload = r#"{"name":"server","resources":{"cpu":10,"memory":1000000,"disk":0}}"#;
     let body = format!(
         r#"{{"spec":{{"namespace":"bench","service":"{name}","cluster":"local","sharing":"allowed","payloads":[{payload}],"approval":{rule}}}}}"#

@@ -91,6 +91,8 @@ bodies! {
         DeploymentPaused = "deployment.paused.v1",
         /// A deployment that was paused goes on.
         DeploymentResumed = "deployment.resumed.v1",
+        /// A deployment has made no progress for its progress deadline.
+        DeploymentStalled = "deployment.stalled.v1",
         /// The new set of a deployment is the one that counts: what is left of the old one goes.
         DeploymentCutOver = "deployment.cut_over.v1",
         /// A deployment starts nothing more, and ends when what runs has settled.

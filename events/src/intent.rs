@@ -96,6 +96,8 @@ bodies! {
         PlanApply = "plan.apply.v1",
         /// A plan should take deployments, or not.
         PlanSetActivity = "plan.set_activity.v1",
+        /// A plan should run again what an earlier completed deployment of it had.
+        PlanRollback = "plan.rollback.v1",
         /// A plan should be forgotten.
         PlanDelete = "plan.delete.v1",
         /// A version of a plan's payloads should run, so many times.
@@ -244,6 +246,20 @@ pub struct PlanSetActivity {
     pub name: PlanName,
     /// What it should be.
     pub activity: Activity,
+}
+
+/// Body of [`Intent::PlanRollback`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRollback {
+    /// Name of the plan.
+    pub plan: PlanName,
+    /// Name of the deployment that rolls the plan back, unique in the plan.
+    pub name: DeploymentName,
+    /// The completed deployment whose version is deployed again; if absent, the last one with another version than the
+    /// plan has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<DeploymentName>,
 }
 
 /// Body of [`Intent::PlanDelete`].
@@ -520,6 +536,7 @@ impl Intent {
             Intent::NodeDelete(x) => Subject::Node(x.name.clone()),
             Intent::PlanApply(x) => Subject::Plan(x.name.clone()),
             Intent::PlanSetActivity(x) => Subject::Plan(x.name.clone()),
+            Intent::PlanRollback(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
             Intent::PlanDelete(x) => Subject::Plan(x.name.clone()),
             Intent::DeploymentCreate(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
             Intent::DeploymentCancel(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),

@@ -67,6 +67,16 @@ bugs! {
     LeavesAbortedDown,
     /// An update is aborted although its new run is ready, and the old one was asked to end.
     AbortsPastReturn,
+    /// A rollback runs by the plan's latest generation.
+    RollsBackToLatest,
+    /// A rollback deploys a version that never completed.
+    RollsBackToFailed,
+    /// A deployment without progress is never called stalled.
+    NeverStalls,
+    /// Time that a deployment waits for people counts as time without progress.
+    StallsForPeople,
+    /// A rollback that fails is rolled back.
+    RollbackLoops,
     /// A stopped replica is still wanted.
     StopDoesNotLast,
     /// A command that failed is never tried again.

@@ -177,6 +177,10 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             Alarm::Deployment(key) => {
                 (Subject::Plan(key.0.clone()), fleet.deployments().get(key)?.meta.changed)
             }
+            Alarm::Progress(name) => {
+                let current = deployment::current(fleet, fleet.plans().get(name)?)?;
+                (Subject::Plan(name.clone()), current.meta.changed)
+            }
         };
         if agenda.is_parked(&subject) {
             return None;
@@ -187,6 +191,7 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             Alarm::Operation(id) => operation::expire(fleet, *id, ctx),
             Alarm::Incarnation(id) => incarnation::overdue(fleet, *id, ctx),
             Alarm::Deployment(key) => deployment::overdue(fleet, key, ctx),
+            Alarm::Progress(name) => deployment::no_progress(fleet, name, ctx),
         };
         (!facts.is_empty()).then_some(Step { subject, cause, facts })
     })

@@ -20,7 +20,9 @@
 //! before that, what it created goes.
 
 mod fold;
+mod rollback;
 mod step;
+mod waits;
 pub mod work;
 
 use chancery_events::fact::{
@@ -43,8 +45,10 @@ use crate::plan;
 use crate::refuse::{Faults, bad_transition, not_found};
 use crate::state::{Deployment, DeploymentState, Plan, Set};
 
-pub(crate) use fold::{created, cut_over, ended, ending, paused, resumed, started};
-pub(crate) use step::{disturb, fail, overdue, step};
+pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
+pub(crate) use rollback::rollback;
+pub(crate) use step::{disturb, fail, no_progress, overdue, step};
+pub use waits::{Wait, waits_for};
 
 /// Maximum size of a payload's filled arguments and environment, in bytes: Linux gives a program no more than 2 MiB.
 const FILLED_BYTES: usize = 1 << 20;
@@ -74,16 +78,21 @@ pub(crate) fn create(fleet: &Fleet, ask: &DeploymentCreate, ctx: &Context) -> Re
     }
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     let mut draft = Draft::new(ctx);
-    if let Some(next) = owner.next.clone() {
-        let end = DeploymentEnd::Superseded { by: name.clone() };
-        draft.push(DeploymentEnded { plan: plan.clone(), name: next, end });
-    }
+    supersede_next(owner, &name, &mut draft);
     if ask.turn == Turn::Supersede {
         supersede_current(fleet, owner, &name, &mut draft);
     }
     let (generation, by) = (owner.generation, ctx.actor.clone());
-    draft.push(DeploymentCreated { plan, name, generation, spec: ask.spec.clone(), by });
+    draft.push(DeploymentCreated { plan, name, generation, spec: ask.spec.clone(), by, rollback: None });
     Ok(draft.done())
+}
+
+/// Ends the deployment that waits for its turn.
+fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut Draft) {
+    if let Some(next) = plan.next.clone() {
+        let end = DeploymentEnd::Superseded { by: by.clone() };
+        draft.push(DeploymentEnded { plan: plan.name.clone(), name: next, end });
+    }
 }
 
 /// Ends the deployment that is carried out, unless it is ending in a way that aborts what has begun.
@@ -99,6 +108,8 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
     let bound = format!("must be at most {most}, which is the server's setting limits.replicas");
     faults.check(spec.count <= most, "/spec/count", bound);
     check_strategy(&mut faults, spec);
+    let right = (1000..=plan::LONGEST).contains(&spec.progress_deadline);
+    faults.check(right, "/spec/progress_deadline", "must be from 1 s to a year");
     if plan.claims_by_name() {
         let one = "must be at most one: the plan claims a volume by name, which has one user at a time";
         faults.check(spec.count <= 1, "/spec/count", one);
@@ -155,8 +166,7 @@ pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusa
     faults.done().map_err(|refusal| {
         let (plan, name) = (&plan.name, &deployment.name);
         let detail = format!(
-            "the last completed deployment {name} of plan {plan} wanted no replicas and lacks coordinates: deploy with \
-             them first ({})",
+            "deployment {name} of plan {plan} wanted no replicas and lacks coordinates: deploy with them first ({})",
             refusal.detail
         );
         Refusal::new(Code::BadTransition, detail)

@@ -41,6 +41,8 @@ pub enum Alarm {
     Incarnation(IncarnationId),
     /// A deployment whose new set must be ready.
     Deployment(Box<DeploymentKey>),
+    /// A plan whose deployment must make progress.
+    Progress(PlanName),
 }
 
 /// Work that is due at a time.
@@ -320,6 +322,7 @@ impl Index {
             index.strategy = new.map_or(empty.strategy, |new| new.strategy);
             index.set = new.map_or(empty.set, |new| new.set);
             index.rested = new.and_then(|new| new.rested);
+            index.progress = new.and_then(|new| new.progress);
         });
         for operation in waiting {
             self.policies.give_up(operation, given_up);
@@ -517,6 +520,8 @@ impl Index {
         let work = index.work().map(|(from, _)| from);
         let (due, later) = (work == Some(Time::EPOCH), work.filter(|from| *from > Time::EPOCH));
         let earlier = std::mem::replace(&mut index.later, later);
+        let stalls = index.stalls_at(later);
+        let would_stall = std::mem::replace(&mut index.stalls_at, stalls);
         let unplaced = !index.unplaced.is_empty();
         if due != std::mem::replace(&mut index.is_due, due) {
             mark(&mut self.due, name.clone(), due);
@@ -529,6 +534,13 @@ impl Index {
             for (when, up) in [(earlier, false), (later, true)] {
                 if let Some(when) = when {
                     mark(&mut self.timers, (when, Timer::Plan(name.clone())), up);
+                }
+            }
+        }
+        if would_stall != stalls {
+            for (when, up) in [(would_stall, false), (stalls, true)] {
+                if let Some(when) = when {
+                    mark(&mut self.alarms, (when, Alarm::Progress(name.clone())), up);
                 }
             }
         }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
@@ -95,6 +96,8 @@ pub(crate) struct DeploymentMarks {
     pub(crate) strategy: Strategy,
     pub(crate) set: Set,
     pub(crate) rested: Option<Time>,
+    /// Its last progress, and how long it may take until the next, while it is in progress and not called stalled.
+    pub(crate) progress: Option<(Time, Duration)>,
     /// When its new set must be ready, while it need not be yet.
     pub(crate) deadline: Option<Time>,
 }
@@ -105,13 +108,19 @@ impl From<&Deployment> for DeploymentMarks {
             DeploymentState::Pending => Stage::Pending,
             DeploymentState::InProgress => Stage::InProgress,
             DeploymentState::Paused => Stage::Paused,
-            DeploymentState::Ending(DeploymentEnd::Failed { .. }) => Stage::Settling,
+            DeploymentState::Ending(DeploymentEnd::Failed { .. }) if !deployment.spec.auto_rollback => {
+                Stage::Settling
+            }
             DeploymentState::Ending(_) => Stage::Aborting,
             DeploymentState::Ended(_) => Stage::Over,
         };
         let begun = matches!(stage, Stage::InProgress | Stage::Paused);
+        let patience = Duration::from_millis(deployment.spec.progress_deadline);
+        let waits =
+            stage == Stage::InProgress && deployment.stalled.is_none() && !planted::is(Bug::NeverStalls);
         DeploymentMarks {
             stage,
+            progress: deployment.progressed.filter(|_| waits).map(|last| (last, patience)),
             count: deployment.spec.count,
             version: deployment.version,
             strategy: deployment.spec.strategy,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
-    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit,
+    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Rollback, Unfit,
 };
 use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
@@ -204,6 +204,13 @@ pub struct Deployment {
     pub deadline: Option<Time>,
     /// When an operation of it last succeeded.
     pub rested: Option<Time>,
+    /// Time of its last progress: its start, or since then an operation of it that succeeded or was approved, a replica
+    /// that became ready, the cut-over, or the end of a pause.
+    pub progressed: Option<Time>,
+    /// When it was called stalled, if it has made no progress since.
+    pub stalled: Option<Time>,
+    /// What it rolls back to, if it is a rollback.
+    pub rollback: Option<Rollback>,
     /// Who asked for it.
     pub by: Option<Actor>,
     /// Its history.

@@ -2,12 +2,12 @@
 //!
 //! | touched | whose rows may change besides its own |
 //! |---|---|
-//! | incarnation | its command's; its replica's; its node's, when it takes or frees its place |
-//! | operation | its replica's; its plan's, when its state changes |
-//! | replica | its plan's, when its phase changes |
+//! | incarnation | its command's; its replica's; its node's, when it takes or frees its place; its plan's, while a deployment of that is carried out |
+//! | operation | its replica's; its plan's, when its state changes, or while a deployment of that is carried out |
+//! | replica | its plan's, when its phase changes, or while a deployment of that is carried out |
 //! | node | that of the cluster that it came into or left |
 //! | deployment | its plan's |
-//! | plan | that of its current deployment |
+//! | plan | those of its current deployment, and of the one that waits for its turn |
 //!
 //! So rows are visited in this order, and each finds the counts as they are to be. What the old row said is what has
 //! to be taken out of indexes and counts. Where there are many (replicas, incarnations, operations), it is made again
@@ -187,9 +187,18 @@ impl<S: Rows> Visit<'_, S> {
         self.changes.0.extend(come);
     }
 
+    /// Something of a plan has changed: what its deployment waits for may be something else now.
+    fn waits(&mut self, plan: Option<&PlanName>) {
+        let plan = plan.and_then(|name| self.fleet.plans().get(name));
+        if let Some(plan) = plan.filter(|plan| plan.current.is_some()) {
+            self.sets.plans.insert(plan.name.clone());
+        }
+    }
+
     fn incarnations(&mut self) {
         for id in drain(&mut self.sets.incarnations) {
             let (old, new) = (row_of::incarnation(&self.past, id), row_of::incarnation(self.fleet, id));
+            self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Incarnation(id), old.as_ref(), new.as_ref()) {
                 continue;
             }
@@ -217,6 +226,7 @@ impl<S: Rows> Visit<'_, S> {
     fn operations(&mut self) {
         for id in drain(&mut self.sets.operations) {
             let (old, new) = (row_of::operation(&self.past, id), row_of::operation(self.fleet, id));
+            self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Operation(id), old.as_ref(), new.as_ref()) {
                 continue;
             }
@@ -234,6 +244,7 @@ impl<S: Rows> Visit<'_, S> {
     fn replicas(&mut self) {
         for name in drain(&mut self.sets.replicas) {
             let (old, new) = (row_of::replica(&self.past, &name), row_of::replica(self.fleet, &name));
+            self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) {
                 continue;
             }
@@ -288,8 +299,9 @@ impl<S: Rows> Visit<'_, S> {
         let named: Vec<_> = self.sets.deployments.iter().map(|(plan, _)| plan.clone()).collect();
         self.sets.plans.extend(named);
         for name in drain(&mut self.sets.plans) {
-            let current = self.fleet.plans().get(&name).and_then(|plan| plan.current.clone());
-            self.sets.deployments.extend(current.map(|current| (name.clone(), current)));
+            let plan = self.fleet.plans().get(&name);
+            let open = plan.into_iter().flat_map(|plan| plan.current.iter().chain(&plan.next));
+            self.sets.deployments.extend(open.map(|open| (name.clone(), open.clone())));
             let new = row_of::plan(self.fleet, self.counts, &name);
             self.turn(&RowKey::Plan(name), new)?;
         }

@@ -136,7 +136,43 @@ pub(crate) const DEPLOYMENTS: &[Def<DeploymentRow>] = &[
         name: "state",
         read: |text| Filter::word(text, DeploymentWord::ALL, |row: &DeploymentRow| row.state, |_| None),
     },
+    Def {
+        name: "stalled",
+        read: |text| {
+            let way = |stalled: YesNo| {
+                (stalled == YesNo::Yes).then(|| Way::Entries(Index::DeploymentStalled.of_word(1)))
+            };
+            Filter::word(
+                text,
+                &[YesNo::Yes, YesNo::No],
+                |row: &DeploymentRow| YesNo::of(row.stalled_at.is_some()),
+                way,
+            )
+        },
+    },
 ];
+
+/// The answer to a question of a filter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum YesNo {
+    Yes,
+    No,
+}
+
+impl YesNo {
+    const fn of(holds: bool) -> YesNo {
+        if holds { YesNo::Yes } else { YesNo::No }
+    }
+}
+
+impl std::fmt::Display for YesNo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            YesNo::Yes => "yes",
+            YesNo::No => "no",
+        })
+    }
+}
 
 pub(crate) const REPLICAS: &[Def<ReplicaRow>] = &[
     Def {

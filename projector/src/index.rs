@@ -9,6 +9,7 @@
 //! | of a replica | plan 0 replica 0 id | incarnations, operations |
 //! | of a node | node 0 id | incarnations, operations |
 //! | in a state, but `succeeded` | state, id | operations |
+//! | stalled | 1, plan 0 deployment | deployments |
 //!
 //! An entry costs about as much to write as a row, so there is one only where it selects: what most rows have in
 //! common (`running`, `succeeded`) is found by looking at all of them. Ids have 16 bytes, so that the key of a row
@@ -16,7 +17,9 @@
 
 use chancery_events::name::{NodeName, PlanName, ReplicaName};
 
-use crate::rows::{IncarnationRow, NodeRow, OperationRow, OperationWord, PhaseWord, ReplicaRow};
+use crate::rows::{
+    DeploymentRow, IncarnationRow, NodeRow, OperationRow, OperationWord, PhaseWord, ReplicaRow,
+};
 
 /// The indexes. The number stands before the entries in the store, behind all kinds of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +36,7 @@ pub(crate) enum Index {
     NodeCluster,
     NodeDomain,
     NodeZone,
+    DeploymentStalled,
 }
 
 impl Index {
@@ -90,6 +94,20 @@ impl NodeRow {
         to.put(Index::NodeDomain.of(self.domain.as_str()), key);
         if let Some(zone) = &self.zone {
             to.put(Index::NodeZone.of(zone.as_str()), key);
+        }
+    }
+}
+
+impl DeploymentRow {
+    /// What else its entries are made of never changes.
+    pub(crate) fn has_entries_of(&self, other: &DeploymentRow) -> bool {
+        self.stalled_at.is_some() == other.stalled_at.is_some()
+    }
+
+    pub(crate) fn entries(&self, to: &mut Entries) {
+        if self.stalled_at.is_some() {
+            let key = format!("{}\0{}", self.plan, self.name);
+            to.put(Index::DeploymentStalled.of_word(1), key.as_bytes());
         }
     }
 }

@@ -433,7 +433,7 @@ rows! {
     CapabilityRow, Capabilities, CapabilityName, |k| RowKey::Capability(k.clone()), |r| RowKey::Capability(r.name.clone()), CAPABILITIES, no, no, no;
     NodeRow, Nodes, NodeName, |k| RowKey::Node(k.clone()), |r| RowKey::Node(r.name.clone()), NODES, yes, no, no;
     PlanRow, Plans, PlanName, |k| RowKey::Plan(k.clone()), |r| RowKey::Plan(r.name.clone()), PLANS, no, no, no;
-    DeploymentRow, Deployments, (PlanName, DeploymentName), |k| RowKey::Deployment(k.0.clone(), k.1.clone()), |r| RowKey::Deployment(r.plan.clone(), r.name.clone()), DEPLOYMENTS, no, no, no;
+    DeploymentRow, Deployments, (PlanName, DeploymentName), |k| RowKey::Deployment(k.0.clone(), k.1.clone()), |r| RowKey::Deployment(r.plan.clone(), r.name.clone()), DEPLOYMENTS, yes, no, no;
     ReplicaRow, Replicas, ReplicaName, |k| RowKey::Replica(k.clone()), |r| RowKey::Replica(r.name.clone()), REPLICAS, yes, yes, incarnation;
     IncarnationRow, Incarnations, IncarnationId, |k| RowKey::Incarnation(*k), |r| RowKey::Incarnation(r.id), INCARNATIONS, yes, no, cluster;
     OperationRow, Operations, OperationId, |k| RowKey::Operation(*k), |r| RowKey::Operation(r.id), OPERATIONS, yes, yes, no;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, Asker, Effect, Unfit};
+use chancery_events::fact::{Approver, Asker, Effect, Rollback, Unfit};
 use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
     Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
@@ -201,10 +201,24 @@ rows! {
         coordinates: Coordinates,
         /// How it is carried out.
         strategy: Strategy,
+        /// Milliseconds without progress until it is called stalled.
+        progress_deadline: u64,
+        /// Whether it is rolled back when it fails or is stalled.
+        auto_rollback: bool,
+        /// The deployment whose version it deploys again, if it is a rollback, and the rule that requested the rollback.
+        rollback: Option<Rollback>,
         /// Who asked for it.
         by: Option<Actor>,
         /// Its state.
         state: DeploymentWord,
+        /// Time of its last progress; absent until it is started.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        last_progress_at: Option<Time>,
+        /// Time at which it was called stalled; absent if it has made progress since.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        stalled_at: Option<Time>,
         /// Which replicas count, where its own stand beside those that were there.
         set: SetWord,
         /// Why it is as it is.

@@ -27,6 +27,7 @@ mod loss;
 mod newcomers;
 mod races;
 mod reads;
+mod rollbacks;
 mod simulation;
 mod walkthrough;
 mod watch;

@@ -22,6 +22,7 @@ const WORK: &[&str] = &[
     "operation.approved.v1",
     "operation.ended.v1",
     "deployment.ended.v1",
+    "deployment.stalled.v1",
     "replica.deleted.v1",
     "command.failed.v1",
     "object.judged.v1",

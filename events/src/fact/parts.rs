@@ -70,6 +70,25 @@ pub struct Again {
     pub row: u32,
 }
 
+/// The deployment whose version a rollback deploys again, and the rule that requested the rollback, if one did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Rollback {
+    /// Name of that deployment, which completed.
+    pub to: DeploymentName,
+    /// The rule, where no person requested the rollback.
+    #[serde(default)]
+    pub rule: Option<RollbackRule>,
+}
+
+/// The rule of a deployment that rolls its plan back.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RollbackRule {
+    /// Name of the rule: `deployment/PLAN/NAME/auto_rollback`.
+    pub name: String,
+    /// Why that deployment failed.
+    pub reason: String,
+}
+
 /// Nodes that one reason rules out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Unfit {

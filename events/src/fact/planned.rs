@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Approver, Asker, Begins, DeploymentEnd, OperationEnd, Proposal, Unfit};
+use super::{Approver, Asker, Begins, DeploymentEnd, OperationEnd, Proposal, Rollback, Unfit};
 use crate::digest::Digest;
 use crate::id::{IncarnationId, OperationId};
 use crate::name::{Actor, DeploymentName, NodeName, PlanName, ReplicaName, VolumeName};
@@ -52,9 +52,12 @@ body! {
         generation: u32,
         /// What should run.
         spec: DeploymentSpec,
-        /// Who asked for it. Absent in what older builds wrote.
+        /// Who asked for it. Absent in what older builds wrote, and if a rule did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<Actor>,
+        /// What the deployment rolls back to, if it is a rollback.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rollback: Option<Rollback>,
     }
     /// Body of [`Fact::DeploymentStarted`].
     DeploymentStarted {
@@ -79,6 +82,17 @@ body! {
         plan: PlanName,
         /// Which.
         name: DeploymentName,
+    }
+    /// Body of [`Fact::DeploymentStalled`].
+    DeploymentStalled {
+        /// Plan the deployment belongs to.
+        plan: PlanName,
+        /// Name of the deployment.
+        name: DeploymentName,
+        /// Time of its last progress.
+        since: Time,
+        /// What the deployment waits for, for people.
+        waits_for: String,
     }
     /// Body of [`Fact::DeploymentCutOver`].
     DeploymentCutOver {

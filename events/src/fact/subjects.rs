@@ -45,6 +45,7 @@ impl Fact {
             }
             Fact::DeploymentPaused(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentResumed(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
+            Fact::DeploymentStalled(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentCutOver(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentEnding(x) => vec![S::Deployment(x.plan.clone(), x.name.clone())],
             Fact::DeploymentEnded(x) => {

@@ -24,6 +24,19 @@ pub struct DeploymentSpec {
     /// How the plan's replicas come to be so.
     #[serde(default)]
     pub strategy: Strategy,
+    /// Milliseconds without progress until the deployment is called stalled, from 1 s to a year; 10 minutes if absent.
+    #[serde(default = "progress_deadline")]
+    pub progress_deadline: u64,
+    /// Whether the deployment is rolled back when it fails or is stalled.
+    #[serde(default)]
+    pub auto_rollback: bool,
+}
+
+/// The default of [`DeploymentSpec::progress_deadline`].
+pub const PROGRESS_DEADLINE: u64 = 10 * 60 * 1000;
+
+const fn progress_deadline() -> u64 {
+    PROGRESS_DEADLINE
 }
 
 /// How a deployment is carried out.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
     DeploymentCreated, DeploymentCutOver, DeploymentEnded, DeploymentEnding, DeploymentPaused,
-    DeploymentResumed, DeploymentStarted,
+    DeploymentResumed, DeploymentStalled, DeploymentStarted,
 };
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::planted::{self, Bug};
@@ -17,6 +17,9 @@ use crate::state::{Deployment, DeploymentState, Plan, Set};
 
 /// Deployments that are over and to which no replica refers are kept so many.
 const KEPT: usize = 20;
+
+/// Of deployments that completed with any replicas, so many are kept besides.
+const COMPLETED: usize = 10;
 
 /// What its replicas are: equal if nothing has to be updated between two.
 fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
@@ -47,10 +50,36 @@ pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Re
         set: Set::Old,
         deadline: None,
         rested: None,
+        progressed: None,
+        stalled: None,
+        rollback: fact.rollback.clone(),
         by: fact.by.clone(),
         meta: Meta::new(at),
     });
+    forget(fleet, &fact.plan)
+}
+
+/// It has made progress.
+pub(crate) fn progress(
+    fleet: &mut Fleet,
+    plan: &PlanName,
+    name: &DeploymentName,
+    at: At,
+) -> Result<(), Contradiction> {
+    let key = (plan.clone(), name.clone());
+    if fleet.deployments().get(&key).is_some_and(super::is_begun) {
+        fleet.change::<Deployment>(&key, |deployment| {
+            (deployment.progressed, deployment.stalled) = (Some(at.time), None);
+        })?;
+    }
     Ok(())
+}
+
+pub(crate) fn stalled(fleet: &mut Fleet, fact: &DeploymentStalled, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |deployment| {
+        deployment.stalled = Some(at.time);
+        deployment.meta.bump(at);
+    })
 }
 
 fn set(
@@ -61,6 +90,10 @@ fn set(
     at: At,
 ) -> Result<(), Contradiction> {
     fleet.change::<Deployment>(&(plan.clone(), name.clone()), |deployment| {
+        deployment.stalled = None;
+        if state == DeploymentState::InProgress {
+            deployment.progressed = Some(at.time);
+        }
         deployment.state = state;
         deployment.meta.bump(at);
     })
@@ -88,6 +121,7 @@ pub(crate) fn cut_over(fleet: &mut Fleet, fact: &DeploymentCutOver, at: At) -> R
     fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |deployment| {
         deployment.set = Set::New;
         deployment.deadline = None;
+        (deployment.progressed, deployment.stalled) = (Some(at.time), None);
         deployment.meta.bump(at);
     })
 }
@@ -105,11 +139,12 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &DeploymentEnded, at: At) -> Result
             }
         }
         plan.meta.touch(at);
-    })?;
-    forget(fleet, &fact.plan)
+    })
 }
 
-/// Lets go of the oldest deployments that are over and to which nothing refers, and of generations likewise.
+/// Deletes the oldest deployments that are over and to which nothing refers, and generations likewise. The last that
+/// completed stay: the plan can be rolled back to them. This is done when a deployment is created, which may be a rollback
+/// to one of those.
 fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
     let plan = fleet.want::<Plan>(owner)?;
     let replicas = |name: &DeploymentName| {
@@ -120,9 +155,16 @@ fn forget(fleet: &mut Fleet, owner: &PlanName) -> Result<(), Contradiction> {
         let found = fleet.deployments().get(&(owner.clone(), (*name).clone()));
         found.is_some_and(Deployment::is_over) && replicas(name) == 0
     };
+    let completed = |name: &&DeploymentName| {
+        let found = fleet.deployments().get(&(owner.clone(), (*name).clone()));
+        found.is_some_and(|found| found.is_completed() && found.spec.count > 0)
+    };
+    let good: Vec<_> = plan.deployments.iter().rev().filter(completed).take(COMPLETED).cloned().collect();
     let over: Vec<_> = plan.deployments.iter().filter(over).cloned().collect();
-    let gone = &over[..over.len().saturating_sub(KEPT)];
-    for name in gone {
+    let old = &over[..over.len().saturating_sub(KEPT)];
+    let gone: Vec<_> = old.iter().filter(|name| !good.contains(name)).collect();
+    let gone: Vec<_> = gone.into_iter().cloned().collect();
+    for name in &gone {
         fleet.remove::<Deployment>(&(owner.clone(), name.clone()))?;
     }
     let plan = fleet.want::<Plan>(owner)?;

@@ -1,14 +1,14 @@
 //! Taking a deployment one step further: from what there is to do to what becomes true.
 
 use chancery_events::fact::{
-    Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted, Fact,
-    OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
+    Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStalled,
+    DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
 };
-use chancery_events::name::{DeploymentName, ReplicaName};
+use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{OnTimeout, OperationKind, Strategy};
 
-use super::is_begun;
 use super::work::Work;
+use super::{is_begun, rollback, waits};
 use crate::context::{Context, Draft};
 use crate::fleet::{DeploymentKey, Fleet};
 use crate::operation::{self, Want};
@@ -72,12 +72,12 @@ fn of_current(
         }
         Work::Abort(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
-                match operation.kind {
+                if operation.kind == OperationKind::Create {
                     // Nothing was there before.
-                    OperationKind::Create => take_back(fleet, plan, current, &operation.replica, ctx, draft),
-                    _ => {
-                        operation::abort(fleet, operation, format!("deployment {name} is ending"), ctx, draft)
-                    }
+                    take_back(fleet, plan, current, &operation.replica, ctx, draft);
+                } else {
+                    let reason = format!("deployment {name} is ending");
+                    operation::abort(fleet, operation, reason, ctx, draft);
                 }
             }
         }
@@ -85,6 +85,9 @@ fn of_current(
         Work::End => {
             if let DeploymentState::Ending(why) = &current.state {
                 draft.push(end(why.clone()));
+                if let DeploymentEnd::Failed { cause } = why {
+                    rollback::follow(fleet, plan, current, cause, ctx, draft);
+                }
             }
         }
         Work::Complete => draft.push(end(DeploymentEnd::Completed)),
@@ -191,7 +194,7 @@ fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut Draft) {
     operation::push_opened(&name, &Want::of(OperationKind::Create, &by), None, draft);
 }
 
-fn failed(key: (chancery_events::name::PlanName, DeploymentName), cause: String) -> DeploymentEnding {
+fn failed(key: (PlanName, DeploymentName), cause: String) -> DeploymentEnding {
     DeploymentEnding { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
 }
 
@@ -233,4 +236,40 @@ pub(crate) fn overdue(fleet: &Fleet, key: &DeploymentKey, ctx: &Context) -> Vec<
         draft.push(failed(key.clone(), "not all of the new set were ready in time".into()));
     }
     draft.done()
+}
+
+/// The plan's deployment has made no progress for its progress deadline: it is called stalled, and fails if it is to be
+/// rolled back then.
+pub(crate) fn no_progress(fleet: &Fleet, name: &PlanName, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let Some(plan) = fleet.plans().get(name) else { return Vec::new() };
+    let Some(current) = super::current(fleet, plan) else { return Vec::new() };
+    let Some(since) = current.progressed else { return Vec::new() };
+    let waits_for = waits::waits_for(fleet, plan, current)
+        .map_or_else(|| "its next step".to_owned(), |wait| wait.to_string());
+    let key = (name.clone(), current.name.clone());
+    draft.push(DeploymentStalled {
+        plan: name.clone(),
+        name: current.name.clone(),
+        since,
+        waits_for: waits_for.clone(),
+    });
+    if current.spec.auto_rollback {
+        let span = TimeSpan(current.spec.progress_deadline);
+        draft.push(failed(key, format!("no progress for {span}: waits for {waits_for}")));
+    }
+    draft.done()
+}
+
+/// Milliseconds, for people.
+struct TimeSpan(u64);
+
+impl std::fmt::Display for TimeSpan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            millis if millis.is_multiple_of(60_000) => write!(f, "{} min", millis / 60_000),
+            millis if millis.is_multiple_of(1000) => write!(f, "{} s", millis / 1000),
+            millis => write!(f, "{millis} ms"),
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::operation::{self, Version};
 use crate::state::{
     Active, Bonds, Incarnation, IncarnationState, Node, Operation, OperationState, Outstanding, Plan, Replica,
 };
-use crate::volume;
+use crate::{deployment, volume};
 
 /// Incarnations of a replica that are over are kept so many.
 const KEPT: usize = 20;
@@ -259,7 +259,13 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
     }
     let by = fleet.want::<Incarnation>(&id)?.operation;
     if fact.replaces.is_some() && fleet.operations().get(&by).is_some_and(Operation::is_open) {
-        fleet.change::<Operation>(&by, |operation| operation.is_past_return = true)?;
+        let of = fleet.change_and(&by, |operation: &mut Operation| {
+            operation.is_past_return = true;
+            operation.deployment.clone().map(|name| (operation.plan.clone(), name))
+        })?;
+        if let Some((plan, name)) = of {
+            deployment::progress(fleet, &plan, &name, at)?;
+        }
     }
     Ok(())
 }

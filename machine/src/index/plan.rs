@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName};
+use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, Strategy};
 use chancery_events::time::Time;
 
@@ -55,8 +57,12 @@ pub struct DeploymentIndex {
     pub(crate) strategy: Strategy,
     pub(crate) set: Set,
     pub(crate) rested: Option<Time>,
+    /// Its last progress, and how long it may take until the next, while that counts.
+    pub(crate) progress: Option<(Time, Duration)>,
     /// Its operations that are not approved.
     pub unstarted: BTreeSet<OperationId>,
+    /// Those of them that wait for approval.
+    pub asking: BTreeSet<OperationId>,
     /// Its operations that are approved, and whose turn comes later.
     pub queue: Queues,
     /// Its operations that run, with their update domains.
@@ -105,6 +111,8 @@ pub struct PlanIndex {
     pub(super) is_unplaced: bool,
     /// When there will be something to do, if not now.
     pub(super) later: Option<Time>,
+    /// When the deployment that is carried out will have made no progress for too long.
+    pub(super) stalls_at: Option<Time>,
     /// Its deployments.
     pub deployments: BTreeMap<DeploymentName, DeploymentIndex>,
     /// How many replicas it has.
@@ -129,9 +137,22 @@ pub struct PlanIndex {
 }
 
 impl DeploymentIndex {
+    /// Whether people alone can let it go on: they approve all that is left to do, or promote its canary.
+    pub(crate) fn waits_for_people(&self) -> bool {
+        let begun = !self.running.is_empty() || !self.queue.is_empty();
+        let canary = matches!(self.strategy, Strategy::Canary { .. }) && self.set == Set::Old;
+        let asks = !self.asking.is_empty() || canary;
+        !begun && asks && self.asking.len() == self.unstarted.len()
+    }
+
     /// Operations that were approved, and have not begun.
     pub fn queued(&self) -> impl Iterator<Item = &OperationId> {
         self.queue.others.iter().chain(&self.queue.updates).map(|(_, id)| id)
+    }
+
+    /// Its replicas that are not going, those that are not well first.
+    pub(crate) fn stay(&self) -> impl Iterator<Item = &ReplicaName> {
+        self.candidates.values().flatten().map(|(_, name)| name)
     }
 
     /// One of its replicas that is not going, if there is one: the newest of the first group.
@@ -194,6 +215,11 @@ impl DeploymentIndex {
         if old.is_some_and(waits) != is_unstarted {
             mark(&mut self.unstarted, operation.id, is_unstarted);
         }
+        let asks = |marks: &OperationMarks| matches!(marks.turn, Turn::Waiting { .. });
+        let is_asking = new.is_some_and(asks);
+        if old.is_some_and(asks) != is_asking {
+            mark(&mut self.asking, operation.id, is_asking);
+        }
         let may_abort = new.is_some_and(|marks| marks.may_abort);
         if old.is_some_and(|marks| marks.may_abort) != may_abort {
             mark(&mut self.may_abort, operation.id, may_abort);
@@ -228,6 +254,16 @@ impl PlanIndex {
     pub(crate) fn current(&self) -> Option<(&DeploymentName, &DeploymentIndex)> {
         let name = self.current.as_ref()?;
         self.deployments.get(name).map(|of| (name, of))
+    }
+
+    /// When the deployment that is carried out will have made no progress for too long, unless it waits for people.
+    /// `later`: the end of the pause that its strategy makes now.
+    pub(super) fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
+        let (_, current) = self.current()?;
+        let (last, patience) = current.progress?;
+        let people = current.waits_for_people() && !planted::is(Bug::StallsForPeople);
+        let counts = !people && !self.parked;
+        counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 
     pub(super) fn plan(&mut self, plan: Option<&PlanMarks>) {

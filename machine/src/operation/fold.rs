@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use chancery_events::fact::{
-    Again, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded, OperationOpened,
+    Again, Approver, Asker, Begins, OperationApproved, OperationBegun, OperationEnd, OperationEnded,
+    OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::planted::{self, Bug};
@@ -11,11 +12,11 @@ use chancery_events::spec::OperationKind;
 
 use super::end_word;
 use crate::fleet::{Contradiction, Fleet};
-use crate::incarnation;
 use crate::meta::{At, Meta, Stamp};
 use crate::state::{
     Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback, Will,
 };
+use crate::{deployment, incarnation};
 
 /// A disruption does not move another replica of a plan sooner than this after a move that failed.
 const SETBACK: Duration = Duration::from_secs(1);
@@ -99,6 +100,13 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
         operation.meta.bump(at);
         incarnation::By::from(operation)
     })?;
+    // What the plan's own rule approves waits for nobody.
+    let by_rule = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
+    let of = fleet.want::<Operation>(&fact.operation)?;
+    if let Some(name) = of.deployment.clone().filter(|_| !by_rule) {
+        let plan = of.plan.clone();
+        deployment::progress(fleet, &plan, &name, at)?;
+    }
     fleet.change::<Replica>(&fact.replica, |replica| {
         if begins || !matches!(by.kind, OperationKind::Stop | OperationKind::Delete) {
             wills(replica, by.kind);
@@ -234,6 +242,7 @@ pub(crate) fn close(
     })?;
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
         fleet.change::<Deployment>(&key, |deployment| deployment.rested = Some(at.time))?;
+        deployment::progress(fleet, &key.0, &key.1, at)?;
     }
     let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.change::<Plan>(&plan, |plan| {

@@ -1,7 +1,7 @@
 //! What an entity tells about itself, from its own fields alone.
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::{Asker, IncarnationEnd};
+use chancery_events::fact::{Asker, DeploymentEnd, IncarnationEnd};
 use chancery_events::id::OperationId;
 use chancery_events::name::DeploymentName;
 use chancery_events::spec::{DisruptionState, OperationKind};
@@ -99,6 +99,11 @@ impl Deployment {
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         matches!(self.state, DeploymentState::Ended(_))
+    }
+
+    /// Whether it has brought about what it wanted.
+    pub fn is_completed(&self) -> bool {
+        self.state == DeploymentState::Ended(DeploymentEnd::Completed)
     }
 }
 

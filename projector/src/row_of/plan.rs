@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::PlanName;
 use chancery_events::spec::{OperationKind, Strategy};
+use chancery_machine::deployment::waits_for;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
 
@@ -67,7 +68,7 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
     }
     let find = |name| fleet.deployments().get(&(plan.name.clone(), name));
     if let Some(current) = plan.current.clone().and_then(find) {
-        return format!("{}: {}", current.name, deployment_message(current, of));
+        return format!("{}: {}", current.name, deployment_message(fleet, current, of));
     }
     let failed = of.in_phase(PhaseWord::Failed);
     if failed > 0 {
@@ -75,7 +76,7 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
     }
     match plan.deployments.last().cloned().and_then(find) {
         Some(last) if matches!(last.state, DeploymentState::Ended(DeploymentEnd::Failed { .. })) => {
-            format!("{}: {}", last.name, deployment_message(last, of))
+            format!("{}: {}", last.name, deployment_message(fleet, last, of))
         }
         _ => String::new(),
     }
@@ -100,22 +101,35 @@ pub fn deployment(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option
         count: deployment.spec.count,
         coordinates: deployment.spec.coordinates.clone(),
         strategy: deployment.spec.strategy,
+        progress_deadline: deployment.spec.progress_deadline,
+        auto_rollback: deployment.spec.auto_rollback,
+        rollback: deployment.rollback.clone(),
         by: deployment.by.clone(),
         state: state,
+        last_progress_at: deployment.progressed,
+        stalled_at: deployment.stalled,
         set: match deployment.set {
             Set::Old => SetWord::Old,
             Set::New => SetWord::New,
         },
-        message: deployment_message(deployment, counts.plan(&key.0)),
+        message: deployment_message(fleet, deployment, counts.plan(&key.0)),
     }))
 }
 
 /// A deployment may count replicas in that an earlier one brought up, so its progress is that of its plan; what is
 /// over says nothing that changes afterwards.
-fn deployment_message(deployment: &Deployment, of: &PlanCounts) -> String {
+fn deployment_message(fleet: &Fleet, deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
+    let wait = || fleet.plans().get(&deployment.plan).and_then(|plan| waits_for(fleet, plan, deployment));
+    let waits = |text: String| match wait() {
+        Some(wait) => format!("{text}; waits for {wait}"),
+        None => text,
+    };
     match &deployment.state {
-        DeploymentState::Pending => "waits for its turn".into(),
+        DeploymentState::Pending => match wait() {
+            Some(wait) => format!("waits for {wait}"),
+            None => "waits for its turn".into(),
+        },
         DeploymentState::Paused => "begins nothing until it is resumed".into(),
         DeploymentState::InProgress => {
             let pending: u64 =
@@ -126,10 +140,15 @@ fn deployment_message(deployment: &Deployment, of: &PlanCounts) -> String {
                 (Strategy::Canary { count }, Set::Old) => format!(", {count} to be promoted or withdrawn"),
                 _ => String::new(),
             };
-            format!("{running} of {count} running{approval}{canary}")
+            let progress = match (deployment.stalled, deployment.progressed) {
+                (Some(_), Some(last)) => format!("no progress since {last}: "),
+                _ => String::new(),
+            };
+            waits(format!("{progress}{running} of {count} running{approval}{canary}"))
         }
-        DeploymentState::Ending(DeploymentEnd::Failed { cause }) => format!("fails: {cause}"),
-        DeploymentState::Ending(_) => "ends when what was begun has settled".into(),
+        DeploymentState::Ending(DeploymentEnd::Failed { cause }) => waits(format!("fails: {cause}")),
+        DeploymentState::Ending(DeploymentEnd::Superseded { by }) => waits(format!("superseded by {by}")),
+        DeploymentState::Ending(_) => waits("cancelled".into()),
         DeploymentState::Ended(DeploymentEnd::Completed) if count == 0 => "none was left".into(),
         DeploymentState::Ended(DeploymentEnd::Completed) => format!("{count} of {count} came up"),
         DeploymentState::Ended(DeploymentEnd::Failed { cause }) => cause.clone(),

@@ -122,6 +122,17 @@ pub enum Client {
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
+    /// Deploy again what an earlier completed deployment of a plan had, and supersede what is in progress
+    Rollback {
+        /// The plan
+        plan: String,
+        /// The deployment to go back to [default: the last that completed with another version]
+        #[arg(long, value_name = "DEPLOYMENT")]
+        to: Option<String>,
+        /// Name of the new deployment [default: rollback-TIME]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
     /// Let a deployment go no further
     Cancel(Which),
     /// Let a deployment begin nothing more until it is resumed

@@ -162,6 +162,9 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Reject { choose, reason } => {
             approve::run(Decision::Reject { reason }, choose, &client, out)
         }
+        ClientCommand::Rollback { plan, to, name } => {
+            rollout::rollback(plan, to.as_deref(), name.as_deref(), &client, out)
+        }
         ClientCommand::Cancel(which) => which.of_deployment(Verb::Cancel, &client, out),
         ClientCommand::Pause(which) => which.of_deployment(Verb::Pause, &client, out),
         ClientCommand::Resume(which) => which.of_deployment(Verb::Resume, &client, out),

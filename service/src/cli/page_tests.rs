@@ -91,6 +91,8 @@ fn the_page_of_a_plan_tells_what_it_asks_for_and_how_far_that_is() {
         "plan": "nginx-deployment-plan", "name": "deployment-2", "generation": 1, "count": 3,
         "coordinates": { "nginx-payload": { "image": "nginx:latest" } }, "state": "in_progress", "message": "1 of 3",
         "strategy": { "rolling": { "wave": 2, "per_domain": false, "pause": 0 } }, "by": "bob", "set": "old",
+        "progress_deadline": 600_000, "auto_rollback": false, "rollback": null, "last_progress_at": null,
+        "stalled_at": null,
     }));
     let member = member();
     let [past, active, passive] = [0, 1, 2].map(|index| member.incarnations[index].id);

@@ -1,9 +1,12 @@
-//! What is asked of a deployment that is being carried out: cancel, pause, resume, promote, withdraw.
+//! What is asked of a deployment that is being carried out: cancel, pause, resume, promote, withdraw; and rolling a plan
+//! back.
 
 use std::io::Write;
 
+use crate::wall_clock;
 use chancery_events::intent::{
     DeploymentCancel, DeploymentPause, DeploymentPromote, DeploymentResume, DeploymentWithdraw, Intent,
+    PlanRollback,
 };
 
 use super::act::{ask, read};
@@ -67,4 +70,23 @@ pub(super) fn run(
         Verb::Withdraw => DeploymentWithdraw { plan, name }.into(),
     };
     ask(client, word, &intent, done, out)
+}
+
+/// Rolls a plan back, by a deployment that is named after the time if no name is given.
+pub(super) fn rollback(
+    plan: &str,
+    to: Option<&str>,
+    name: Option<&str>,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let to = to
+        .map(|to| read(Kind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
+        .transpose()?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => format!("rollback-{}", wall_clock::now().micros() / 1_000_000),
+    };
+    let intent = PlanRollback { plan: read(Kind::Plan, plan)?, name: read(Kind::Deployment, &name)?, to };
+    ask(client, "rollback", &intent.into(), "created", out)
 }

@@ -112,6 +112,8 @@ fn the_command_line_is_sound() {
         "chancery approve disruption node-1/switch",
         "chancery drain node-1 --wait --timeout 5m",
         "chancery apply -f x.yaml --supersede",
+        "chancery rollback web",
+        "chancery rollback web --to d-1 --name back",
         "chancery delete plan web --cascade",
     ] {
         assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");

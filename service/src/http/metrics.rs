@@ -7,6 +7,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, header};
 use chancery_events::name::FleetName;
+use chancery_projector::Query;
+use chancery_projector::page::LIMIT_MAX;
+use chancery_projector::rows::DeploymentRow;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -72,6 +75,7 @@ struct Fleets {
     decides: Family<FleetLabels, Gauge>,
     followers: Family<FleetLabels, Gauge>,
     links: Family<FleetLabels, Gauge>,
+    stalled: Family<FleetLabels, Gauge>,
     troubles: Family<PartLabels, Gauge>,
 }
 
@@ -88,6 +92,7 @@ pub struct Figures {
     decides: Gauge,
     followers: Gauge,
     links: Gauge,
+    stalled: Gauge,
     troubles: Family<PartLabels, Gauge>,
 }
 
@@ -144,6 +149,8 @@ impl Metrics {
             to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
             to.register("stream_followers", "Open streams", fleets.followers.clone());
             to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
+            let stalled = "Deployments without progress for their progress deadline, at most 1000";
+            to.register("deployments_stalled", stalled, fleets.stalled.clone());
             let troubles = "Whether a part of the fleet stands still on this server: 1, or 0";
             to.register("trouble", troubles, fleets.troubles.clone());
         });
@@ -166,6 +173,7 @@ impl Metrics {
             decides: gauge(&fleets.decides),
             followers: gauge(&fleets.followers),
             links: gauge(&fleets.links),
+            stalled: gauge(&fleets.stalled),
             troubles: fleets.troubles.clone(),
         }
     }
@@ -218,6 +226,11 @@ impl Figures {
         self.decides.set(i64::from(here.is_some()));
         self.followers.set(app.hub.followers() as i64);
         self.links.set(app.links.count() as i64);
+        if let Ok(stalled) =
+            app.reader.list::<DeploymentRow>(&Query::all().by("stalled", "yes").limit(LIMIT_MAX))
+        {
+            self.stalled.set(stalled.items.len() as i64);
+        }
         let troubles = app.troubles();
         for part in FleetPart::ALL {
             let labels = PartLabels { fleet: self.fleet.clone(), part: part.name() };

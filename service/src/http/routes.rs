@@ -144,6 +144,13 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
             Members,
             "Lets a plan take deployments, or not.",
         ),
+        (
+            Method::POST,
+            "/plans/{plan}/rollback",
+            "plan.rollback.v1",
+            Members,
+            "Deploys again what an earlier completed deployment of a plan had, and supersedes what is in progress.",
+        ),
         (Method::DELETE, "/plans/{name}", "plan.delete.v1", Members, "Forgets a plan."),
         (
             Method::POST,

@@ -5,8 +5,8 @@ use chancery_events::intent::{
     ClusterSetActivity, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
     DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
     DisruptionSchedule, InboxSkip, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove,
-    OperationReject, PlanApply, PlanDelete, PlanSetActivity, PolicyApply, PolicyDelete, ReplicaCreate,
-    ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
+    OperationReject, PlanApply, PlanDelete, PlanRollback, PlanSetActivity, PolicyApply, PolicyDelete,
+    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
 };
 use serde::de::DeserializeOwned;
 
@@ -73,6 +73,7 @@ bodies! {
     "policy.delete.v1" PolicyDelete
     "plan.apply.v1" PlanApply
     "plan.set_activity.v1" PlanSetActivity
+    "plan.rollback.v1" PlanRollback
     "plan.delete.v1" PlanDelete
     "deployment.create.v1" DeploymentCreate
     "deployment.cancel.v1" DeploymentCancel

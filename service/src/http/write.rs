@@ -260,6 +260,7 @@ impl Done {
             | Intent::OperationReject(_)
             | Intent::InboxSkip(_) => Done::Now,
             Intent::DisruptionApprove(_)
+            | Intent::PlanRollback(_)
             | Intent::DeploymentCreate(_)
             | Intent::DeploymentCancel(_)
             | Intent::DeploymentResume(_)

@@ -14,8 +14,8 @@ use chancery_events::name::{
 
 use chancery_events::spec::{
     Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete,
-    Payload, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run, Sharing, Storage, Succession,
-    Timeouts, Unready, UnreadyAction, VolumeClaim,
+    PROGRESS_DEADLINE, Payload, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run, Sharing, Storage,
+    Succession, Timeouts, Unready, UnreadyAction, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -461,6 +461,12 @@ pub(super) struct DeploymentForm {
     #[serde(default)]
     #[schemars(with = "Option<StrategyForm>")]
     strategy: StrategyForm,
+    /// Time without progress until the deployment is called stalled (default: 10m).
+    #[serde(default)]
+    progress_deadline: Option<Span>,
+    /// Whether the deployment is rolled back when it fails or is stalled (default: false).
+    #[serde(default)]
+    auto_rollback: bool,
     /// Whether it waits for one that is being carried out, or takes its place.
     #[serde(default)]
     pub(super) turn: Turn,
@@ -478,6 +484,13 @@ impl DeploymentForm {
                 ));
             }
         }
-        Ok(DeploymentSpec { coordinates, count: self.count, strategy: self.strategy.0 })
+        let progress_deadline = self.progress_deadline.map_or(PROGRESS_DEADLINE, |Span(millis)| millis);
+        Ok(DeploymentSpec {
+            coordinates,
+            count: self.count,
+            strategy: self.strategy.0,
+            progress_deadline,
+            auto_rollback: self.auto_rollback,
+        })
     }
 }

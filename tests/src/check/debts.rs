@@ -1,5 +1,7 @@
 //! What a fact promises of the rest of its record, which is all or nothing: paid by the end of it.
 
+use std::time::Duration;
+
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{DeploymentName, NodeName, PlanName, ReplicaName};
 use chancery_events::spec::OperationKind;
@@ -26,9 +28,14 @@ pub(super) enum Debt {
     Closed(OperationId),
     /// The deployment begins nothing more.
     Fails(PlanName, DeploymentName),
+    /// A deployment is created that rolls the plan back.
+    RolledBack(PlanName, DeploymentName),
     /// The node that was emptied to be forgotten is.
     Forgotten(NodeName),
 }
+
+/// Time between two records from which on the clock may have leapt.
+const LEAP: Duration = Duration::from_mins(1);
 
 impl World {
     /// At the end of a record.
@@ -37,6 +44,11 @@ impl World {
             self.paid(debt)?;
         }
         self.now = Now::default();
+        let leapt = self.time.zip(self.time_before).is_some_and(|(now, before)| now > before + LEAP);
+        if leapt {
+            self.steady_since = self.time;
+        }
+        self.time_before = self.time;
         Ok(())
     }
 
@@ -97,6 +109,15 @@ impl World {
                     ends,
                     "an operation of deployment {name} of {plan} came to nothing, and it goes on"
                 );
+            }
+            Debt::RolledBack(plan, name) => {
+                let rule = format!("deployment/{plan}/{name}/auto_rollback");
+                let follows = |of: &super::state::Deployment| {
+                    let by = of.rollback.as_ref().and_then(|rollback| rollback.rule.as_ref());
+                    by.is_some_and(|by| by.name == rule)
+                };
+                let there = self.plans.get(&plan).is_none_or(|of| of.deployments.values().any(follows));
+                demand!(6, there, "deployment {name} of {plan} fails and should be rolled back, and is not");
             }
             Debt::Forgotten(name) => {
                 let gone = !self.nodes.contains_key(&name);

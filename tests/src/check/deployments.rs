@@ -3,21 +3,25 @@
 use std::collections::BTreeSet;
 
 use chancery_events::fact::{
-    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStarted,
+    DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding,
+    DeploymentStalled, DeploymentStarted, Rollback,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{Cascade, Intent, Turn};
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
-use chancery_events::spec::{Activity, OnTimeout, OperationKind, Strategy};
+use chancery_events::spec::{Activity, DeploymentSpec, OnTimeout, OperationKind, Strategy};
 use chancery_events::time::Time;
 use std::time::Duration;
 
 use super::debts::Debt;
-use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Will, World};
+use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, Will, World};
 use super::violation::{Check, Violation, demand};
 
 /// Deployments that are over are remembered until there are so many newer ones; then a name is free again.
 const KEPT: u64 = 20;
+
+/// Time after a progress deadline, a takeover or a leap of the clock, in which a deployment is called stalled.
+const STALLS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How an operation of a deployment begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +37,29 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let request = input.as_deref().and_then(Input::request);
-        let asked = request.is_some_and(|request| {
-            matches!(&request.intent, Intent::DeploymentCreate(ask)
-                if ask.plan == *owner && ask.name == *name && ask.spec == fact.spec)
-                && fact.by.as_ref().is_none_or(|by| *by == request.actor)
-        });
+        let own = |request: &chancery_events::intent::Request| {
+            fact.by.as_ref().is_none_or(|by| *by == request.actor)
+        };
+        let asked = match &fact.rollback {
+            None => request.is_some_and(|request| {
+                own(request)
+                    && matches!(&request.intent, Intent::DeploymentCreate(ask)
+                        if ask.plan == *owner && ask.name == *name && ask.spec == fact.spec)
+            }),
+            Some(Rollback { to, rule: None }) => request.is_some_and(|request| {
+                own(request)
+                    && matches!(&request.intent, Intent::PlanRollback(ask)
+                        if ask.plan == *owner && ask.name == *name && ask.to.as_ref().is_none_or(|it| it == to))
+            }),
+            Some(Rollback { rule: Some(rule), .. }) => self.rolls_back_by(owner, &rule.name),
+        };
         demand!(6, asked, "deployment {name} of {owner} is not what somebody asked for");
+        if let Some(rollback) = &fact.rollback {
+            let names_it = request.is_some_and(
+                |request| matches!(&request.intent, Intent::PlanRollback(ask) if ask.to.is_some()),
+            );
+            self.is_rollback(fact, &rollback.to, names_it && rollback.rule.is_none())?;
+        }
         let plan = self.plan(owner)?;
         demand!(
             6,
@@ -48,7 +69,7 @@ impl World {
         demand!(6, !plan.is_removing, "plan {owner} is to go, and takes deployment {name}");
         demand!(
             5,
-            plan.generation == fact.generation,
+            plan.generation == fact.generation || fact.rollback.is_some(),
             "deployment {name} is not of the latest generation of {owner}"
         );
         demand!(6, plan.next.is_none(), "two deployments of {owner} wait for their turn");
@@ -67,6 +88,10 @@ impl World {
             open: 0,
             begun: BTreeSet::default(),
             rested: None,
+            has_completed: false,
+            rollback: fact.rollback.clone(),
+            progressed: at.time,
+            is_stalled: false,
             created: BTreeSet::default(),
         };
         plan.deployments.insert(name.clone(), deployment);
@@ -80,7 +105,9 @@ impl World {
         demand!(5, plan.current.is_none(), "deployment {name} of {owner} begins beside another one");
         demand!(5, plan.next.as_ref() == Some(name), "deployment {name} of {owner} begins, and did not wait");
         plan.current = plan.next.take();
+        plan.started = Some(name.clone());
         let deployment = plan.deployment(name)?;
+        deployment.progressed = at.time;
         let deadline = match deployment.spec.strategy {
             Strategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
             Strategy::Rolling { .. } | Strategy::Canary { .. } => None,
@@ -100,7 +127,7 @@ impl World {
         let deployment = self.plan(owner)?.deployment(name)?;
         let goes_on = deployment.stage == DeploymentStage::InProgress;
         demand!(5, goes_on, "deployment {name} of {owner} is paused, and was not in progress");
-        deployment.stage = DeploymentStage::Paused;
+        (deployment.stage, deployment.is_stalled) = (DeploymentStage::Paused, false);
         Ok(())
     }
 
@@ -114,6 +141,7 @@ impl World {
         let deployment = self.plan(owner)?.deployment(name)?;
         let paused = deployment.stage == DeploymentStage::Paused;
         demand!(5, paused, "deployment {name} of {owner} is resumed, and was not paused");
+        deployment.progressed = at.time;
         deployment.stage = DeploymentStage::InProgress;
         Ok(())
     }
@@ -153,6 +181,7 @@ impl World {
         }
         let deployment = plan.deployment(name)?;
         (deployment.has_cut_over, deployment.deadline) = (true, None);
+        (deployment.progressed, deployment.is_stalled) = (at.time, false);
         Ok(())
     }
 
@@ -170,9 +199,14 @@ impl World {
         let rolls_back =
             late && matches!(strategy, Strategy::Graceful { on_timeout: OnTimeout::Rollback, .. });
         deployment.stage = DeploymentStage::Ending(at.time, fact.why.clone());
+        deployment.is_stalled = false;
+        let gives_up =
+            deployment.spec.auto_rollback && self.now.stalled.contains(&(owner.clone(), name.clone()));
         let right = match &fact.why {
             DeploymentEnd::Completed => false,
-            DeploymentEnd::Failed { .. } => rolls_back || self.has_failed(owner, name, version)?,
+            DeploymentEnd::Failed { .. } => {
+                rolls_back || gives_up || self.has_failed(owner, name, version)?
+            }
             DeploymentEnd::Cancelled => match input.as_deref().and_then(Input::intent) {
                 Some(Intent::DeploymentCancel(ask)) => ask.plan == *owner && ask.name == *name,
                 Some(Intent::DeploymentWithdraw(ask)) => {
@@ -184,8 +218,13 @@ impl World {
             },
             DeploymentEnd::Superseded { by } => {
                 self.debts.push(Debt::Created(owner.clone(), by.clone()));
-                matches!(input.as_deref().and_then(Input::intent), Some(Intent::DeploymentCreate(ask))
-                    if ask.plan == *owner && ask.name == *by && ask.turn == Turn::Supersede)
+                match input.as_deref().and_then(Input::intent) {
+                    Some(Intent::DeploymentCreate(ask)) => {
+                        ask.plan == *owner && ask.name == *by && ask.turn == Turn::Supersede
+                    }
+                    Some(Intent::PlanRollback(ask)) => ask.plan == *owner && ask.name == *by,
+                    _ => false,
+                }
             }
         };
         demand!(6, right, "deployment {name} of {owner} is ending, and nothing says so: {:?}", fact.why);
@@ -237,7 +276,11 @@ impl World {
         demand!(6, open == 0, "deployment {name} of {owner} ends, and {open} operations of it are not over");
         if fact.end == DeploymentEnd::Completed {
             plan.is_so(name, &deployment)?;
+            plan.deployment(name)?.has_completed = true;
             plan.carried_out = Some(name.clone());
+            if deployment.spec.count > 0 {
+                plan.had_replicas = Some(name.clone());
+            }
         } else if deployment.stands_beside() {
             demand!(
                 11,
@@ -252,9 +295,130 @@ impl World {
                 *slot = None;
             }
         }
+        if matches!(fact.end, DeploymentEnd::Failed { .. }) {
+            self.now.ended_failed.insert((owner.clone(), name.clone()));
+            if self.should_roll_back(owner, name)? {
+                self.debts.push(Debt::RolledBack(owner.clone(), name.clone()));
+            }
+        }
         if let (DeploymentEnd::Superseded { by }, DeploymentStage::Pending) = (&fact.end, &deployment.stage) {
             self.debts.push(Debt::Created(owner.clone(), by.clone()));
         }
+        Ok(())
+    }
+
+    /// Whether the rule is that of a deployment that failed right before, and wants to be rolled back.
+    fn rolls_back_by(&self, owner: &PlanName, rule: &str) -> bool {
+        let plan = self.plans.get(owner);
+        self.now.ended_failed.iter().any(|(of, name)| {
+            let failed = plan.and_then(|plan| plan.deployments.get(name));
+            let wants = failed.is_some_and(|failed| failed.spec.auto_rollback && failed.rollback.is_none());
+            of == owner && wants && rule == format!("deployment/{owner}/{name}/auto_rollback")
+        })
+    }
+
+    /// Whether a deployment that has failed has to be rolled back: it wants it, nothing else waits, and there is something
+    /// to go back to.
+    fn should_roll_back(&mut self, owner: &PlanName, name: &DeploymentName) -> Result<bool, Violation> {
+        let plan = self.plan(owner)?;
+        let failed = plan.deployment(name)?.clone();
+        let wants = failed.spec.auto_rollback && failed.rollback.is_none();
+        let free = plan.next.is_none() && !plan.is_removing && plan.activity == Activity::Active;
+        // Of those that claim by name there may be one alone.
+        let fits =
+            |of: &Deployment| plan.specs.get(&of.generation).is_some_and(|spec| !spec.claims_by_name());
+        let mut good = plan.deployments.values().filter(|of| of.has_completed && of.spec.count > 0);
+        let all = plan.deployments.values().filter(|of| of.has_completed).all(fits);
+        Ok(wants && free && all && good.any(|of| of.version != failed.version))
+    }
+
+    /// Whether a rollback is what its target was: of its version, that completed.
+    fn is_rollback(&mut self, fact: &DeploymentCreated, to: &DeploymentName, is_named: bool) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let plan = self.plan(owner)?;
+        let last = plan.had_replicas.clone();
+        let count = match last.and_then(|last| plan.deployments.get(&last)) {
+            Some(last) => last.spec.count,
+            None => plan.deployment(to)?.spec.count,
+        };
+        let started = plan.started.clone().and_then(|name| plan.deployments.get(&name).cloned());
+        let target = plan.deployment(to)?.clone();
+        demand!(6, target.has_completed, "rollback {name} of {owner} is to {to}, which never completed");
+        demand!(
+            5,
+            target.generation == fact.generation,
+            "rollback {name} of {owner} is of another generation"
+        );
+        let strategy = match target.spec.strategy {
+            Strategy::Canary { .. } => Strategy::default(),
+            strategy => strategy,
+        };
+        let spec = DeploymentSpec { count, strategy, auto_rollback: false, ..target.spec.clone() };
+        demand!(6, spec == fact.spec, "rollback {name} of {owner} is not what {to} was");
+        let other = started.is_none_or(|started| started.version != target.version);
+        demand!(6, is_named || other, "rollback {name} of {owner} is to {to}, which has the same version");
+        Ok(())
+    }
+
+    /// The deployment of the operation makes progress, if it goes on.
+    pub(super) fn progresses(&mut self, operation: &Operation, at: At) {
+        let plan = self.plans.get_mut(&operation.plan);
+        let of = plan.zip(operation.deployment.as_ref()).and_then(|(plan, of)| plan.deployments.get_mut(of));
+        if let Some(of) = of
+            && matches!(of.stage, DeploymentStage::InProgress | DeploymentStage::Paused)
+        {
+            (of.progressed, of.is_stalled) = (at.time, false);
+        }
+    }
+
+    /// An operation that has begun has an outcome: if that took longer than its deployment's progress deadline, the
+    /// deployment was called stalled, unless the decider was away.
+    pub(super) fn was_called_stalled(&self, id: OperationId, operation: &Operation, at: At) -> Check {
+        let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
+        let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
+        let began = operation.begun.unwrap_or(at.time).max(of.progressed);
+        let due = began + Duration::from_millis(of.spec.progress_deadline) + STALLS_WITHIN;
+        // The clock may have leapt, or the decider been away: it was there at the record before.
+        let before = self.time_before.unwrap_or(at.time);
+        let decides = self.steady_since.is_none_or(|since| since + STALLS_WITHIN < before);
+        let late = of.stage == DeploymentStage::InProgress && due < before && decides;
+        let name = operation.deployment.as_ref().map_or("", |name| name.as_str());
+        demand!(
+            6,
+            of.is_stalled || !late,
+            "operation {id} took too long, and deployment {name} is not called stalled"
+        );
+        Ok(())
+    }
+
+    pub(super) fn deployment_stalled(&mut self, fact: &DeploymentStalled, at: At) -> Check {
+        let (owner, name) = (&fact.plan, &fact.name);
+        let own = |of: &&Operation| of.plan == *owner && of.deployment.as_ref() == Some(name);
+        let stages: Vec<_> = self.operations.values().filter(own).map(|of| of.stage).collect();
+        let asks = stages.contains(&Stage::Pending);
+        let works =
+            stages.iter().any(|stage| matches!(stage, Stage::Preparing | Stage::Approved | Stage::Running));
+        demand!(
+            6,
+            !fact.waits_for.is_empty(),
+            "deployment {name} of {owner} is stalled, and waits for nothing"
+        );
+        let plan = self.plan(owner)?;
+        plan.goes_on(name, "it is called stalled")?;
+        let deployment = plan.deployment(name)?;
+        let canary =
+            matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.stands_beside();
+        demand!(
+            6,
+            works || !(asks || canary),
+            "deployment {name} of {owner} is stalled, and waits for people"
+        );
+        let due = deployment.progressed + Duration::from_millis(deployment.spec.progress_deadline);
+        demand!(5, !deployment.is_stalled, "deployment {name} of {owner} is called stalled a second time");
+        demand!(5, fact.since == deployment.progressed, "deployment {name} of {owner} made progress since");
+        demand!(6, due <= at.time, "deployment {name} of {owner} is called stalled before its deadline");
+        deployment.is_stalled = true;
+        self.now.stalled.insert((owner.clone(), name.clone()));
         Ok(())
     }
 

@@ -71,7 +71,8 @@ impl World {
         } else {
             self.asks_down(id, &replica, asked)?;
         }
-        self.operation(id)?.stage = Stage::Running;
+        let begins = self.operation(id)?;
+        (begins.stage, begins.begun) = (Stage::Running, Some(at.time));
         let replica = self.replica(&operation.replica)?;
         (replica.again, replica.recovers) = (None, false);
         Ok(())
@@ -375,6 +376,10 @@ impl World {
             let operation = self.operation(by)?.clone();
             self.was_aborted_in_time(by, &operation, at)?;
             self.operation(by)?.is_past_return = replaced.is_some();
+            if replaced.is_some() {
+                self.was_called_stalled(by, &operation, at)?;
+                self.progresses(&operation, at);
+            }
         }
         let succeeds = by.filter(|_| replaced.is_none());
         demand!(

@@ -151,8 +151,13 @@ impl Checker {
 
     fn fact(&mut self, fact: &Fact, at: At) -> Check {
         let world = &mut self.world;
+        world.time = Some(at.time);
         match fact {
-            Fact::TermStarted(_) | Fact::TimeRecorded(_) => Ok(()),
+            Fact::TermStarted(_) => {
+                world.steady_since = Some(at.time);
+                Ok(())
+            }
+            Fact::TimeRecorded(_) => Ok(()),
             Fact::LineageStarted(x) => {
                 demand!(
                     1,
@@ -214,6 +219,7 @@ impl Checker {
             Fact::DeploymentStarted(x) => world.deployment_started(x, at),
             Fact::DeploymentPaused(x) => world.deployment_paused(&x.plan, &x.name, at),
             Fact::DeploymentResumed(x) => world.deployment_resumed(&x.plan, &x.name, at),
+            Fact::DeploymentStalled(x) => world.deployment_stalled(x, at),
             Fact::DeploymentCutOver(x) => world.deployment_cut_over(x, at),
             Fact::DeploymentEnding(x) => world.deployment_ending(x, at),
             Fact::DeploymentEnded(x) => world.deployment_ended(x),

@@ -74,6 +74,7 @@ impl World {
             version,
             wants: fact.node.clone(),
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
+            begun: None,
             failed: false,
             is_past_return: false,
             proposal: fact.proposal,
@@ -163,6 +164,10 @@ impl World {
             self.in_flight.entry(policy).or_default().insert(id);
         }
         self.operation(id)?.approver = Some(fact.by.clone());
+        let by_plan = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
+        if !by_plan {
+            self.progresses(&operation, at);
+        }
         match fact.begins {
             Begins::Now => self.begin(id, fact.incarnation, How::Approved, at),
             Begins::Later => {
@@ -213,6 +218,14 @@ impl World {
             }
             OperationEnd::Failed { .. } => {
                 demand!(6, self.is_given_up(&operation), "operation {id} fails, and what it started goes on");
+                // An edit of the rule ends what the rule has promised, and not what an abort has.
+                let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Asker::Rule(_)));
+                let is_owed = self.replica(&operation.replica)?.recovers;
+                demand!(
+                    6,
+                    !(by_edit && is_owed),
+                    "operation {id} fails, and its replica was stopped for an abort"
+                );
                 self.was_aborted_in_time(id, &operation, at)?;
             }
             OperationEnd::Rejected { by, .. } => {
@@ -283,8 +296,9 @@ impl World {
         let name = operation.deployment.as_ref()?;
         let of = self.plans.get(&operation.plan)?.deployments.get(name)?;
         match &of.stage {
-            DeploymentStage::Ending(since, why) if !matches!(why, DeploymentEnd::Failed { .. }) => {
-                Some(*since)
+            DeploymentStage::Ending(since, why) => {
+                let settles = matches!(why, DeploymentEnd::Failed { .. }) && !of.spec.auto_rollback;
+                (!settles).then_some(*since)
             }
             _ => None,
         }
@@ -296,7 +310,11 @@ impl World {
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
         let could = operation.stage == Stage::Running && brings_up && !operation.is_past_return;
         let late = self.aborts_since(operation).is_some_and(|since| at.time > since + ABORTS_WITHIN);
-        demand!(6, !(could && late), "operation {id} goes on, and its deployment was cancelled or superseded");
+        demand!(
+            6,
+            !(could && late),
+            "operation {id} goes on, and its deployment was cancelled or superseded"
+        );
         Ok(())
     }
 
@@ -361,8 +379,14 @@ impl World {
         operation.failed =
             had_begun && matches!(end, OperationEnd::Failed { .. } | OperationEnd::Cancelled { .. });
         let operation = operation.clone();
-        let (name, kind) = (operation.replica, operation.kind);
+        let (name, kind) = (operation.replica.clone(), operation.kind);
         let succeeded = *end == OperationEnd::Succeeded;
+        if had_begun {
+            self.was_called_stalled(id, &operation, at)?;
+        }
+        if succeeded {
+            self.progresses(&operation, at);
+        }
         if let Some(deployment) = operation.deployment {
             let deployment = self.plan(&operation.plan)?.deployment(&deployment)?;
             deployment.open -= 1;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
 use chancery_events::event::Event;
-use chancery_events::fact::{Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal};
+use chancery_events::fact::{
+    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal, Rollback,
+};
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{
@@ -120,8 +122,12 @@ pub(super) struct Plan {
     pub(super) current: Option<DeploymentName>,
     /// Waits for its turn.
     pub(super) next: Option<DeploymentName>,
-    /// The last that was carried out, of those that wanted anything to run.
+    /// The last that was started.
+    pub(super) started: Option<DeploymentName>,
+    /// The last that was carried out.
     pub(super) carried_out: Option<DeploymentName>,
+    /// The last that was carried out, of those that wanted anything to run.
+    pub(super) had_replicas: Option<DeploymentName>,
     /// How many deployments are over.
     pub(super) ended: u64,
     pub(super) replicas: u64,
@@ -160,6 +166,14 @@ pub(super) struct Deployment {
     pub(super) begun: BTreeSet<OperationId>,
     /// When one of them last succeeded.
     pub(super) rested: Option<Time>,
+    /// Whether it brought about what it wanted.
+    pub(super) has_completed: bool,
+    /// What it rolls back to, if it is a rollback.
+    pub(super) rollback: Option<Rollback>,
+    /// When it last made progress.
+    pub(super) progressed: Time,
+    /// Whether it was called stalled, and has made no progress since.
+    pub(super) is_stalled: bool,
     /// Replicas that it created and that are still there.
     pub(super) created: BTreeSet<ReplicaName>,
 }
@@ -234,6 +248,8 @@ pub(super) struct Operation {
     /// The only node that will do.
     pub(super) wants: Option<NodeName>,
     pub(super) stage: Stage,
+    /// When it began.
+    pub(super) begun: Option<Time>,
     /// It had begun, and has failed or was aborted.
     pub(super) failed: bool,
     /// What it brings up is ready, and the run that was there is asked to end.
@@ -357,6 +373,10 @@ pub(super) struct Now {
     pub(super) failing: BTreeSet<ReplicaName>,
     /// Deployments of which an operation came to nothing by it.
     pub(super) failed: BTreeSet<(PlanName, DeploymentName)>,
+    /// Deployments that were called stalled by it.
+    pub(super) stalled: BTreeSet<(PlanName, DeploymentName)>,
+    /// Deployments that failed by it, and are over.
+    pub(super) ended_failed: BTreeSet<(PlanName, DeploymentName)>,
     /// Starts that people asked for, and that gave way to another version: who, and where they wanted them.
     pub(super) gave_way: Vec<(ReplicaName, Option<Asker>, Option<NodeName>)>,
     /// Nodes that were emptied to be forgotten, and are.
@@ -391,6 +411,11 @@ pub(super) struct World {
     pub(super) evictions: BTreeSet<OperationId>,
     /// Operations that a policy approved and that are not over.
     pub(super) in_flight: BTreeMap<PolicyName, BTreeSet<OperationId>>,
+    /// Time of the last fact, and of the last one of the record before.
+    pub(super) time: Option<Time>,
+    pub(super) time_before: Option<Time>,
+    /// When the last decider took over, or the clock leapt since.
+    pub(super) steady_since: Option<Time>,
     pub(super) debts: Vec<Debt>,
     pub(super) now: Now,
     pub(super) input: Option<Arc<Input>>,

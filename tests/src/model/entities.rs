@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{
-    Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Unfit,
+    Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Rollback, Unfit,
 };
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
 use chancery_events::name::{
@@ -85,6 +85,7 @@ pub(super) struct Plan {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Deployment {
     /// Where it came into being: those of one commit came at one time.
     pub(super) born: chancery_events::id::Position,
@@ -95,7 +96,14 @@ pub(super) struct Deployment {
     pub(super) is_paused: bool,
     /// Whether its new set is the one that counts.
     pub(super) has_cut_over: bool,
+    pub(super) rollback: Option<Rollback>,
+    /// When it last made progress.
+    pub(super) progressed: Option<Time>,
+    /// When it was called stalled, if nothing has come since.
+    pub(super) stalled: Option<Time>,
     pub(super) end: Option<DeploymentEnd>,
+    /// Whether it begins nothing more.
+    pub(super) is_ending: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    Asker, Begins, DeploymentCreated, Effect, Fact, IncarnationEnded, IncarnationReserved,
-    IncarnationRunning, OperationApproved, OperationBegun, OperationEnd, OperationOpened,
+    Approver, Asker, Begins, DeploymentCreated, DeploymentEnd, Effect, Fact, IncarnationEnded,
+    IncarnationReserved, IncarnationRunning, OperationApproved, OperationBegun, OperationEnd,
+    OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
@@ -20,6 +21,9 @@ use super::volumes;
 
 /// Of what is over, an owner keeps so many.
 const KEPT: usize = 20;
+
+/// And of deployments that completed, so many besides.
+const COMPLETED: usize = 10;
 
 impl At {
     pub(super) fn stamp<T>(self, is: T) -> Kept<T> {
@@ -126,6 +130,7 @@ impl Entities {
             | Fact::DeploymentStarted(_)
             | Fact::DeploymentPaused(_)
             | Fact::DeploymentResumed(_)
+            | Fact::DeploymentStalled(_)
             | Fact::DeploymentCutOver(_)
             | Fact::DeploymentEnding(_)
             | Fact::DeploymentEnded(_)
@@ -133,9 +138,9 @@ impl Entities {
             | Fact::ReplicaAssigned(_)
             | Fact::ReplicaDeleted(_) => self.desired(fact, at),
             Fact::OperationOpened(x) => self.opened(x, at),
-            Fact::OperationApproved(x) => self.approved(x),
+            Fact::OperationApproved(x) => self.approved(x, at),
             Fact::OperationBegun(x) => self.begun(x),
-            Fact::OperationEnded(x) => self.close(x.operation, &x.end),
+            Fact::OperationEnded(x) => self.close(x.operation, &x.end, at),
             Fact::IncarnationReserved(x) => self.reserved(x, at),
             Fact::IncarnationCommanded(_)
             | Fact::IncarnationBegun(_)
@@ -279,23 +284,51 @@ impl Entities {
                     plan.is.waiting.clone_from(&x.reasons);
                 }
             }
-            Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by }) => {
-                let (born, generation, spec, by) = (at.position, *generation, spec.clone(), by.clone());
-                let (has_started, is_paused, has_cut_over, end) = (false, false, false, None);
-                let new =
-                    Deployment { born, generation, spec, by, has_started, is_paused, has_cut_over, end };
+            Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by, rollback }) => {
+                let new = Deployment {
+                    born: at.position,
+                    generation: *generation,
+                    spec: spec.clone(),
+                    by: by.clone(),
+                    has_started: false,
+                    is_paused: false,
+                    has_cut_over: false,
+                    rollback: rollback.clone(),
+                    progressed: None,
+                    stalled: None,
+                    end: None,
+                    is_ending: false,
+                };
                 let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
                 self.deployments.insert((plan.clone(), name.clone()), kept);
             }
-            Fact::DeploymentStarted(x) => self.deployment(&x.plan, &x.name, |is| is.has_started = true),
-            Fact::DeploymentPaused(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = true),
-            Fact::DeploymentResumed(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = false),
-            Fact::DeploymentCutOver(x) => self.deployment(&x.plan, &x.name, |is| is.has_cut_over = true),
+            Fact::DeploymentStarted(x) => self.deployment(&x.plan, &x.name, |is| {
+                is.has_started = true;
+                is.progresses(at);
+            }),
+            Fact::DeploymentPaused(x) => self.deployment(&x.plan, &x.name, |is| {
+                (is.is_paused, is.stalled) = (true, None);
+            }),
+            Fact::DeploymentResumed(x) => self.deployment(&x.plan, &x.name, |is| {
+                is.is_paused = false;
+                is.progresses(at);
+            }),
+            Fact::DeploymentStalled(x) => {
+                self.deployment(&x.plan, &x.name, |is| is.stalled = Some(at.time));
+            }
+            Fact::DeploymentCutOver(x) => self.deployment(&x.plan, &x.name, |is| {
+                is.has_cut_over = true;
+                is.progresses(at);
+            }),
             // One that is ending is still in progress, whether it was paused or not.
-            Fact::DeploymentEnding(x) => self.deployment(&x.plan, &x.name, |is| is.is_paused = false),
+            Fact::DeploymentEnding(x) => self.deployment(&x.plan, &x.name, |is| {
+                (is.is_paused, is.stalled, is.is_ending) = (false, None, true);
+            }),
             Fact::DeploymentEnded(x) => {
-                self.deployment(&x.plan, &x.name, |is| is.end = Some(x.end.clone()));
+                self.deployment(&x.plan, &x.name, |is| {
+                    (is.end, is.stalled) = (Some(x.end.clone()), None);
+                });
             }
             Fact::ReplicaCreated(x) => {
                 let (plan, deployment) = (x.plan.clone(), x.deployment.clone());
@@ -342,7 +375,22 @@ impl Entities {
         self.operations.insert(OperationId::issue(at.lineage, at.position), at.stamp(operation));
     }
 
-    fn approved(&mut self, fact: &OperationApproved) {
+    /// The deployment of the operation makes progress, if it goes on.
+    fn progresses(&mut self, id: OperationId, at: At) {
+        let Some(operation) = self.operations.get(&id) else { return };
+        if let Some(name) = operation.is.deployment.clone() {
+            let plan = operation.is.plan.clone();
+            self.deployment(&plan, &name, |is| is.progresses(at));
+        }
+    }
+
+    fn approved(&mut self, fact: &OperationApproved, at: At) {
+        // What needs nobody but the plan itself is no step.
+        if matches!(&fact.by, Approver::Actor(_))
+            || matches!(&fact.by, Approver::Rule(rule) if rule.starts_with("policy/"))
+        {
+            self.progresses(fact.operation, at);
+        }
         let Some(operation) = self.operations.get_mut(&fact.operation) else { return };
         operation.is.approved = Some(fact.by.clone());
         let kind = operation.is.kind;
@@ -391,7 +439,10 @@ impl Entities {
         }
     }
 
-    fn close(&mut self, id: OperationId, end: &OperationEnd) {
+    fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) {
+        if *end == OperationEnd::Succeeded {
+            self.progresses(id, at);
+        }
         let Some(operation) = self.operations.get_mut(&id) else { return };
         let by_rule = matches!(operation.is.by, Some(Asker::Rule(_))) && !operation.is.has_begun;
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
@@ -475,7 +526,7 @@ impl Entities {
                     kept.is.processes.clone_from(&x.processes);
                 }
             }
-            Fact::IncarnationRunning(x) => self.runs(x),
+            Fact::IncarnationRunning(x) => self.runs(x, at),
             Fact::IncarnationStatus(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
@@ -492,7 +543,7 @@ impl Entities {
     }
 
     /// It is ready: it is the one that counts, and its replica is of its version.
-    fn runs(&mut self, fact: &IncarnationRunning) {
+    fn runs(&mut self, fact: &IncarnationRunning, at: At) {
         let Some(kept) = self.incarnations.get_mut(&fact.incarnation) else { return };
         if let Life::Updating(to) = &kept.is.life {
             kept.is.deployment = to.clone();
@@ -507,7 +558,13 @@ impl Entities {
             replica.deployment = deployment;
         }
         if let Some(operation) = fact.operation {
-            self.close(operation, &OperationEnd::Succeeded);
+            self.close(operation, &OperationEnd::Succeeded, at);
+        } else if fact.replaces.is_some() {
+            let by = self.incarnations.get(&fact.incarnation).map(|kept| kept.is.fact.operation);
+            let open = |by: &OperationId| self.operations.get(by).is_some_and(|by| by.is.end.is_none());
+            if let Some(by) = by.filter(open) {
+                self.progresses(by, at);
+            }
         }
     }
 
@@ -547,7 +604,7 @@ impl Entities {
             Fact::OperationEnded(x) => self.forget_of_replica(&x.replica),
             Fact::IncarnationRunning(x) => self.forget_of_replica(&x.replica),
             Fact::IncarnationEnded(x) => self.forget_of_replica(&x.replica),
-            Fact::DeploymentEnded(x) => self.forget_deployments(&x.plan),
+            Fact::DeploymentCreated(x) => self.forget_deployments(&x.plan),
             Fact::SessionClosed(x) => self.forget_sessions(&x.cluster),
             // Nothing is over by any other.
             _ => {}
@@ -580,8 +637,21 @@ impl Entities {
             .map(|(key, kept)| (kept.is.born, key.clone()))
             .collect();
         over.sort();
-        for (_, key) in beyond(over) {
-            self.deployments.remove(&key);
+        // The plan can be rolled back to the last that completed.
+        let good =
+            |kept: &Kept<Deployment>| kept.is.end == Some(DeploymentEnd::Completed) && kept.is.spec.count > 0;
+        let mut completed: Vec<_> = self
+            .deployments
+            .iter()
+            .filter(|((of, _), kept)| of == plan && good(kept))
+            .map(|(_, kept)| kept.is.born)
+            .collect();
+        completed.sort();
+        let last = completed.split_off(completed.len().saturating_sub(COMPLETED));
+        for (born, key) in beyond(over) {
+            if !last.contains(&born) {
+                self.deployments.remove(&key);
+            }
         }
     }
 
@@ -598,6 +668,14 @@ impl Entities {
 fn beyond<T>(mut oldest_first: Vec<T>) -> Vec<T> {
     oldest_first.truncate(oldest_first.len().saturating_sub(KEPT));
     oldest_first
+}
+
+impl Deployment {
+    fn progresses(&mut self, at: At) {
+        if self.has_started && !self.is_ending && self.end.is_none() {
+            (self.progressed, self.stalled) = (Some(at.time), None);
+        }
+    }
 }
 
 impl Incarnation {

@@ -191,6 +191,11 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
         count: kept.is.spec.count,
         coordinates: kept.is.spec.coordinates.clone(),
         strategy: kept.is.spec.strategy,
+        progress_deadline: kept.is.spec.progress_deadline,
+        auto_rollback: kept.is.spec.auto_rollback,
+        rollback: kept.is.rollback.clone(),
+        last_progress_at: kept.is.progressed,
+        stalled_at: kept.is.stalled,
         by: kept.is.by.clone(),
         state: match &kept.is.end {
             Some(DeploymentEnd::Completed) => DeploymentWord::Completed,

@@ -118,20 +118,41 @@ fn keep_versions(random: &mut Random, inputs: &mut [Input]) {
 }
 
 fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
-    if random.chance(600) {
+    if random.chance(550) {
         return Input::Approve { which: None };
     }
     let plan = random.below(plans);
-    update(random, plan, number)
+    match random.below(10) {
+        0 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
+        1..=2 => rollback(random, plan, number),
+        _ => update(random, plan, number),
+    }
+}
+
+fn rollback(random: &mut Random, plan: u64, number: u64) -> Input {
+    let which = random.chance(400).then(|| random.below(8));
+    Input::Rollback { plan: format!("p{plan}"), name: format!("r{number}"), which }
+}
+
+/// How long it may take without progress, and what is done then, in some.
+fn patience(random: &mut Random, spec: &mut Value) {
+    if random.chance(500) {
+        spec["progress_deadline"] = json!(random.between(1, 40) * 1000);
+    }
+    if random.chance(300) {
+        spec["auto_rollback"] = json!(true);
+    }
 }
 
 fn update(random: &mut Random, plan: u64, number: u64) -> Input {
     let rolling = json!({"wave": random.between(1, 2), "pause": random.below(3) * 20_000});
     let coordinates = json!({"app": {"version": format!("v{number}")}});
-    let spec =
+    let mut spec =
         json!({"count": random.between(2, 5), "coordinates": coordinates, "strategy": {"rolling": rolling}});
+    patience(random, &mut spec);
     let (plan, name) = (format!("p{plan}"), format!("u{number}"));
-    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
+    let turn = if random.chance(200) { "supersede" } else { "queue" };
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "turn": turn}))
 }
 
 fn set(random: &mut Random, plans: u64, number: u64) -> Input {
@@ -287,7 +308,8 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
     // Sometimes what ran before.
     let version = if random.chance(300) { 0 } else { number / 4 };
     let coordinates = json!({"app": {"version": format!("v{version}")}});
-    let spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
+    let mut spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
+    patience(random, &mut spec);
     let turn = if random.chance(400) { "supersede" } else { "queue" };
     let name = format!("d{number}");
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "turn": turn}))
@@ -326,7 +348,7 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
     let World { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(143) {
+    match random.below(147) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
@@ -381,6 +403,10 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
         127..=129 => policy_apply(random),
         130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
         131..=134 => Input::OfVolume { which: random.below(8) },
+        143..=146 => {
+            let plan = random.below(plans);
+            rollback(random, plan, number)
+        }
         // An approval of what was not shown.
         135..=137 => Input::Bad { which: 4 },
         _ => Input::Bad { which: random.below(8) },

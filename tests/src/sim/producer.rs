@@ -262,6 +262,16 @@ impl Universe {
         one(&fit, which).map(|found| (found.plan.to_string(), found.name.to_string()))
     }
 
+    /// A deployment of the plan that is over: one that completed, if there is any.
+    fn ended(&mut self, plan: &str, which: u64) -> Option<String> {
+        let state = self.read()?;
+        let all = state.fleet.deployments().sorted();
+        let over: Vec<_> = all.into_iter().filter(|of| of.plan.as_str() == plan && of.is_over()).collect();
+        let completed: Vec<_> = over.iter().copied().filter(|of| of.is_completed()).collect();
+        let found = one(&completed, which).or_else(|| one(&over, which))?;
+        Some(found.name.to_string())
+    }
+
     /// A disruption of which the verb makes sense.
     fn disruption(&mut self, verb: &str, which: u64) -> Option<(String, String)> {
         let state = self.read()?;
@@ -295,6 +305,13 @@ impl Universe {
             Input::OfDisruption { verb, which } => {
                 let (node, name) = self.disruption(verb, *which)?;
                 (format!("disruption.{verb}"), json!({"node": node, "name": name}), None)
+            }
+            Input::Rollback { plan, name, which } => {
+                let mut data = json!({"plan": plan, "name": name});
+                if let Some(which) = which {
+                    data["to"] = json!(self.ended(plan, *which)?);
+                }
+                ("plan.rollback".into(), data, None)
             }
             Input::OfVolume { which } => {
                 let names: Vec<_> =

@@ -39,6 +39,15 @@ pub enum Input {
         /// Which, counted round.
         which: u64,
     },
+    /// Rolls a plan back.
+    Rollback {
+        /// Which plan.
+        plan: String,
+        /// The name of the deployment that does.
+        name: String,
+        /// To one of those that are over then, counted round; the last that completed, if absent.
+        which: Option<u64>,
+    },
     /// Deletes a volume that is there then.
     OfVolume {
         /// Which, counted round.

@@ -1,0 +1,191 @@
+//! What a deployment waits for: the operation, replica and node, since when, until when, and who can change it.
+//!
+//! | state | waits for | who can change it |
+//! |---|---|---|
+//! | pending | the deployment that is carried out | who cancels that, or supersedes it |
+//! | paused | its resumption | who resumes it |
+//! | in progress, ending: an operation runs | a run to be ready, or to end | who cancels the deployment, or expunges a lost node |
+//! | in progress: one has no node | capacity | who adds some, or cancels |
+//! | in progress: one waits for its turn | a replica that is not well, or a pause | who mends the replica, or cancels |
+//! | in progress: one waits for approval | people, or a policy's window | who approves or rejects |
+//! | in progress: a canary stands | people | who promotes or withdraws it |
+//! | in progress: a replica is busy | another operation on it | as that says |
+//!
+//! The first row that holds is shown: what people must decide comes last, as it never counts as missing progress.
+
+use std::fmt;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::spec::{OperationKind, Strategy};
+use chancery_events::time::Time;
+
+use crate::fleet::Fleet;
+use crate::index::{DeploymentIndex, PlanIndex};
+use crate::state::{
+    Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Set,
+};
+
+/// Replicas that are looked at for one that is busy, at most.
+const LOOKS: usize = 64;
+
+/// What a deployment waits for, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wait {
+    /// The thing waited for.
+    pub what: String,
+    /// Start of the wait.
+    pub since: Time,
+    /// Its deadline, if it has one.
+    pub until: Option<Time>,
+    /// Who can change it, and how.
+    pub change: String,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} since {}", self.what, self.since)?;
+        if let Some(until) = self.until {
+            write!(f, ", until {until}")?;
+        }
+        write!(f, "; to change that: {}", self.change)
+    }
+}
+
+/// What the deployment waits for, unless it is over, or nothing but its own next step.
+pub fn waits_for(fleet: &Fleet, plan: &Plan, deployment: &Deployment) -> Option<Wait> {
+    let name = format!("{}/{}", plan.name, deployment.name);
+    let since = deployment.meta.changed.time;
+    match &deployment.state {
+        DeploymentState::Pending => {
+            let current = super::current(fleet, plan)?;
+            let what = format!("deployment {}/{} to end", plan.name, current.name);
+            let change = format!("cancel that, or supersede it with {name}");
+            Some(Wait { what, since, until: None, change })
+        }
+        DeploymentState::Paused => {
+            let (what, change) = ("its resumption".to_owned(), format!("resume or cancel {name}"));
+            Some(Wait { what, since, until: None, change })
+        }
+        DeploymentState::InProgress | DeploymentState::Ending(_) => {
+            let index = fleet.index().plan_index(&plan.name)?;
+            let (_, current) = index.current()?;
+            carried_out(fleet, plan, deployment, index, current, &format!("cancel deployment {name}"))
+        }
+        DeploymentState::Ended(_) => None,
+    }
+}
+
+fn carried_out(
+    fleet: &Fleet,
+    plan: &Plan,
+    deployment: &Deployment,
+    index: &PlanIndex,
+    current: &DeploymentIndex,
+    cancel: &str,
+) -> Option<Wait> {
+    let operation = |id| fleet.operations().get(id);
+    if let Some(running) = current.running.keys().next().and_then(operation) {
+        return Some(of_operation(fleet, plan, running, cancel));
+    }
+    if current.unstarted.len() > current.asking.len() {
+        let unplaced = index.unplaced.values().filter_map(std::collections::BTreeSet::first).min();
+        return unplaced.and_then(operation).map(|unplaced| of_operation(fleet, plan, unplaced, cancel));
+    }
+    let new = || index.deployments.values().filter(|of| of.version == current.version);
+    let unwell = || new().filter_map(DeploymentIndex::any).filter_map(|name| fleet.replicas().get(name));
+    let unwell = || unwell().find(|replica| !replica.active.as_ref().is_some_and(|active| active.healthy));
+    if let Some(queued) = current.queued().next().and_then(operation) {
+        return Some(match unwell() {
+            Some(replica) => of_replica(fleet, replica, deployment.meta.changed.time, cancel),
+            None => of_operation(fleet, plan, queued, cancel),
+        });
+    }
+    if let Some(asking) = current.asking.first().and_then(operation) {
+        return Some(of_operation(fleet, plan, asking, cancel));
+    }
+    if matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.set == Set::Old {
+        let since = deployment.rested.unwrap_or(deployment.meta.changed.time);
+        let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
+        return Some(Wait { what: "the promotion of its canary".into(), since, until: None, change });
+    }
+    let old = index.deployments.values().filter(|of| of.version != current.version);
+    let mut old =
+        old.flat_map(DeploymentIndex::stay).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
+    let busy = old.find(|replica| !replica.is_free());
+    let open = busy.and_then(|replica| replica.operation);
+    if let Some(open) = open.and_then(|open| fleet.operations().get(&open.id)) {
+        return Some(of_operation(fleet, plan, open, cancel));
+    }
+    busy.or_else(unwell).map(|replica| of_replica(fleet, replica, deployment.meta.changed.time, cancel))
+}
+
+/// A replica that is not well, or of which something is left that has to end.
+fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wait {
+    let run = |id: IncarnationId| fleet.incarnations().get(&id);
+    let ends = replica.runs().filter_map(|active| run(active.incarnation));
+    let ends = ends.into_iter().find(|run| matches!(run.state, IncarnationState::Stopping(_)));
+    if let Some(ending) = ends {
+        return to_end(&format!("replica {}", replica.name), ending, cancel);
+    }
+    let active = replica.active.as_ref().and_then(|active| run(active.incarnation));
+    let place = active.map_or_else(String::new, |active| format!(" on node {}", active.node));
+    let since = active.map_or(since, |active| active.meta.changed.time);
+    let what = format!("replica {}{place} to be ready", replica.name);
+    Wait { what, since, until: active.and_then(|active| active.deadline), change: cancel.to_owned() }
+}
+
+fn to_end(whose: &str, run: &Incarnation, cancel: &str) -> Wait {
+    let what = format!("{whose}: incarnation {} on node {} to end", run.id, run.node);
+    let change = format!("{cancel}, or expunge node {} if it is lost", run.node);
+    Wait { what, since: run.meta.changed.time, until: run.deadline, change }
+}
+
+fn of_operation(fleet: &Fleet, plan: &Plan, operation: &Operation, cancel: &str) -> Wait {
+    let on = operation.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
+    let name = format!("operation {} ({} of {}{on})", operation.id, operation.kind, operation.replica);
+    let since = operation.meta.changed.time;
+    let cancel = cancel.to_owned();
+    let wait = |what, until| Wait { what, since, until, change: cancel.clone() };
+    match &operation.state {
+        OperationState::PendingApproval(proposal) => Wait {
+            what: format!("approval of {name}"),
+            since,
+            until: (proposal.expires < Time::FAR).then_some(proposal.expires),
+            change: format!("approve or reject operation {}", operation.id),
+        },
+        OperationState::Preparing => {
+            let reasons: Vec<_> = plan.unfit.iter().map(|unfit| unfit.reason.as_str()).collect();
+            let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
+            let mut wait = wait(format!("a node for {name}{why}"), None);
+            wait.change = format!("add what is missing, or {cancel}");
+            wait
+        }
+        OperationState::Approved => wait(format!("the turn of {name}"), None),
+        OperationState::Running => running(fleet, operation, &name, &cancel)
+            .unwrap_or_else(|| wait(format!("{name} to complete"), None)),
+        OperationState::Ended(_) => wait(format!("what follows {name}"), None),
+    }
+}
+
+/// What an operation that has begun waits for: one run to end, or another to be ready.
+fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Option<Wait> {
+    let replica = fleet.replicas().get(&operation.replica)?;
+    let own = operation.incarnation.and_then(|id| fleet.incarnations().get(&id));
+    let mut runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
+    let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
+    let waits =
+        own.filter(|own| !down && !operation.is_past_return && own.state != IncarnationState::Reserved);
+    if let Some(own) = waits {
+        let what = format!("{name}: incarnation {} on node {} to be ready", own.id, own.node);
+        let (since, until) = (own.meta.changed.time, own.deadline);
+        return Some(Wait { what, since, until, change: cancel.to_owned() });
+    }
+    let ending = runs.find(|run| matches!(run.state, IncarnationState::Stopping(_)));
+    if let Some(ending) = ending {
+        return Some(to_end(name, ending, cancel));
+    }
+    let due = own.filter(|own| own.due)?;
+    let volumes: Vec<_> = due.ties.mounts.iter().map(ToString::to_string).collect();
+    let what = format!("{name}: volumes {}", volumes.join(", "));
+    Some(Wait { what, since: due.meta.changed.time, until: due.deadline, change: cancel.to_owned() })
+}

@@ -1,0 +1,179 @@
+//! What a deployment waits for, and what is said when it makes no progress.
+
+use std::time::Duration;
+
+use chancery_events::fact::Fact;
+use chancery_events::observation::Saw;
+use serde_json::{Value, json};
+
+use crate::deployment::waits_for;
+use crate::state::Deployment;
+use crate::testing::{World, name, ready};
+
+const DEADLINE: Duration = Duration::from_mins(1);
+
+fn create(world: &mut World, deployment: &str, more: &Value) {
+    let mut spec = json!({
+        "count": 2, "coordinates": {"app": {"version": deployment}}, "progress_deadline": 60_000,
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    world.must("deployment.create", &json!({"plan": "web", "name": deployment, "spec": spec}));
+    world.run();
+}
+
+fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
+    world.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment")
+}
+
+fn is_stalled(world: &World, deployment: &str) -> bool {
+    find(world, deployment).stalled.is_some()
+}
+
+/// What it says that it waits for.
+fn waits(world: &World, deployment: &str) -> String {
+    let plan = world.fleet.plans().get("web").expect("the plan");
+    waits_for(&world.fleet, plan, find(world, deployment)).expect("it waits").to_string()
+}
+
+fn pass(world: &mut World, span: Duration) {
+    world.now = world.now + span;
+    world.run();
+}
+
+/// Two replicas run by `d1`; starts may take long.
+fn world(approval: &str) -> World {
+    let mut world = World::with_nodes(5);
+    world.plan_with("automatic", &json!({"restart": "never"}));
+    create(&mut world, "d1", &json!({}));
+    world.obey();
+    let timeouts = json!({"start": 3_600_000, "stop": 10_000, "approval": 3_600_000});
+    world.plan_with(approval, &json!({"restart": "never", "timeouts": timeouts}));
+    world
+}
+
+#[test]
+fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
+    let mut world = world("automatic");
+    create(&mut world, "d2", &json!({}));
+    pass(&mut world, Duration::from_secs(59));
+    assert!(!is_stalled(&world, "d2"));
+    let before = find(&world, "d2").progressed.expect("it was started");
+    pass(&mut world, Duration::from_secs(2));
+    assert!(is_stalled(&world, "d2"));
+    let said = world.log.iter().rev().find_map(|fact| match fact {
+        Fact::DeploymentStalled(fact) => Some(fact.clone()),
+        _ => None,
+    });
+    let said = said.expect("it stands in the journal");
+    assert_eq!(said.since, before);
+    assert!(said.waits_for.contains("update of web-"), "{}", said.waits_for);
+    pass(&mut world, DEADLINE * 3);
+    assert_eq!(world.log.iter().filter(|fact| matches!(fact, Fact::DeploymentStalled(_))).count(), 1);
+    let new = world.asked().next().expect("one is updated");
+    world.report(new, ready());
+    assert!(!is_stalled(&world, "d2"), "a replica became ready");
+    pass(&mut world, DEADLINE * 2);
+    assert!(is_stalled(&world, "d2"), "the old run does not end");
+    world.obey();
+    assert_eq!((world.deployment("d2").as_str(), is_stalled(&world, "d2")), ("completed", false));
+}
+
+#[test]
+fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
+    let mut world = world("manual");
+    create(&mut world, "d2", &json!({}));
+    pass(&mut world, DEADLINE * 3);
+    assert!(!is_stalled(&world, "d2"), "people have to approve");
+    let said = waits(&world, "d2");
+    assert!(
+        said.starts_with("approval of operation ") && said.contains("approve or reject operation "),
+        "{said}"
+    );
+    world.approve_all();
+    world.run();
+    pass(&mut world, Duration::from_secs(59));
+    assert!(!is_stalled(&world, "d2"), "it counts from the approval");
+    pass(&mut world, Duration::from_secs(2));
+    assert!(is_stalled(&world, "d2"));
+}
+
+#[test]
+fn time_in_which_a_deployment_is_paused_or_a_canary_stands_is_not_time_without_progress() {
+    let mut world = world("automatic");
+    create(&mut world, "d2", &json!({"strategy": {"canary": {"count": 1}}}));
+    world.obey();
+    pass(&mut world, DEADLINE * 3);
+    assert!(!is_stalled(&world, "d2"), "people have to promote it");
+    assert!(waits(&world, "d2").contains("promote or withdraw deployment web/d2"), "{}", waits(&world, "d2"));
+    world.must("deployment.promote", &json!({"plan": "web", "name": "d2"}));
+    world.run();
+    world.must("deployment.pause", &json!({"plan": "web", "name": "d2"}));
+    pass(&mut world, DEADLINE * 3);
+    assert!(!is_stalled(&world, "d2"));
+    assert!(waits(&world, "d2").contains("resume or cancel web/d2"), "{}", waits(&world, "d2"));
+    world.must("deployment.resume", &json!({"plan": "web", "name": "d2"}));
+    pass(&mut world, DEADLINE * 2);
+    assert!(is_stalled(&world, "d2"), "it counts again");
+}
+
+#[test]
+fn the_pause_of_a_strategy_is_not_time_without_progress() {
+    let mut world = world("automatic");
+    create(&mut world, "d2", &json!({"strategy": {"rolling": {"wave": 1, "pause": 600_000}}}));
+    let first = world.asked().next().expect("one is updated");
+    world.report(first, ready());
+    world.obey();
+    pass(&mut world, Duration::from_secs(500));
+    assert!(!is_stalled(&world, "d2"));
+    pass(&mut world, Duration::from_secs(170));
+    assert!(is_stalled(&world, "d2"), "the second was begun after the pause, and is not ready");
+}
+
+#[test]
+fn a_deployment_that_stalls_is_rolled_back_if_it_is_to_be() {
+    let mut world = world("automatic");
+    create(&mut world, "d2", &json!({"auto_rollback": true}));
+    pass(&mut world, DEADLINE + Duration::from_secs(1));
+    assert_eq!(world.deployment("d2"), "failed");
+    let all = world.fleet.deployments().sorted();
+    let rule = all.iter().find_map(|of| of.rollback.as_ref()?.rule.clone()).expect("it is rolled back");
+    assert!(rule.reason.starts_with("no progress for 1 min: waits for operation "), "{}", rule.reason);
+    world.obey();
+    assert_eq!(world.phases(), ["running", "running"]);
+}
+
+#[test]
+fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
+    let mut world = world("automatic");
+    create(&mut world, "d2", &json!({}));
+    let new = world.asked().next().expect("one is updated");
+    let said = waits(&world, "d2");
+    let wanted = format!("incarnation {new} on node ");
+    for part in [
+        "operation ",
+        "(update of web-",
+        &wanted,
+        "to be ready since ",
+        ", until ",
+        "cancel deployment web/d2",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said:?}");
+    }
+    create(&mut world, "d3", &json!({}));
+    assert!(waits(&world, "d3").contains("deployment web/d2 to end"), "{}", waits(&world, "d3"));
+    world.report(new, ready());
+    let said = waits(&world, "d2");
+    assert!(said.contains("to end since ") && said.contains("expunge node "), "{said}");
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
+    assert_eq!(waits(&world, "d2"), said, "what has asked the old run to end completes");
+    // Somewhere else there is no room.
+    let mut world = World::with_nodes(1);
+    world.plan_with("automatic", &json!({"restart": "never"}));
+    create(&mut world, "d1", &json!({}));
+    let first = world.asked().next().expect("one has a place");
+    world.report(first, Saw::Ready { processes: Vec::new() });
+    let said = waits(&world, "d1");
+    assert!(said.contains("a node for operation ") && said.contains("add what is missing"), "{said}");
+}

@@ -1,0 +1,293 @@
+//! Rollbacks to what an earlier deployment had that completed, by people and by `auto_rollback`.
+
+use chancery_events::fact::Fact;
+use chancery_events::observation::Hope;
+use chancery_events::refusal::Code;
+use chancery_events::spec::Strategy;
+use serde_json::{Value, json};
+
+use crate::state::Deployment;
+use crate::testing::{World, failed, name};
+
+fn create(world: &mut World, deployment: &str, version: &str, more: &Value) {
+    let mut spec = json!({"count": 2, "coordinates": {"app": {"version": version}}});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    world.must("deployment.create", &json!({"plan": "web", "name": deployment, "spec": spec}));
+    world.run();
+}
+
+fn rollback(world: &mut World, deployment: &str) {
+    world.must("plan.rollback", &json!({"plan": "web", "name": deployment}));
+    world.run();
+}
+
+fn refused(world: &mut World, deployment: &str, to: Option<&str>) -> Code {
+    world
+        .ask("plan.rollback", &json!({"plan": "web", "name": deployment, "to": to}))
+        .expect_err("refused")
+        .code
+}
+
+fn find<'a>(world: &'a World, deployment: &str) -> &'a Deployment {
+    world.fleet.deployments().get(&(name("web"), name(deployment))).expect("a deployment")
+}
+
+/// The rollback that no person asked for.
+fn by_rule(world: &World) -> Option<&Deployment> {
+    let all = world.fleet.deployments().sorted();
+    all.into_iter().find(|of| of.rollback.as_ref().is_some_and(|rollback| rollback.rule.is_some()))
+}
+
+fn version(deployment: &Deployment) -> &str {
+    &deployment.spec.coordinates["app"]["version"]
+}
+
+/// A plan whose deployments `good` completed, with `v1`.
+fn world() -> World {
+    let mut world = World::with_nodes(6);
+    world.plan("automatic");
+    create(&mut world, "good", "v1", &json!({}));
+    world.obey();
+    assert_eq!(world.deployment("good"), "completed");
+    world
+}
+
+#[test]
+fn a_rollback_of_a_hung_deployment_ends_it_and_runs_the_version_before() {
+    let mut world = world();
+    create(&mut world, "hung", "v2", &json!({}));
+    assert_eq!(world.asked().count(), 1, "one is updated");
+    rollback(&mut world, "back");
+    assert_eq!(world.deployment("hung"), "superseded");
+    world.obey();
+    assert_eq!(
+        (world.deployment("back").as_str(), world.phases()),
+        ("completed", vec!["running", "running"])
+    );
+    let back = find(&world, "back");
+    let rollback = back.rollback.as_ref().expect("it is one");
+    assert_eq!((version(back), rollback.to.as_str(), &rollback.rule), ("v1", "good", &None));
+}
+
+#[test]
+fn a_rollback_runs_by_the_generation_of_the_plan_that_its_target_had() {
+    let mut world = world();
+    let payload = json!({"name": "app", "resources": {"cpu": 500}, "run": {"argv": ["other"]}});
+    world.plan_with("automatic", &json!({"restart": "never", "payloads": [payload]}));
+    create(&mut world, "bad", "v1", &json!({}));
+    world.obey();
+    assert_eq!(find(&world, "bad").generation, 2);
+    rollback(&mut world, "back");
+    world.obey();
+    assert_eq!((world.deployment("back").as_str(), find(&world, "back").generation), ("completed", 1));
+    let runs = world.fleet.incarnations().sorted();
+    let live: Vec<_> = runs.iter().filter(|run| run.is_live()).map(|run| run.amounts.cpu).collect();
+    assert_eq!(live, [1000, 1000], "as the first generation needs");
+}
+
+#[test]
+fn what_a_rollback_goes_back_to() {
+    let mut world = world();
+    create(&mut world, "more", "v1", &json!({"count": 3}));
+    world.obey();
+    create(&mut world, "trial", "v2", &json!({"count": 3, "strategy": {"canary": {"count": 1}}}));
+    world.obey();
+    world.must("deployment.promote", &json!({"plan": "web", "name": "trial"}));
+    world.run();
+    world.obey();
+    assert_eq!(world.deployment("trial"), "completed");
+    // The last that completed with another version, with as many replicas as there are now.
+    rollback(&mut world, "b1");
+    world.obey();
+    let b1 = find(&world, "b1");
+    assert_eq!((version(b1), b1.spec.count), ("v1", 3));
+    assert_eq!(b1.rollback.as_ref().expect("it is one").to.as_str(), "more");
+    // What has completed needs no trial.
+    rollback(&mut world, "b2");
+    let b2 = find(&world, "b2");
+    assert_eq!((version(b2), b2.spec.strategy), ("v2", Strategy::default()));
+    // One that was cancelled before it began was never the plan's version.
+    create(&mut world, "queued", "v3", &json!({"count": 3}));
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "queued"}));
+    world.obey();
+    rollback(&mut world, "b3");
+    assert_eq!(version(find(&world, "b3")), "v1");
+    // One by name, with the count of what was completed last.
+    world.obey();
+    world.must("plan.rollback", &json!({"plan": "web", "name": "b4", "to": "good"}));
+    assert_eq!(find(&world, "b4").spec.count, 3);
+}
+
+#[test]
+fn what_cannot_be_rolled_back_is_refused_and_says_why() {
+    let mut world = World::with_nodes(4);
+    world.plan("automatic");
+    assert_eq!(refused(&mut world, "b", None), Code::BadTransition, "there is nothing to go back to");
+    create(&mut world, "d1", "v1", &json!({}));
+    assert_eq!(refused(&mut world, "b", Some("d1")), Code::BadTransition, "it has not completed");
+    world.obey();
+    assert_eq!(refused(&mut world, "b", None), Code::BadTransition, "there is no other version");
+    assert_eq!(refused(&mut world, "b", Some("d9")), Code::NotFound);
+    assert_eq!(refused(&mut world, "d1", None), Code::AlreadyExists);
+    let plan = json!({"plan": "nobody", "name": "b"});
+    assert_eq!(world.ask("plan.rollback", &plan).expect_err("refused").code, Code::NotFound);
+    create(&mut world, "d2", "v2", &json!({}));
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
+    world.obey();
+    assert_eq!(refused(&mut world, "b", Some("d2")), Code::BadTransition, "it was cancelled");
+    world.must("plan.set_activity", &json!({"name": "web", "activity": "inactive"}));
+    assert_eq!(refused(&mut world, "b", None), Code::Inactive);
+}
+
+#[test]
+fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() {
+    let mut world = World::with_nodes(6);
+    let payload = json!({"name": "app", "resources": {"cpu": 500}, "run": {"argv": ["app", "${version}"]}});
+    world.plan_with("automatic", &json!({"payloads": [payload]}));
+    create(&mut world, "good", "v1", &json!({}));
+    world.obey();
+    create(&mut world, "none", "v1", &json!({"count": 0, "coordinates": {}}));
+    world.obey();
+    assert_eq!(world.deployment("none"), "completed");
+    let ask = json!({"plan": "web", "name": "back", "to": "none"});
+    let refusal = world.ask("plan.rollback", &ask).expect_err("refused");
+    assert_eq!(refusal.code, Code::BadTransition);
+    assert!(refusal.detail.contains("none of plan web wanted no replicas"), "{}", refusal.detail);
+    create(&mut world, "later", "v2", &json!({"count": 0}));
+    world.obey();
+    world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "later"}));
+    world.run();
+    world.obey();
+    assert_eq!((world.deployment("back").as_str(), find(&world, "back").spec.count), ("completed", 2));
+}
+
+#[test]
+fn a_rollback_is_asked_for_twice_and_happens_once() {
+    let mut world = world();
+    create(&mut world, "hung", "v2", &json!({}));
+    rollback(&mut world, "back");
+    assert!(world.must("plan.rollback", &json!({"plan": "web", "name": "back"})).is_empty());
+    assert!(world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "good"})).is_empty());
+    assert_eq!(refused(&mut world, "back", Some("hung")), Code::AlreadyExists);
+    world.obey();
+    // After the plan has settled, going back from the rollback is another wish.
+    assert_eq!(refused(&mut world, "again", None), Code::BadTransition, "v2 never completed");
+}
+
+#[test]
+fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
+    let mut world = World::with_nodes(6);
+    world.plan("automatic");
+    for (deployment, version) in [("d1", "v1"), ("d2", "v2"), ("d3", "v3")] {
+        create(&mut world, deployment, version, &json!({}));
+        world.obey();
+    }
+    rollback(&mut world, "b1");
+    assert_eq!(version(find(&world, "b1")), "v2");
+    assert_eq!(refused(&mut world, "b2", None), Code::BadTransition, "it would go on to v1");
+    world.must("plan.rollback", &json!({"plan": "web", "name": "b2", "to": "d1"}));
+    world.run();
+    world.obey();
+    assert_eq!(
+        (world.deployment("b1").as_str(), world.deployment("b2").as_str()),
+        ("superseded", "completed")
+    );
+}
+
+#[test]
+fn the_last_that_completed_stay_to_be_rolled_back_to_however_many_fail() {
+    let mut world = world();
+    create(&mut world, "bad", "v2", &json!({}));
+    world.obey();
+    for number in 0..40 {
+        create(&mut world, &format!("try-{number}"), &format!("w{number}"), &json!({}));
+        world.must("deployment.cancel", &json!({"plan": "web", "name": format!("try-{number}")}));
+        world.obey();
+    }
+    assert!(world.fleet.plans().get("web").expect("the plan").deployments.len() < 30);
+    world.must("plan.rollback", &json!({"plan": "web", "name": "back", "to": "good"}));
+    world.run();
+    world.obey();
+    assert_eq!(world.deployment("back"), "completed");
+}
+
+#[test]
+fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
+    let mut world = world();
+    create(&mut world, "bad", "v2", &json!({"auto_rollback": true, "strategy": {"rolling": {"wave": 2}}}));
+    let [bad, _] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
+    world.report(bad, failed(Hope::Never));
+    assert_eq!(world.deployment("bad"), "failed", "what is under way is aborted");
+    let back = by_rule(&world).expect("it is rolled back");
+    let rollback = back.rollback.clone().expect("it is a rollback");
+    let rule = rollback.rule.expect("nobody asked");
+    assert_eq!((rollback.to.as_str(), rule.name.as_str()), ("good", "deployment/web/bad/auto_rollback"));
+    assert!(rule.reason.contains("update of web-"), "{}", rule.reason);
+    assert_eq!((version(back), back.spec.auto_rollback, &back.by), ("v1", false, &Some(name("ann"))));
+    let back = back.name.clone();
+    world.obey();
+    assert_eq!(
+        (world.deployment(back.as_str()).as_str(), world.phases()),
+        ("completed", vec!["running", "running"])
+    );
+}
+
+#[test]
+fn four_eyes_of_a_deployment_are_four_eyes_of_its_rollback_by_rule() {
+    let mut world = World::with_nodes(6);
+    world.plan("manual");
+    create(&mut world, "good", "v1", &json!({}));
+    world.approve_all();
+    world.obey();
+    assert_eq!(world.deployment("good"), "completed");
+    create(&mut world, "bad", "v2", &json!({"auto_rollback": true}));
+    world.approve_all();
+    assert!(world.obey_one() && world.obey_one(), "one is updated");
+    let two = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
+    world.must("policy.apply", &two);
+    for run in world.asked().collect::<Vec<_>>() {
+        world.report(run, failed(Hope::Never));
+    }
+    world.obey();
+    assert_eq!(world.deployment("bad"), "failed");
+    let waiting: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
+    assert!(!waiting.is_empty(), "the rollback updates what was updated");
+    for id in waiting {
+        assert_eq!(world.approve(id).expect_err("ann deployed what failed").code, Code::Denied);
+    }
+}
+
+#[test]
+fn a_rollback_that_fails_is_not_rolled_back() {
+    let mut world = world();
+    create(&mut world, "bad", "v2", &json!({}));
+    world.obey();
+    create(&mut world, "worse", "v3", &json!({"auto_rollback": true}));
+    let first = world.asked().next().expect("one is updated");
+    world.report(first, failed(Hope::Never));
+    let back = by_rule(&world).expect("it is rolled back");
+    assert_eq!(version(back), "v2", "nothing has to change, and it completes");
+    world.obey();
+    rollback(&mut world, "older");
+    let first = world.asked().next().expect("one goes back to v1");
+    world.report(first, failed(Hope::Never));
+    world.obey();
+    assert_eq!(world.deployment("older"), "failed");
+    let created = world.log.iter().filter(|fact| matches!(fact, Fact::DeploymentCreated(_))).count();
+    assert_eq!(created, 5, "good, bad, worse, its rollback, older");
+}
+
+#[test]
+fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
+    let mut world = world();
+    create(&mut world, "bad", "v2", &json!({"auto_rollback": true}));
+    create(&mut world, "better", "v3", &json!({}));
+    let first = world.asked().next().expect("one is updated");
+    world.report(first, failed(Hope::Never));
+    assert_eq!(
+        (world.deployment("bad"), world.deployment("better")),
+        ("failed".into(), "in progress".into())
+    );
+}

@@ -1,0 +1,123 @@
+//! A version that never becomes ready is stopped and taken back, with real processes.
+
+use std::collections::BTreeSet;
+
+use chancery_tests::lanes::fleet::set_up;
+use chancery_tests::{Client, Server, payloads, program, until};
+use serde_json::{Value, json};
+
+/// A payload that does what its coordinate says, and is ready when its port is open.
+fn payload() -> Value {
+    json!({
+        "name": "app", "resources": {"cpu": 100, "memory": 256 << 20},
+        "ports": [{"name": "http", "protocol": "TCP", "port": 80}], "ready": {"tcp": {"port": "http"}},
+        "run": {"argv": ["sh", "-c", "${script}"]},
+    })
+}
+
+fn deploy(client: &Client, name: &str, script: &str, more: &Value) {
+    let mut spec = json!({"count": 3, "coordinates": {"app": {"script": script}}});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
+}
+
+fn good() -> String {
+    format!("exec {} demo-payload --port $PORT_HTTP", program().display())
+}
+
+fn state(client: &Client, deployment: &str) -> String {
+    client.read(&format!("plans/web/deployments/{deployment}"))["state"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn reaches(client: &Client, deployment: &str, wanted: &str) {
+    until(&format!("{deployment} is {wanted}"), || (state(client, deployment) == wanted).then_some(()));
+}
+
+fn pids(server: &Server) -> BTreeSet<String> {
+    payloads(server.data()).iter().map(|payload| format!("{payload:?}")).collect()
+}
+
+/// Three replicas of a good version run, and one is being updated to a version that never becomes ready.
+fn hung(more: &Value) -> (Server, BTreeSet<String>) {
+    let server = Server::start();
+    let client = server.client();
+    set_up(&client, &payload());
+    deploy(&client, "good", &good(), &json!({}));
+    reaches(&client, "good", "completed");
+    let before = pids(&server);
+    assert_eq!(before.len(), 3);
+    deploy(&client, "hung", "exec sleep 100000", more);
+    until("the hung version starts", || (pids(&server).len() > 3).then_some(()));
+    (server, before)
+}
+
+#[test]
+fn a_hung_version_says_what_it_waits_for_and_is_rolled_back_while_the_good_one_serves() {
+    let (server, before) = hung(&json!({}));
+    let client = server.client();
+    let message = until("it says what it waits for", || {
+        let row = client.read("plans/web/deployments/hung");
+        let message = row["message"].as_str().unwrap_or_default().to_owned();
+        message.contains("to be ready since ").then_some(message)
+    });
+    for part in ["operation ", "(update of web-", "on node node-", ", until ", "cancel deployment web/hung"] {
+        assert!(message.contains(part), "{part:?} in {message:?}");
+    }
+    let told = server.cli(&["rollback", "web", "--name", "back"]);
+    assert_eq!(told, "deployment/web/back created\n");
+    reaches(&client, "back", "completed");
+    assert_eq!(state(&client, "hung"), "superseded");
+    until("the hung version is gone", || (pids(&server) == before).then_some(()));
+    let row = client.read("plans/web/deployments/back");
+    assert_eq!((&row["rollback"]["to"], &row["rollback"]["rule"]), (&json!("good"), &Value::Null));
+}
+
+#[test]
+fn a_stalled_version_is_rolled_back_by_its_own_rule_which_says_why() {
+    let (server, before) = hung(&json!({"auto_rollback": true, "progress_deadline": 1500}));
+    let client = server.client();
+    reaches(&client, "hung", "failed");
+    let back = until("the rollback completes", || {
+        let all = client.items("plans/web/deployments");
+        all.into_iter().find(|row| !row["rollback"].is_null() && row["state"] == "completed")
+    });
+    assert_eq!(back["rollback"]["rule"]["name"], "deployment/web/hung/auto_rollback");
+    let reason = back["rollback"]["rule"]["reason"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("no progress for 1500 ms: waits for operation "), "{reason}");
+    until("the hung version is gone", || (pids(&server) == before).then_some(()));
+    let events = client.get("/v1/fleets/default/events?follow=false&types=deployment.stalled.v1").text;
+    assert!(events.contains("chancery.deployment.stalled.v1"), "{events}");
+}
+
+#[test]
+fn a_stalled_deployment_is_counted_and_an_applied_one_that_waits_supersedes_it() {
+    let (server, before) = hung(&json!({"progress_deadline": 1500}));
+    let client = server.client();
+    until("it is stalled", || {
+        let listed = client.items("deployments?stalled=yes");
+        (listed.len() == 1 && !listed[0]["stalled_at"].is_null()).then_some(())
+    });
+    let metrics = client.get("/metrics").text;
+    assert!(metrics.contains("chancery_deployments_stalled{fleet=\"default\"} 1"), "{metrics}");
+    let file = server.home().join("next.yaml");
+    let text = format!(
+        "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {{name: next}}\nspec:\n  plan: web\n  count: 3\n  \
+         coordinates: {{app: {{script: {:?}}}}}\n",
+        good()
+    );
+    std::fs::write(&file, text).expect("a file");
+    let path = file.to_str().expect("a path");
+    assert_eq!(server.cli(&["apply", "-f", path]), "deployment/web/next created\n");
+    assert_eq!(state(&client, "next"), "pending");
+    assert_eq!(server.cli(&["apply", "-f", path, "--supersede"]), "deployment/web/next configured\n");
+    reaches(&client, "next", "completed");
+    assert_eq!(state(&client, "hung"), "superseded");
+    until("the hung version is gone", || (pids(&server) == before).then_some(()));
+    let metrics = client.get("/metrics").text;
+    assert!(metrics.contains("chancery_deployments_stalled{fleet=\"default\"} 0"), "{metrics}");
+}

@@ -106,9 +106,10 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
     settle_lost(fleet, agenda, ctx)
         .or_else(|| store(fleet, agenda, ctx))
         .or_else(|| ring(fleet, agenda, ctx))
+        // Before anything that lets an operation start: also the end of a pause does.
+        .or_else(|| replace(fleet, agenda, ctx))
         .or_else(|| time(fleet, agenda, ctx))
         .or_else(|| disturb(fleet, agenda, ctx))
-        .or_else(|| replace(fleet, agenda, ctx))
         .or_else(|| approve(fleet, agenda, ctx))
         .or_else(|| deploy(fleet, agenda, ctx))
         .or_else(|| prepare(fleet, agenda, ctx))

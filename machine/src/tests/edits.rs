@@ -1,5 +1,7 @@
 //! Edits of plans: policy takes effect immediately, for every later decision about any replica; version by a deployment.
 
+use std::time::Duration;
+
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
@@ -111,6 +113,29 @@ fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void
     world.approve_all();
     world.obey();
     assert_eq!((nodes(&world), world.deployment("d1")), (vec!["node-2".to_owned()], "completed".to_owned()));
+}
+
+#[test]
+fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that_moment() {
+    let mut world = World::with_nodes(2);
+    label(&mut world, "node-1", "a");
+    label(&mut world, "node-2", "b");
+    world.plan("automatic");
+    edit(&mut world, |spec| spec["sharing"] = json!("allowed"));
+    let spec = json!({
+        "count": 2, "coordinates": {"app": {"version": "v1"}},
+        "strategy": {"rolling": {"wave": 1, "pause": 60_000}},
+    });
+    world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": spec}));
+    world.run();
+    world.obey();
+    assert_eq!(world.phases(), ["pending", "running"], "the second waits for the end of the pause");
+    assert_eq!(nodes(&world), ["node-1", "node-1"]);
+    world.now = world.now + Duration::from_mins(1);
+    edit(&mut world, |spec| spec["selectors"] = json!({"tier": "b"}));
+    world.run();
+    world.obey();
+    assert_eq!(nodes(&world), ["node-1", "node-2"]);
 }
 
 #[test]

@@ -15,12 +15,14 @@ mod asked;
 mod carried;
 mod parts;
 mod planned;
+mod requested;
 mod subjects;
 
 pub use asked::*;
 pub use carried::*;
 pub use parts::*;
 pub use planned::*;
+pub use requested::*;
 
 use crate::event::bodies;
 
@@ -115,6 +117,14 @@ bodies! {
         OperationBegun = "operation.begun.v1",
         /// An operation is over.
         OperationEnded = "operation.ended.v1",
+        /// An intent waits as an approval request. Issues the request's id.
+        RequestOpened = "request.opened.v1",
+        /// An approval request is approved; the facts of its change follow in the same commit.
+        RequestApproved = "request.approved.v1",
+        /// An approval request ended without its change.
+        RequestEnded = "request.ended.v1",
+        /// A node is expunged without the approval that policies require: break-glass.
+        ApprovalBypassed = "approval.bypassed.v1",
         /// An operation has a place, and holds it. Issues the incarnation's id.
         IncarnationReserved = "incarnation.reserved.v1",
         /// An incarnation is asked for something else than before.

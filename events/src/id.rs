@@ -335,6 +335,8 @@ kinds! {
     SessionKind SessionId = 3 "session";
     /// Names a volume.
     VolumeKind VolumeId = 4 "volume";
+    /// Names an approval request.
+    RequestKind RequestId = 5 "request";
 }
 
 /// The id of something that executors keep. Its text form is that of the id itself, which says what it is of.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::event::bodies;
-use crate::id::OperationId;
+use crate::id::{OperationId, RequestId};
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PlanName,
     PolicyName, ReplicaName, Source, VolumeName,
@@ -130,6 +130,10 @@ bodies! {
         OperationApprove = "operation.approve.v1",
         /// Operations should not run.
         OperationReject = "operation.reject.v1",
+        /// Approves an approval request, exactly as it was shown.
+        RequestApprove = "request.approve.v1",
+        /// Rejects an approval request.
+        RequestReject = "request.reject.v1",
         /// The inbox should continue behind a message that cannot be read.
         InboxSkip = "inbox.skip.v1",
     }
@@ -215,6 +219,10 @@ pub struct NodeSetState {
     /// The cluster, for `allocating` and `allocated` alone.
     #[serde(default)]
     pub cluster: Option<ClusterName>,
+    /// Reason why an expunge cannot wait for the approval that policies require, for `expunged` alone. The expunge
+    /// happens immediately, and `approval.bypassed` records the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub break_glass: Option<String>,
 }
 
 /// Body of [`Intent::NodeDelete`].
@@ -513,6 +521,27 @@ pub struct OperationReject {
     pub reason: String,
 }
 
+/// Body of [`Intent::RequestApprove`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RequestApprove {
+    /// Id of the request.
+    pub request: RequestId,
+    /// Hash of the change and of everything that it ends or moves, as it was shown.
+    pub hash: Digest,
+}
+
+/// Body of [`Intent::RequestReject`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RequestReject {
+    /// Id of the request.
+    pub request: RequestId,
+    /// Reason of the rejection, for people.
+    #[serde(default)]
+    pub reason: String,
+}
+
 /// Body of [`Intent::InboxSkip`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -559,6 +588,8 @@ impl Intent {
             Intent::VolumeDelete(x) => Subject::Volume(x.name.clone()),
             Intent::OperationApprove(x) => Subject::Operation(x.operations.first()?.operation),
             Intent::OperationReject(x) => Subject::Operation(*x.operations.first()?),
+            Intent::RequestApprove(x) => Subject::Request(x.request),
+            Intent::RequestReject(x) => Subject::Request(x.request),
             Intent::InboxSkip(_) => Subject::Fleet,
         })
     }

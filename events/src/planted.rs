@@ -161,6 +161,14 @@ bugs! {
     PolicyMakesVersion,
     /// A reserved place stays where an edit of the plan's policy forbids it.
     KeepsForbiddenPlace,
+    /// A cascade, a drain or an expunge does not wait for the approval that its operations need.
+    CascadesAlone,
+    /// A plan or a policy that asks for less approval does not wait for any.
+    WeakensAlone,
+    /// The actor who made an approval request can approve it, whatever a policy requires.
+    ApprovesOwnRequest,
+    /// A request is approved although it would end something else than was shown.
+    ApprovesVoid,
 }
 
 /// Switches one on, or all off, for this thread.

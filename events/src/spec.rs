@@ -109,6 +109,25 @@ words! {
         /// Ends its run and removes the replica.
         Delete = "delete",
     }
+    /// Kinds of work that a policy can name: every kind of operation, and the expunge of a node.
+    PolicyKind {
+        /// Operations that create a replica.
+        Create = "create",
+        /// Operations that give a replica another version.
+        Update = "update",
+        /// Operations that move a replica to another node.
+        Relocate = "relocate",
+        /// Operations that restart a replica.
+        Restart = "restart",
+        /// Operations that start a replica.
+        Start = "start",
+        /// Operations that stop a replica.
+        Stop = "stop",
+        /// Operations that delete a replica.
+        Delete = "delete",
+        /// The expunge of a node: everything on the node is declared lost.
+        Expunge = "expunge",
+    }
     /// When what ended by itself is started again by its plan's own rule.
     Restart {
         /// However it ended.
@@ -205,6 +224,20 @@ impl Runtime {
             // What a process was started with, it has until it ends.
             Runtime::Process => false,
             Runtime::Simulated => true,
+        }
+    }
+}
+
+impl From<OperationKind> for PolicyKind {
+    fn from(kind: OperationKind) -> PolicyKind {
+        match kind {
+            OperationKind::Create => PolicyKind::Create,
+            OperationKind::Update => PolicyKind::Update,
+            OperationKind::Relocate => PolicyKind::Relocate,
+            OperationKind::Restart => PolicyKind::Restart,
+            OperationKind::Start => PolicyKind::Start,
+            OperationKind::Stop => PolicyKind::Stop,
+            OperationKind::Delete => PolicyKind::Delete,
         }
     }
 }

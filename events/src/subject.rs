@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::id::{IncarnationId, OperationId, SessionId};
+use crate::id::{IncarnationId, OperationId, RequestId, SessionId};
 use crate::name::{
     CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
@@ -40,6 +40,8 @@ pub enum Subject {
     Policy(PolicyName),
     /// A volume.
     Volume(VolumeName),
+    /// An approval request.
+    Request(RequestId),
 }
 
 impl Subject {
@@ -58,6 +60,7 @@ impl Subject {
             Subject::Session(_) => "session",
             Subject::Policy(_) => "policy",
             Subject::Volume(_) => "volume",
+            Subject::Request(_) => "request",
         }
     }
 }
@@ -78,6 +81,7 @@ impl fmt::Display for Subject {
             Subject::Session(id) => write!(f, "/{id}"),
             Subject::Policy(name) => write!(f, "/{name}"),
             Subject::Volume(name) => write!(f, "/{name}"),
+            Subject::Request(id) => write!(f, "/{id}"),
         }
     }
 }
@@ -124,6 +128,7 @@ impl FromStr for Subject {
             "session" => Subject::Session(name("session", rest)?),
             "policy" => Subject::Policy(name("policy", rest)?),
             "volume" => Subject::Volume(name("volume", rest)?),
+            "request" => Subject::Request(name("request", rest)?),
             _ => return Err(form()),
         })
     }

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::fleet::Fleet;
 use crate::index::{Alarm, Timer};
 use crate::scheduler::Search;
-use crate::{deployment, disruption, incarnation, operation, policy, replica, volume};
+use crate::{deployment, disruption, incarnation, operation, policy, replica, request, volume};
 
 /// How far the outdated places of a plan were checked.
 #[derive(Clone, Debug)]
@@ -182,6 +182,7 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
                 let current = deployment::current(fleet, fleet.plans().get(name)?)?;
                 (Subject::Plan(name.clone()), current.meta.changed)
             }
+            Alarm::Request(id) => (Subject::Request(*id), fleet.approval_requests().get(id)?.meta.changed),
         };
         if agenda.is_parked(&subject) {
             return None;
@@ -193,6 +194,7 @@ fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             Alarm::Incarnation(id) => incarnation::overdue(fleet, *id, ctx),
             Alarm::Deployment(key) => deployment::overdue(fleet, key, ctx),
             Alarm::Progress(name) => deployment::no_progress(fleet, name, ctx),
+            Alarm::Request(id) => request::expire(fleet, *id, ctx),
         };
         (!facts.is_empty()).then_some(Step { subject, cause, facts })
     })

@@ -16,9 +16,10 @@ use crate::context::Context;
 use crate::fleet::{Contradiction, Fleet};
 use crate::keys::{AHEAD, Accepted, Keys, Known};
 use crate::meta::At;
-use crate::state::{Cluster, Incarnation, Operation, Plan, Replica, Volume};
+use crate::state::{ApprovalRequest, Cluster, Incarnation, Operation, Plan, Replica, RequestState, Volume};
 use crate::{
-    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, session, volume,
+    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, request, session,
+    volume,
 };
 
 /// Whether an intent is new.
@@ -76,9 +77,11 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
             return Err(Refusal::new(Code::VersionConflict, detail));
         }
     }
-    by_type(fleet, &request.intent, ctx)
+    let decided = by_type(fleet, &request.intent, ctx)?;
+    request::hold(fleet, &request.intent, decided, ctx)
 }
 
+/// What the intent makes true, whatever approval it needs as a whole.
 fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     match intent {
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
@@ -88,7 +91,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::CapabilitySetActivity(ask) => catalogue::capability_set_activity(fleet, ask),
         Intent::CapabilityDelete(ask) => catalogue::capability_delete(fleet, ask),
         Intent::NodeApply(ask) => node::apply(fleet, ask),
-        Intent::NodeSetState(ask) => node::set_state(fleet, ask),
+        Intent::NodeSetState(ask) => node::set_state(fleet, ask, ctx),
         Intent::NodeDelete(ask) => node::delete(fleet, ask, ctx),
         Intent::DisruptionSchedule(ask) => disruption::schedule(fleet, ask),
         Intent::DisruptionApprove(ask) => disruption::approve(fleet, ask, ctx),
@@ -115,6 +118,10 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::VolumeDelete(ask) => volume::delete(fleet, ask, ctx),
         Intent::OperationApprove(ask) => operation::approve(fleet, ask, ctx),
         Intent::OperationReject(ask) => operation::reject(fleet, ask, ctx),
+        Intent::RequestApprove(ask) => {
+            request::approve(fleet, ask, ctx, |intent, ctx| by_type(fleet, intent, ctx))
+        }
+        Intent::RequestReject(ask) => request::reject(fleet, ask, ctx),
         // Whether the inbox stands there, the decider's reader knows.
         Intent::InboxSkip(ask) => Ok(vec![InboxSkipped { offset: ask.offset }.into()]),
     }
@@ -132,9 +139,14 @@ pub fn verdict(
     let now = subject.as_ref().and_then(|subject| version(fleet, subject));
     match decided {
         Ok(facts) => {
+            let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
+            if let Some(id) = request::of_verdict(fleet, &request.intent, facts, ctx) {
+                let version = fleet.approval_requests().get(&id).map_or(1, |request| request.meta.version);
+                let (subject, version) = (Some(Subject::Request(id)), Some(version));
+                return IntentAccepted { key, digest, at, outcome, subject, version }.into();
+            }
             let about =
                 facts.iter().filter(|fact| fact.subjects().first() == subject.as_ref()).count() as u64;
-            let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
             let version = now.or((about > 0).then_some(0)).map(|version| version + about);
             IntentAccepted { key, digest, at, outcome, subject, version }.into()
         }
@@ -192,6 +204,7 @@ pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
         Subject::Session(key) => fleet.sessions().get(key)?.meta,
         Subject::Policy(key) => fleet.policies().get(key)?.meta,
         Subject::Volume(key) => fleet.volumes().get(key)?.meta,
+        Subject::Request(key) => fleet.approval_requests().get(key)?.meta,
     };
     Some(meta.version)
 }
@@ -254,6 +267,10 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::OperationApproved(fact) => return operation::approved(fleet, fact, at),
         Fact::OperationBegun(fact) => return operation::begun(fleet, fact, at),
         Fact::OperationEnded(fact) => return operation::ended(fleet, fact, at),
+        Fact::RequestOpened(fact) => request::opened(fleet, fact, at),
+        Fact::RequestApproved(fact) => return request::approved(fleet, fact, at),
+        Fact::RequestEnded(fact) => return request::ended(fleet, fact, at),
+        Fact::ApprovalBypassed(fact) => return node::bypassed(fleet, fact, at),
         Fact::IncarnationReserved(fact) => return incarnation::reserved(fleet, fact, at),
         Fact::IncarnationCommanded(fact) => return incarnation::commanded(fleet, fact, at),
         Fact::IncarnationBegun(fact) => return incarnation::begun(fleet, fact, at),
@@ -334,6 +351,13 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
         Subject::Volume(name) => fleet.change::<Volume>(name, |volume| {
             volume.removing = None;
             volume.meta.bump(at);
+        }),
+        // It waits until someone rejects it or asks again.
+        Subject::Request(id) => fleet.change::<ApprovalRequest>(id, |request| {
+            if let RequestState::Pending { expires } = &mut request.state {
+                *expires = chancery_events::time::Time::FAR;
+            }
+            request.meta.bump(at);
         }),
         Subject::Fleet
         | Subject::Cluster(_)

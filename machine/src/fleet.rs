@@ -8,7 +8,7 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId, Term};
 pub use chancery_events::lineage::Lineages;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
@@ -20,10 +20,12 @@ use serde::{Deserialize, Serialize};
 use crate::index::Index;
 use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Unmarked, VolumeMarks, Whole,
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Unmarked,
+    VolumeMarks, Whole,
 };
 use crate::state::{
-    Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session, Volume,
+    ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica,
+    Session, Volume,
 };
 use crate::table::{Scope, Slot, Table};
 
@@ -60,6 +62,7 @@ pub struct Fleet {
     pub(crate) sessions: Table<SessionId, Session>,
     pub(crate) policies: Table<PolicyName, Policy>,
     pub(crate) volumes: Table<VolumeName, Volume>,
+    pub(crate) approval_requests: Table<RequestId, ApprovalRequest>,
     pub(crate) index: Index,
     notes: Option<Vec<Before>>,
     /// Of the notes.
@@ -80,6 +83,7 @@ pub(crate) enum Before {
     Session(SessionId, Option<Arc<Session>>),
     Policy(PolicyName, Option<Arc<Policy>>),
     Volume(VolumeName, Option<Arc<Volume>>),
+    ApprovalRequest(RequestId, Option<Arc<ApprovalRequest>>),
     Globals(Box<Globals>),
 }
 
@@ -191,6 +195,7 @@ entities! {
     Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, this, old, new, _at| i.operation(this, old, new);
     Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, _this, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
     Volume VolumeName, volumes, |k| Subject::Volume(k.clone()), |e| e.name.clone(), VolumeMarks, |i, _this, old, new, at| i.volume(old, new, at);
+    ApprovalRequest RequestId, approval_requests, |k| Subject::Request(*k), |e| e.id, RequestMarks, |i, this, old, new, _at| i.request(this, old, new);
     Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _this, _old, _new, _at| {};
 }
 
@@ -214,6 +219,7 @@ impl Fleet {
             sessions: Table::default(),
             policies: Table::default(),
             volumes: Table::default(),
+            approval_requests: Table::default(),
             index: Index::default(),
             notes: None,
             scope: 0,
@@ -293,6 +299,7 @@ impl Fleet {
         self.index_all::<Session>();
         self.index_all::<Policy>();
         self.index_all::<Volume>();
+        self.index_all::<ApprovalRequest>();
         self.index.grown = grown;
     }
 
@@ -321,6 +328,9 @@ impl Fleet {
                 Before::Session(key, entity) => self.restore::<Session>(key, entity.as_ref(), indexes),
                 Before::Policy(key, entity) => self.restore::<Policy>(key, entity.as_ref(), indexes),
                 Before::Volume(key, entity) => self.restore::<Volume>(key, entity.as_ref(), indexes),
+                Before::ApprovalRequest(key, entity) => {
+                    self.restore::<ApprovalRequest>(key, entity.as_ref(), indexes);
+                }
                 Before::Globals(globals) => {
                     // The first of the notes: after it, nothing is put back that could move them.
                     let Globals { head, term, lineages, decider, keys, grown } = *globals;
@@ -363,6 +373,7 @@ impl Fleet {
             Before::Session(key, _) => Some(Was::Other(Session::subject(key))),
             Before::Policy(key, _) => Some(Was::Other(Policy::subject(key))),
             Before::Volume(key, _) => Some(Was::Other(Volume::subject(key))),
+            Before::ApprovalRequest(key, _) => Some(Was::Other(ApprovalRequest::subject(key))),
             Before::Globals(_) => None,
         })
     }
@@ -470,10 +481,11 @@ pub struct Image {
     sessions: Vec<Arc<Session>>,
     policies: Vec<Arc<Policy>>,
     volumes: Vec<Arc<Volume>>,
+    approval_requests: Vec<Arc<ApprovalRequest>>,
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-12";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-13";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.
@@ -498,6 +510,7 @@ impl Image {
             sessions: all(fleet),
             policies: all(fleet),
             volumes: all(fleet),
+            approval_requests: all(fleet),
         };
         if planted::is(Bug::SnapshotWithoutKeys) {
             image.keys = Keys::default();
@@ -528,6 +541,7 @@ impl Image {
         self.sessions.iter().for_each(|e| fleet.put_shared(e));
         self.policies.iter().for_each(|e| fleet.put_shared(e));
         self.volumes.iter().for_each(|e| fleet.put_shared(e));
+        self.approval_requests.iter().for_each(|e| fleet.put_shared(e));
         fleet
     }
 }

@@ -12,21 +12,25 @@ use std::hash::Hash;
 use std::ops::{Bound, Deref, DerefMut};
 use std::sync::Arc;
 
-use chancery_events::id::{IncarnationId, ObjectId, OperationId, Position};
+use chancery_events::id::{IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId};
 use chancery_events::name::{
     ClusterName, DeploymentName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
 use chancery_events::spec::{DisruptionState, Evict, PlanPolicy};
+use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
 use crate::deployment;
 use crate::fleet::DeploymentKey;
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn, VolumeMarks,
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Stage, Turn,
+    VolumeMarks,
 };
 use crate::places::{Holding, Places};
-use crate::state::{Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica};
+use crate::state::{
+    ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica,
+};
 
 pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
 pub use policies::{Policies, PolicyIndex};
@@ -43,6 +47,27 @@ pub enum Alarm {
     Deployment(Box<DeploymentKey>),
     /// A plan whose deployment must make progress.
     Progress(PlanName),
+    /// An approval request that waits.
+    Request(RequestId),
+}
+
+/// Approval requests.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Requests {
+    /// Those that wait, by their target: one each, but within a commit that supersedes one.
+    pub open: BTreeSet<(Subject, String, RequestId)>,
+    /// Those that ended.
+    pub ended: BTreeSet<RequestId>,
+}
+
+impl Requests {
+    /// The one that waits for the target.
+    pub(crate) fn waiting(&self, target: &(Subject, String)) -> Option<RequestId> {
+        let first = RequestId::issue(Lineage::from_random(0), Position::ZERO);
+        let from = (target.0.clone(), target.1.clone(), first);
+        let found = self.open.range(from..).next()?;
+        (found.0 == target.0 && found.1 == target.1).then_some(found.2)
+    }
 }
 
 /// Work that is due at a time.
@@ -162,6 +187,8 @@ pub struct Index {
     commanded: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
     /// Volumes, and what waits for them.
     pub volumes: Volumes,
+    /// Approval requests.
+    pub requests: Requests,
     /// Incarnations that are not over on nodes that are gone.
     pub lost: BTreeSet<IncarnationId>,
     /// The last position at which capacity may have grown.
@@ -266,6 +293,24 @@ impl Index {
         }
     }
 
+    pub(crate) fn request(
+        &mut self,
+        this: &ApprovalRequest,
+        old: Option<&RequestMarks>,
+        new: Option<&RequestMarks>,
+    ) {
+        for (marks, up) in [(old, false), (new, true)] {
+            let Some(marks) = marks else { continue };
+            let Some(until) = marks.waits_until else {
+                mark(&mut self.requests.ended, this.id, up);
+                continue;
+            };
+            mark(&mut self.alarms, (until, Alarm::Request(this.id)), up);
+            let (subject, what) = this.change.target();
+            mark(&mut self.requests.open, (subject, what, this.id), up);
+        }
+    }
+
     pub(crate) fn plan(&mut self, this: &Plan, old: Option<&PlanMarks>, new: Option<&PlanMarks>) {
         for (marks, up) in [(old, false), (new, true)] {
             if let Some(until) = marks.and_then(|marks| marks.setback) {
@@ -363,7 +408,9 @@ impl Index {
                 if replica.downed {
                     by(&mut plan.evictions);
                 }
-                if !replica.going {
+                if replica.going {
+                    mark(&mut plan.going, this.name.clone(), up);
+                } else {
                     by(&mut plan.present);
                 }
                 let moves = |place: &&(NodeName, _)| other.is_none_or(|other| !other.holds(place));

@@ -26,6 +26,7 @@ mod plan;
 mod policy;
 mod refuse;
 pub mod replica;
+pub mod request;
 pub mod scheduler;
 pub mod session;
 mod shelf;

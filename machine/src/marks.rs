@@ -18,8 +18,8 @@ use chancery_events::spec::{Approval, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
 use crate::state::{
-    Active, Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan,
-    Replica, Session, Set, Volume, VolumeState,
+    Active, ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationState, Operation,
+    OperationState, Plan, Replica, RequestState, Session, Set, Volume, VolumeState,
 };
 
 /// All of it: of what changes seldom.
@@ -71,6 +71,23 @@ impl From<&Plan> for PlanMarks {
             generation: plan.generation,
             spec: Arc::clone(plan.policy().shared()),
         }
+    }
+}
+
+/// Of an approval request.
+#[derive(PartialEq)]
+pub(crate) struct RequestMarks {
+    /// Time at which it expires, while it waits.
+    pub(crate) waits_until: Option<Time>,
+}
+
+impl From<&ApprovalRequest> for RequestMarks {
+    fn from(request: &ApprovalRequest) -> RequestMarks {
+        let waits_until = match request.state {
+            RequestState::Pending { expires } => Some(expires),
+            RequestState::Approved { .. } | RequestState::Ended(_) => None,
+        };
+        RequestMarks { waits_until }
     }
 }
 

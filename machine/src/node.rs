@@ -10,12 +10,13 @@
 //! | expunged | – | – | – | – | – | same |
 //!
 //! Allocating and allocated name the cluster, which must be there and active, and stays the same between the two.
-//! Expunged is final, on the operator's word: everything on the node is gone.
+//! Expunged is final, on the operator's word: everything on the node is gone. Where a policy is about `expunge`, that
+//! waits as an approval request ([`crate::request`]), unless `break_glass` gives a reason why it cannot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::fact::{Fact, NodeApplied, NodeDeleted, NodeMoved};
+use chancery_events::fact::{ApprovalBypassed, Fact, NodeApplied, NodeDeleted, NodeMoved};
 use chancery_events::intent::{Cascade, NodeApply, NodeDelete, NodeSetState};
 use chancery_events::name::ClusterName;
 use chancery_events::refusal::{Code, Refusal};
@@ -27,7 +28,8 @@ use crate::disruption;
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
 use crate::refuse::{Faults, bad_transition, not_found};
-use crate::state::Node;
+use crate::request;
+use crate::state::{Bypass, Node};
 use crate::volume;
 
 pub(crate) fn apply(fleet: &Fleet, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
@@ -122,7 +124,18 @@ fn check_cluster(fleet: &Fleet, cluster: &ClusterName) -> Result<(), Refusal> {
     }
 }
 
-pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, Refusal> {
+/// Whether `break_glass` is a reason for an expunge.
+fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
+    let mut faults = Faults::default();
+    if let Some(reason) = &ask.break_glass {
+        let plain = (1..=512).contains(&reason.len()) && !reason.chars().any(char::is_control);
+        faults.check(plain, "/break_glass", "must be a reason of 1 to 512 bytes, without control characters");
+        faults.check(ask.state == NodeState::Expunged, "/break_glass", "is for expunged alone");
+    }
+    faults.done()
+}
+
+pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
     let now = fleet.nodes().get(&ask.name).ok_or_else(|| not_found(&Subject::Node(ask.name.clone())))?;
     let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
@@ -130,6 +143,7 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
         let what = "is for allocating and allocated, and needed there";
         return Err(Refusal::new(Code::Invalid, format!("/cluster: {what}")).at("/cluster", what));
     }
+    check_break_glass(ask)?;
     if now.state == ask.state {
         return if now.cluster == ask.cluster { Ok(vec![]) } else { Err(impossible()) };
     }
@@ -157,7 +171,15 @@ pub(crate) fn set_state(fleet: &Fleet, ask: &NodeSetState) -> Result<Vec<Fact>, 
     }
     let moved =
         |to: &NodeState| NodeMoved { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into();
-    Ok(steps.iter().map(moved).collect())
+    let mut facts = Vec::new();
+    if let Some(reason) = ask.break_glass.clone() {
+        let by = ctx.actor.clone();
+        let by = by.ok_or_else(|| Refusal::new(Code::Invalid, "a break-glass needs an actor"))?;
+        let (node, policies) = (ask.name.clone(), request::bypassed(fleet, &ask.name));
+        facts.push(ApprovalBypassed { node, by, reason, policies }.into());
+    }
+    facts.extend(steps.iter().map(moved));
+    Ok(facts)
 }
 
 fn check_empty(fleet: &Fleet, node: &Node) -> Result<(), Refusal> {
@@ -219,6 +241,7 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &NodeApplied, at: At) -> Result<(
         state: NodeState::Unallocated,
         cluster: None,
         disruptions: BTreeMap::new(),
+        bypass: None,
         meta: Meta::new(at),
     });
     Ok(())
@@ -228,6 +251,14 @@ pub(crate) fn moved(fleet: &mut Fleet, fact: &NodeMoved, at: At) -> Result<(), C
     fleet.change::<Node>(&fact.name, |node| {
         node.state = fact.to;
         node.cluster.clone_from(&fact.cluster);
+        node.meta.bump(at);
+    })
+}
+
+pub(crate) fn bypassed(fleet: &mut Fleet, fact: &ApprovalBypassed, at: At) -> Result<(), Contradiction> {
+    let ApprovalBypassed { node, by, reason, policies } = fact.clone();
+    fleet.change::<Node>(&node, |node| {
+        node.bypass = Some(Bypass { by, reason, policies });
         node.meta.bump(at);
     })
 }

@@ -6,6 +6,11 @@
 //! | `four_eyes` | refuses the approval of a person who asked for the operation, or for its deployment |
 //!
 //! What a rule approves is approved by a fact that names it: `policy/NAME`. A plan's own rule goes before.
+//!
+//! A change after which one person could do alone what took two before ([`weakened`]) waits as an approval request
+//! ([`crate::request`]); any other change holds immediately.
+
+use std::collections::BTreeSet;
 
 use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
 use chancery_events::id::Position;
@@ -13,7 +18,7 @@ use chancery_events::intent::{PolicyApply, PolicyDelete};
 use chancery_events::name::{DomainName, PlanName, PolicyName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::Refusal;
-use chancery_events::spec::{Day, OperationKind, PolicySpec, Rule, Window};
+use chancery_events::spec::{Day, OperationKind, PolicyKind, PolicySpec, Rule, Window};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -47,10 +52,106 @@ impl From<&Operation> for About {
 
 /// Whether the policy is about such an operation.
 pub(crate) fn is_about(spec: &PolicySpec, about: &About) -> bool {
-    let domain = || about.domain.as_ref().is_some_and(|domain| spec.domains.contains(domain));
-    (spec.kinds.is_empty() || spec.kinds.contains(&about.kind))
-        && (spec.plans.is_empty() || spec.plans.contains(&about.plan))
-        && (spec.domains.is_empty() || domain())
+    is_about_work(spec, about.kind.into(), Some(&about.plan), about.domain.as_ref())
+}
+
+/// Whether the policy is about such work: of a plan, if that is known, in a domain, if it is in one.
+pub(crate) fn is_about_work(
+    spec: &PolicySpec,
+    kind: PolicyKind,
+    plan: Option<&PlanName>,
+    domain: Option<&DomainName>,
+) -> bool {
+    (spec.kinds.is_empty() || spec.kinds.contains(&kind))
+        && (spec.plans.is_empty() || plan.is_some_and(|plan| spec.plans.contains(plan)))
+        && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
+}
+
+/// Whether the policy is about such work of the plan in some domain.
+pub(crate) fn is_about_plan(spec: &PolicySpec, kind: PolicyKind, plan: &PlanName) -> bool {
+    let anywhere = spec.domains.is_empty();
+    anywhere && is_about_work(spec, kind, Some(plan), None)
+        || spec.domains.iter().any(|domain| is_about_work(spec, kind, Some(plan), Some(domain)))
+}
+
+/// The four-eyes policies that ask for less if the policy is changed, or, without a `new` one, deleted. Empty if whatever
+/// took two people still does. It may name one where that is so, too: of several policies together, it does not ask.
+pub(crate) fn weakened(fleet: &Fleet, name: &PolicyName, new: Option<&PolicySpec>) -> BTreeSet<PolicyName> {
+    let four_eyes = &fleet.index().policies.four_eyes;
+    let old = fleet.policies().get(name).map(|policy| &*policy.spec);
+    let mut found = BTreeSet::new();
+    if let Some(old) = old.filter(|old| old.rule == Rule::FourEyes {}) {
+        let by_itself = new.is_some_and(|new| new.rule == Rule::FourEyes {} && covers(new, old));
+        let others = || four_eyes.iter().filter(|(other, _)| *other != name);
+        if !by_itself && !others().any(|(_, other)| covers(other, old)) {
+            found.insert(name.clone());
+        }
+    }
+    if let Some(new) = new.filter(|new| matches!(new.rule, Rule::Approve { .. })) {
+        let approved_already = old.is_some_and(|old| covers(old, new) && approves_no_more(new, old));
+        if !approved_already {
+            let passed = four_eyes.iter().filter(|(_, spec)| meets(spec, new));
+            found.extend(passed.map(|(name, _)| name.clone()));
+        }
+    }
+    found
+}
+
+/// Whether the outer policy is about all work that the inner one is about.
+fn covers(outer: &PolicySpec, inner: &PolicySpec) -> bool {
+    fn within<T: PartialEq>(inner: &[T], outer: &[T]) -> bool {
+        outer.is_empty() || !inner.is_empty() && inner.iter().all(|one| outer.contains(one))
+    }
+    let every_kind = PolicyKind::ALL.iter().all(|kind| outer.kinds.contains(kind));
+    (every_kind || within(&inner.kinds, &outer.kinds))
+        && within(&inner.plans, &outer.plans)
+        && within(&inner.domains, &outer.domains)
+}
+
+/// Whether there is work that both are about.
+fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
+    fn common<T: PartialEq>(one: &[T], other: &[T]) -> bool {
+        one.is_empty() || other.is_empty() || one.iter().any(|it| other.contains(it))
+    }
+    common(&one.kinds, &other.kinds)
+        && common(&one.plans, &other.plans)
+        && common(&one.domains, &other.domains)
+}
+
+/// Whether a policy approves at no other time and no more at once than another one does.
+fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
+    let (
+        Rule::Approve { windows: new, in_flight: new_most },
+        Rule::Approve { windows: old, in_flight: old_most },
+    ) = (&new.rule, &old.rule)
+    else {
+        return false;
+    };
+    let fewer = old_most.is_none_or(|old| new_most.is_some_and(|new| new <= old));
+    let (new, old) = (open_minutes(new), open_minutes(old));
+    fewer && new.iter().zip(&old).all(|(new, old)| *old || !*new)
+}
+
+/// For each minute of the week from Monday, whether a policy with these windows approves then.
+fn open_minutes(windows: &[Window]) -> Vec<bool> {
+    const MINUTES: usize = 7 * 24 * 60;
+    // How many open, less how many close, at each minute of two weeks: a window may last into the next.
+    let mut steps = vec![0_i32; 2 * MINUTES + 1];
+    for window in windows {
+        let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+        for day in days {
+            let from = *day as usize * 24 * 60 + usize::from(window.from);
+            steps[from] += 1;
+            steps[from + usize::from(window.minutes)] -= 1;
+        }
+    }
+    let mut open = vec![windows.is_empty(); MINUTES];
+    let mut count = 0;
+    for (minute, step) in steps.iter().enumerate() {
+        count += step;
+        open[minute % MINUTES] |= count > 0;
+    }
+    open
 }
 
 pub(crate) fn apply(fleet: &Fleet, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
@@ -137,8 +238,7 @@ pub(crate) fn step(
 
 fn has_room(fleet: &Fleet, name: &PolicyName, spec: &PolicySpec) -> bool {
     let Rule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
-    let in_flight =
-        fleet.index().policies.in_flight.get(&rule(name)).map_or(0, std::collections::BTreeSet::len);
+    let in_flight = fleet.index().policies.in_flight.get(&rule(name)).map_or(0, BTreeSet::len);
     (in_flight as u64) < u64::from(most) || planted::is(Bug::ApprovesTooMany)
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
-    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, Rollback, Unfit,
+    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, OperationEnd, Proposal, RequestEffect,
+    RequestEnd, RequestedChange, Rollback, Unfit,
 };
-use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
+use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, NodeName,
     PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
@@ -88,8 +89,21 @@ pub struct Node {
     pub cluster: Option<ClusterName>,
     /// What is planned to be done to it, and what was.
     pub disruptions: BTreeMap<DisruptionName, Disruption>,
+    /// Expunge that did not wait for the approval that policies require.
+    pub bypass: Option<Bypass>,
     /// Its history.
     pub meta: Meta,
+}
+
+/// Break-glass: an approval that was not waited for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Bypass {
+    /// Actor who did not wait.
+    pub by: Actor,
+    /// Reason, for people.
+    pub reason: String,
+    /// Policies that required the approval of another person.
+    pub policies: Vec<PolicyName>,
 }
 
 /// A planned interference with a node.
@@ -477,6 +491,44 @@ pub struct Volume {
     /// What went wrong with it last.
     pub error: Option<String>,
     /// Its history.
+    pub meta: Meta,
+}
+
+/// The states of an approval request. See [`crate::request`] for the table.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum RequestState {
+    /// Waits for approval.
+    Pending {
+        /// Time at which it expires.
+        expires: Time,
+    },
+    /// Approved, and carried out in the same commit.
+    Approved {
+        /// Actor who approved.
+        by: Actor,
+    },
+    /// Ended without its change.
+    Ended(RequestEnd),
+}
+
+/// An intent that waits for approval as a whole, or waited.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ApprovalRequest {
+    /// Id of the request.
+    pub id: RequestId,
+    /// Change that waits.
+    pub change: RequestedChange,
+    /// Actor who asked for the change.
+    pub by: Actor,
+    /// Replicas that the change ends or moves, as shown.
+    pub effects: Vec<RequestEffect>,
+    /// Policies that require another person; any person can approve if empty.
+    pub policies: Vec<PolicyName>,
+    /// Hash of the change and of everything that it ends or moves.
+    pub hash: Digest,
+    /// State of the request.
+    pub state: RequestState,
+    /// History of the request.
     pub meta: Meta,
 }
 

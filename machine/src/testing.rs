@@ -6,7 +6,7 @@ use chancery_events::fact::{Effect, Fact};
 use chancery_events::id::{
     IncarnationId, Lineage, ObjectId, OperationId, Position, ScopeId, SessionId, Term,
 };
-use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::intent::{Intent, OperationApprove, OperationReject, Request, RequestApprove, Shown};
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{
     Exit, Hope, IncarnationReport, IncarnationReported, Observation, Process, ProcessStatus, Report, Saw,
@@ -23,7 +23,7 @@ use crate::decide::{decide, evolve, observe, pass, verdict};
 use crate::fleet::{Fleet, Image};
 use crate::meta::At;
 use crate::replica::phase;
-use crate::state::{Incarnation, Operation, OperationState};
+use crate::state::{Incarnation, Operation, OperationState, RequestState};
 
 /// A name, or a bug in the test.
 pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
@@ -276,6 +276,18 @@ impl World {
     pub(crate) fn approve_all(&mut self) {
         while let Some(id) = self.pending().first().map(|operation| operation.id) {
             self.approve(id).expect("approved");
+        }
+    }
+
+    /// Another person approves every approval request that waits and is not void.
+    pub(crate) fn grant(&mut self) {
+        let all = self.fleet.approval_requests().sorted().into_iter();
+        let waits = all.filter(|request| matches!(request.state, RequestState::Pending { .. }));
+        let waits: Vec<_> = waits.map(|request| (request.id, request.hash)).collect();
+        for (id, hash) in waits {
+            let mut request = self.request(RequestApprove { request: id, hash }.into());
+            request.actor = name("bob");
+            self.ask_request(&request).ok();
         }
     }
 

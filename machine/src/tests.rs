@@ -19,6 +19,7 @@ mod promises;
 mod races;
 mod replacing;
 mod reports;
+mod requests;
 mod rollbacks;
 mod scopes;
 mod setting;

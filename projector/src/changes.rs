@@ -16,7 +16,7 @@
 
 use std::hash::Hash;
 
-use chancery_events::id::{IncarnationId, OperationId, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
 use chancery_events::name::{
     CapabilityName, ClusterName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
@@ -58,6 +58,7 @@ struct Sets {
     sessions: FxHashSet<SessionId>,
     policies: FxHashSet<PolicyName>,
     volumes: FxHashSet<VolumeName>,
+    requests: FxHashSet<RequestId>,
 }
 
 impl Sets {
@@ -74,6 +75,7 @@ impl Sets {
             sessions: FxHashSet::default(),
             policies: FxHashSet::default(),
             volumes: FxHashSet::default(),
+            requests: FxHashSet::default(),
         };
         for subject in touched.others.iter().cloned() {
             let _ = match subject {
@@ -89,6 +91,7 @@ impl Sets {
                 Subject::Session(key) => sets.sessions.insert(key),
                 Subject::Policy(key) => sets.policies.insert(key),
                 Subject::Volume(key) => sets.volumes.insert(key),
+                Subject::Request(key) => sets.requests.insert(key),
             };
         }
         sets
@@ -279,6 +282,10 @@ impl<S: Rows> Visit<'_, S> {
         for id in drain(&mut self.sets.sessions) {
             let new = row_of::session(self.fleet, id);
             self.turn(&RowKey::Session(id), new)?;
+        }
+        for id in drain(&mut self.sets.requests) {
+            let new = row_of::request(self.fleet, id);
+            self.turn(&RowKey::Request(id), new)?;
         }
         for name in drain(&mut self.sets.policies) {
             let new = row_of::policy(self.fleet, &name);

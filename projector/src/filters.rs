@@ -6,14 +6,15 @@ use chancery_events::name::{
     PlanName, ReplicaName, ServiceName, ZoneName,
 };
 use chancery_events::spec::{Activity, NodeState, OperationKind, Runtime};
+use chancery_events::subject::Subject;
 
 use crate::filter::{Def, Filter, Way};
 use crate::index::Index;
 use crate::kind::RowKind;
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DeploymentWord, IncarnationRow, IncarnationWord,
-    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, SessionRow, SessionWord,
-    VolumeRow, VolumeWord, WillWord,
+    NodeRow, OperationRow, OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, RequestRow, RequestWord,
+    RequestedKind, SessionRow, SessionWord, VolumeRow, VolumeWord, WillWord,
 };
 
 /// A way that every value has.
@@ -326,6 +327,21 @@ pub(crate) const COMMANDS: &[Def<CommandRow>] = &[
 ];
 
 pub(crate) const POLICIES: &[Def<PolicyRow>] = &[];
+
+pub(crate) const REQUESTS: &[Def<RequestRow>] = &[
+    Def {
+        name: "state",
+        read: |text| Filter::word(text, RequestWord::ALL, |row: &RequestRow| row.state, |_| None),
+    },
+    Def {
+        name: "kind",
+        read: |text| Filter::word(text, RequestedKind::ALL, |row: &RequestRow| row.kind, |_| None),
+    },
+    Def {
+        name: "subject",
+        read: |text| Filter::named(text, |row: &RequestRow, subject: &Subject| row.subject == *subject),
+    },
+];
 
 pub(crate) const VOLUMES: &[Def<VolumeRow>] = &[
     Def {

@@ -256,6 +256,7 @@ fn needle(subject: &Subject) -> Vec<u8> {
         Subject::Session(id) => end(id),
         Subject::Policy(name) => end(name),
         Subject::Volume(name) => end(name),
+        Subject::Request(id) => end(id),
     }
 }
 
@@ -265,6 +266,7 @@ fn issued(subject: &Subject) -> Option<Position> {
         Subject::Incarnation(id) => Some(id.position()),
         Subject::Operation(id) => Some(id.position()),
         Subject::Session(id) => Some(id.position()),
+        Subject::Request(id) => Some(id.position()),
         Subject::Fleet
         | Subject::Cluster(_)
         | Subject::Capability(_)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use chancery_events::id::{IncarnationId, OperationId, Position, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, SessionId};
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
 };
@@ -17,7 +17,7 @@ use crate::index::Entries;
 use crate::reach::{Reached, Through};
 use crate::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    PolicyRow, ReplicaRow, SessionRow, VolumeRow,
+    PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
 };
 
 /// The kinds of rows. The number stands before the keys of the kind in the store.
@@ -48,6 +48,8 @@ pub enum RowKind {
     Policies,
     /// Volumes.
     Volumes,
+    /// Approval requests.
+    Requests,
 }
 
 impl RowKind {
@@ -65,6 +67,7 @@ impl RowKind {
         RowKind::Commands,
         RowKind::Policies,
         RowKind::Volumes,
+        RowKind::Requests,
     ];
 
     /// The word in a path.
@@ -82,6 +85,7 @@ impl RowKind {
             RowKind::Commands => "commands",
             RowKind::Policies => "policies",
             RowKind::Volumes => "volumes",
+            RowKind::Requests => "requests",
         }
     }
 
@@ -157,6 +161,10 @@ macro_rules! with_row {
                 type $row = $crate::rows::VolumeRow;
                 $run
             }
+            $crate::kind::RowKind::Requests => {
+                type $row = $crate::rows::RequestRow;
+                $run
+            }
         }
     };
 }
@@ -190,6 +198,8 @@ pub enum RowKey {
     Policy(PolicyName),
     /// A volume.
     Volume(VolumeName),
+    /// An approval request.
+    Request(RequestId),
 }
 
 /// Text that is no key of the kind.
@@ -233,6 +243,7 @@ impl RowKey {
                 }
                 RowKind::Policies => RowKey::Policy(part(text)?),
                 RowKind::Volumes => RowKey::Volume(part(text)?),
+                RowKind::Requests => RowKey::Request(part(text)?),
             })
         };
         read().map_err(|reason| BadKey { kind, text: text.chars().take(100).collect(), reason })
@@ -253,6 +264,7 @@ impl RowKey {
             RowKey::Command(..) => RowKind::Commands,
             RowKey::Policy(_) => RowKind::Policies,
             RowKey::Volume(_) => RowKind::Volumes,
+            RowKey::Request(_) => RowKind::Requests,
         }
     }
 
@@ -270,6 +282,7 @@ impl RowKey {
             RowKey::Session(id) => Subject::Session(*id),
             RowKey::Policy(name) => Subject::Policy(name.clone()),
             RowKey::Volume(name) => Subject::Volume(name.clone()),
+            RowKey::Request(id) => Subject::Request(*id),
         }
     }
 
@@ -292,6 +305,7 @@ impl RowKey {
             RowKey::Session(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Policy(name) => to.extend_from_slice(name.as_str().as_bytes()),
             RowKey::Volume(name) => to.extend_from_slice(name.as_str().as_bytes()),
+            RowKey::Request(id) => to.extend_from_slice(id.uuid().as_bytes()),
             RowKey::Command(id, revision) => {
                 to.extend_from_slice(id.uuid().as_bytes());
                 to.extend_from_slice(&revision.to_be_bytes());
@@ -323,6 +337,7 @@ impl fmt::Display for RowKey {
             RowKey::Command(id, revision) => write!(f, "{id}/{revision}"),
             RowKey::Policy(name) => write!(f, "{name}"),
             RowKey::Volume(name) => write!(f, "{name}"),
+            RowKey::Request(id) => write!(f, "{id}"),
         }
     }
 }
@@ -441,4 +456,5 @@ rows! {
     CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no, no;
     PolicyRow, Policies, PolicyName, |k| RowKey::Policy(k.clone()), |r| RowKey::Policy(r.name.clone()), POLICIES, no, no, no;
     VolumeRow, Volumes, VolumeName, |k| RowKey::Volume(k.clone()), |r| RowKey::Volume(r.name.clone()), VOLUMES, no, no, no;
+    RequestRow, Requests, RequestId, |k| RowKey::Request(*k), |r| RowKey::Request(r.id), REQUESTS, no, no, no;
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
 use chancery_events::digest::Digest;
-use chancery_events::fact::{Approver, Asker, Effect, Rollback, Unfit};
-use chancery_events::id::{IncarnationId, OperationId, Position, ScopeId, SessionId, VolumeId};
+use chancery_events::fact::{Approver, Asker, Effect, RequestEffect, RequestedChange, Rollback, Unfit};
+use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, ScopeId, SessionId, VolumeId};
 use chancery_events::name::{
     Actor, CapabilityName, CapabilityType, ClusterName, DeploymentName, DisruptionName, DomainName,
     ExecutorName, Key, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
@@ -18,6 +18,7 @@ use chancery_events::spec::{
     Activity, Coordinates, DisruptionState, Evict, NodeState, OnDelete, OperationKind, PlanSpec, PolicySpec,
     Runtime, Strategy,
 };
+use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,17 @@ words! {
     Reachability { Known = "known", Unknown = "unknown" }
     /// The states of a volume, as readers see them.
     VolumeWord { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
+    /// States of an approval request.
+    RequestWord {
+        Pending = "pending", Approved = "approved", Rejected = "rejected", Expired = "expired",
+        Superseded = "superseded",
+    }
+    /// Kinds of changes that wait for approval.
+    RequestedKind {
+        PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
+        DisruptionApprove = "disruption_approve", PlanApply = "plan_apply", PolicyApply = "policy_apply",
+        PolicyDelete = "policy_delete",
+    }
     /// The states of a session, as readers see them.
     SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
 }
@@ -163,6 +175,8 @@ rows! {
         incarnations: u64,
         /// What is planned to be done to it, and what was.
         disruptions: Vec<DisruptionRow>,
+        /// Expunge that did not wait for the approval that policies require: break-glass.
+        bypass: Option<BypassRow>,
     }
     /// A plan.
     PlanRow {
@@ -401,6 +415,35 @@ rows! {
         /// Why it is as it is.
         message: String,
     }
+    /// An approval request: a change that waits for approval as a whole, or waited.
+    RequestRow {
+        /// Id of the request.
+        id: RequestId,
+        /// State of the request.
+        state: RequestWord,
+        /// Kind of the change.
+        kind: RequestedKind,
+        /// Entity that would change.
+        subject: Subject,
+        /// Change, with what it replaces.
+        change: RequestedChange,
+        /// Replicas that the change ends or moves, by plan, as shown.
+        effects: Vec<RequestEffect>,
+        /// Actor who asked for the change.
+        by: Actor,
+        /// Policies that require the approval of another person; any person can approve if empty.
+        policies: Vec<PolicyName>,
+        /// Hash of the change and of everything that it ends or moves.
+        hash: Digest,
+        /// Time at which the request expires, while it is pending.
+        #[serde(with = "shown::option")]
+        #[schemars(with = "Option<String>")]
+        expires: Option<Time>,
+        /// Actor who approved or rejected the request.
+        decided: Option<Actor>,
+        /// Whom the request waits for, or the reason of its state.
+        message: String,
+    }
 }
 
 /// The other run of a replica.
@@ -435,6 +478,17 @@ pub struct DisruptionRow {
     #[serde(with = "shown")]
     #[schemars(with = "String")]
     pub since: Time,
+}
+
+/// Expunge of a node that did not wait for the approval that policies require.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct BypassRow {
+    /// Actor who did not wait.
+    pub by: Actor,
+    /// Reason, for people.
+    pub reason: String,
+    /// Policies that required the approval of another person.
+    pub policies: Vec<PolicyName>,
 }
 
 /// Storage of one class on a node.

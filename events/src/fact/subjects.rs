@@ -1,7 +1,7 @@
 //! What a fact is about: every entity that it changes, and the one that it issues.
 
 use super::Fact;
-use crate::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
+use crate::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId};
 use crate::subject::Subject;
 
 impl Fact {
@@ -76,6 +76,11 @@ impl Fact {
                 all
             }
             Fact::OperationEnded(x) => vec![S::Operation(x.operation), S::Replica(x.replica.clone())],
+            // What it is about changes only when it is approved.
+            Fact::RequestOpened(_) => Vec::new(),
+            Fact::RequestApproved(x) => vec![S::Request(x.request)],
+            Fact::RequestEnded(x) => vec![S::Request(x.request)],
+            Fact::ApprovalBypassed(x) => vec![S::Node(x.node.clone())],
             Fact::IncarnationReserved(x) => {
                 vec![S::Operation(x.operation), S::Replica(x.replica.clone()), S::Node(x.node.clone())]
             }
@@ -127,6 +132,7 @@ impl Fact {
             Fact::IncarnationReserved(_) => {
                 Some(Subject::Incarnation(IncarnationId::issue(lineage, position)))
             }
+            Fact::RequestOpened(_) => Some(Subject::Request(RequestId::issue(lineage, position))),
             Fact::SessionOpened(_) => Some(Subject::Session(SessionId::issue(lineage, position))),
             // All others are about what has its name or id already.
             _ => None,

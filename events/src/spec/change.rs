@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Day, OnTimeout, OperationKind};
+use super::{Day, OnTimeout, PolicyKind};
 use crate::name::{DomainName, Key, PayloadName, PlanName};
 use crate::time::Time;
 
@@ -109,9 +109,9 @@ words! {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicySpec {
-    /// Operations of these kinds; of every kind, if empty.
+    /// Operations of these kinds, and the expunge of nodes; of every kind, if empty.
     #[serde(default)]
-    pub kinds: Vec<OperationKind>,
+    pub kinds: Vec<PolicyKind>,
     /// Of these plans; of every plan, if empty.
     #[serde(default)]
     pub plans: Vec<PlanName>,

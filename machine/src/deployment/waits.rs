@@ -110,7 +110,7 @@ fn carried_out(
     }
     let old = index.deployments.values().filter(|of| of.version != current.version);
     let mut old =
-        old.flat_map(DeploymentIndex::stay).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
+        old.flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
     let busy = old.find(|replica| !replica.is_free());
     let open = busy.and_then(|replica| replica.operation);
     if let Some(open) = open.and_then(|open| fleet.operations().get(&open.id)) {

@@ -119,6 +119,8 @@ pub struct PlanIndex {
     pub replicas: u32,
     /// How many of them are not going.
     pub present: u32,
+    /// Those that are going: a delete of each is open, or was carried out in part.
+    pub(super) going: BTreeSet<ReplicaName>,
     /// How many hold a place, by node.
     pub hosts: Tally<NodeName>,
     /// How many of its runs hold a place, by node.
@@ -136,6 +138,13 @@ pub struct PlanIndex {
     pub evictions: u32,
 }
 
+impl PlanIndex {
+    /// Its replicas.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
+        self.deployments.values().flat_map(DeploymentIndex::members).chain(&self.going)
+    }
+}
+
 impl DeploymentIndex {
     /// Whether people alone can let it go on: they approve all that is left to do, or promote its canary.
     pub(crate) fn waits_for_people(&self) -> bool {
@@ -151,7 +160,7 @@ impl DeploymentIndex {
     }
 
     /// Its replicas that are not going, those that are not well first.
-    pub(crate) fn stay(&self) -> impl Iterator<Item = &ReplicaName> {
+    pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.candidates.values().flatten().map(|(_, name)| name)
     }
 

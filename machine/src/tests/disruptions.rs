@@ -195,6 +195,7 @@ fn a_node_in_use_is_deleted_only_by_cascade_which_empties_it_first() {
     assert_eq!(refusal.code, Code::InUse);
     let cascade = json!({"name": node, "cascade": "yes"});
     world.must("node.delete", &cascade);
+    world.grant();
     assert!(world.must("node.delete", &cascade).is_empty(), "it is on its way");
     world.run();
     world.obey();
@@ -209,6 +210,7 @@ fn a_plan_in_use_is_deleted_only_by_cascade_with_all_that_it_has() {
     let refusal = world.ask("plan.delete", &json!({"name": "web"})).expect_err("it is in use");
     assert_eq!(refusal.code, Code::InUse);
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    world.grant();
     let spec = json!({"count": 1});
     let refusal = world.ask("deployment.create", &json!({"plan": "web", "name": "d9", "spec": spec}));
     assert_eq!(refusal.expect_err("it goes").code, Code::InUse);

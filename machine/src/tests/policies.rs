@@ -138,6 +138,7 @@ fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
     world.run();
     assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, Code::Denied);
     world.must("policy.delete", &json!({"name": "two"}));
+    world.grant();
     approve_as(&mut world, "ann").expect("nobody wants four eyes any more");
 }
 

@@ -181,6 +181,9 @@ fn tell(world: &mut World, dice: &mut Dice) {
 }
 
 fn approve(world: &mut World, dice: &mut Dice) {
+    if dice.below(6) == 0 {
+        return world.grant();
+    }
     let pending: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
     let Some(id) = pending.get(dice.below(pending.len().max(1) as u64) as usize).copied() else { return };
     if dice.below(4) == 0 {
@@ -258,6 +261,7 @@ fn lacks_volume(world: &World, operation: &Operation) -> bool {
 /// Everybody approves, everything is done well, and time passes.
 fn settle(world: &mut World, why: &str) {
     world.ask("policy.delete", &json!({"name": "p"})).ok();
+    world.grant();
     for _ in 0..60 {
         for plan in ["a", "b"] {
             let Some(name) = world.fleet.plans().get(plan).and_then(|plan| plan.current.clone()) else {

@@ -1,16 +1,17 @@
-//! Rows of clusters, capabilities, nodes, policies, volumes and sessions.
+//! Rows of clusters, capabilities, nodes, policies, approval requests, volumes and sessions.
 
-use chancery_events::id::SessionId;
+use chancery_events::fact::{RequestEnd, RequestedChange};
+use chancery_events::id::{RequestId, SessionId};
 use chancery_events::name::{CapabilityName, ClusterName, DisruptionName, NodeName, PolicyName, VolumeName};
 use chancery_events::observation::SessionEnd;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::state::{Disruption, Volume, VolumeState};
+use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume, VolumeState};
 
 use super::row;
 use crate::counts::Counts;
 use crate::rows::{
-    CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, SessionRow, SessionWord, StorageRow,
-    VolumeRow, VolumeWord,
+    BypassRow, CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, RequestRow, RequestWord,
+    RequestedKind, SessionRow, SessionWord, StorageRow, VolumeRow, VolumeWord,
 };
 
 /// The row of a cluster.
@@ -61,6 +62,11 @@ pub fn node(fleet: &Fleet, name: &NodeName) -> Option<NodeRow> {
         storage: storage.collect(),
         incarnations: held.incarnations.len() as u64,
         disruptions: node.disruptions.iter().map(disruption).collect(),
+        bypass: node.bypass.as_ref().map(|bypass| BypassRow {
+            by: bypass.by.clone(),
+            reason: bypass.reason.clone(),
+            policies: bypass.policies.clone(),
+        }),
     }))
 }
 
@@ -83,6 +89,59 @@ pub fn policy(fleet: &Fleet, name: &PolicyName) -> Option<PolicyRow> {
         name: policy.name.clone(),
         spec: (*policy.spec).clone(),
     }))
+}
+
+/// The row of an approval request.
+pub fn request(fleet: &Fleet, id: RequestId) -> Option<RequestRow> {
+    let request = fleet.approval_requests().get(&id)?;
+    let (state, expires, decided) = match &request.state {
+        RequestState::Pending { expires } => (RequestWord::Pending, Some(*expires), None),
+        RequestState::Approved { by } => (RequestWord::Approved, None, Some(by.clone())),
+        RequestState::Ended(RequestEnd::Rejected { by, .. }) => {
+            (RequestWord::Rejected, None, Some(by.clone()))
+        }
+        RequestState::Ended(RequestEnd::Expired) => (RequestWord::Expired, None, None),
+        RequestState::Ended(RequestEnd::Superseded { .. }) => (RequestWord::Superseded, None, None),
+    };
+    Some(row!(RequestRow, request.meta, {
+        id: request.id,
+        state: state,
+        kind: match &request.change {
+            RequestedChange::PlanDelete { .. } => RequestedKind::PlanDelete,
+            RequestedChange::NodeDelete { .. } => RequestedKind::NodeDelete,
+            RequestedChange::NodeExpunge { .. } => RequestedKind::NodeExpunge,
+            RequestedChange::DisruptionApprove { .. } => RequestedKind::DisruptionApprove,
+            RequestedChange::PlanApply { .. } => RequestedKind::PlanApply,
+            RequestedChange::PolicyApply { .. } => RequestedKind::PolicyApply,
+            RequestedChange::PolicyDelete { .. } => RequestedKind::PolicyDelete,
+        },
+        subject: request.change.subject(),
+        change: request.change.clone(),
+        effects: request.effects.clone(),
+        by: request.by.clone(),
+        policies: request.policies.clone(),
+        hash: request.hash,
+        expires: expires,
+        decided: decided,
+        message: request_message(request),
+    }))
+}
+
+fn request_message(request: &ApprovalRequest) -> String {
+    match &request.state {
+        RequestState::Pending { .. } if request.policies.is_empty() => "waits for a person".to_owned(),
+        RequestState::Pending { .. } => {
+            let policies: Vec<_> = request.policies.iter().map(|name| format!("policy {name}")).collect();
+            format!("waits for another person than {}: {}", request.by, policies.join(", "))
+        }
+        RequestState::Approved { by } => format!("approved by {by}"),
+        RequestState::Ended(RequestEnd::Rejected { by, reason }) if reason.is_empty() => {
+            format!("rejected by {by}")
+        }
+        RequestState::Ended(RequestEnd::Rejected { by, reason }) => format!("rejected by {by}: {reason}"),
+        RequestState::Ended(RequestEnd::Expired) => "not approved in time".to_owned(),
+        RequestState::Ended(RequestEnd::Superseded { by }) => format!("superseded by request {by}"),
+    }
 }
 
 /// The row of a volume.

@@ -18,7 +18,7 @@ use crate::counts::Counts;
 use crate::kind::{Row, RowKind};
 use crate::reach::{Through, reachability};
 
-pub use catalogue::{capability, cluster, node, policy, session, volume};
+pub use catalogue::{capability, cluster, node, policy, request, session, volume};
 pub use plan::{deployment, plan};
 pub use replica::{command, incarnation, operation, replica};
 pub(crate) use replica::{operation_message, operation_word, phase_word, state_word};
@@ -87,6 +87,7 @@ pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> R
         incarnations, |e| command(fleet, e.id);
         policies, |e| policy(fleet, &e.name);
         volumes, |e| volume(fleet, &e.name);
+        approval_requests, |e| request(fleet, e.id);
     }
     Ok(())
 }

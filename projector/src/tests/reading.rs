@@ -120,6 +120,8 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     driver.work(100);
     let rule = json!({ "four_eyes": {} });
     driver.ask("policy.apply.v1", &json!({ "name": "eyes", "spec": { "rule": rule } }));
+    // Waits for another person.
+    driver.ask("policy.delete.v1", &json!({ "name": "eyes" }));
     driver.seal();
     let dir = tempfile::tempdir().expect("a folder");
     let mut projector = open(dir.path(), &driver, None);

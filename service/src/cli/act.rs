@@ -20,7 +20,7 @@ use super::error::{CliError, Exit};
 use super::get;
 use super::kind::Kind;
 use super::table::add;
-use super::{disruption, replica};
+use super::{disruption, replica, request};
 
 /// Asks, and says what came of it: `done` for a change.
 pub(super) fn ask(
@@ -59,18 +59,29 @@ pub(super) fn shown(
     verdict: &Verdict,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let outcome = if verdict.outcome == "unchanged" { "unchanged" } else { done };
+    let waits = verdict.request();
+    let outcome = match verdict.outcome.as_str() {
+        _ if waits.is_some() => "waits for approval",
+        "unchanged" => "unchanged",
+        _ => done,
+    };
     match client.context.output(FORMS)? {
         Output::Name => writeln!(out, "{name}")?,
         Output::Json | Output::Jsonl => {
-            let json = json!({
+            let mut json = json!({
                 "subject": name, "outcome": outcome, "position": verdict.position, "version": verdict.version,
             });
+            if let Some(id) = waits {
+                json["request"] = id.into();
+            }
             writeln!(out, "{json}")?;
         }
         _ => writeln!(out, "{name} {outcome}")?,
     }
-    Ok(())
+    match waits {
+        Some(id) => request::hint(client, id),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn delete(
@@ -98,6 +109,9 @@ pub(super) fn delete(
             return Err(CliError::usage(format!(
                 "deployments are not deleted, their history is kept: {advice}"
             )));
+        }
+        Kind::Request => {
+            return Err(CliError::usage(format!("requests are not deleted: chancery reject request/{name}")));
         }
         Kind::Incarnation | Kind::Operation | Kind::Session | Kind::Command => {
             return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
@@ -127,10 +141,21 @@ pub(super) fn move_node(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
+    set_state(verb, name, state, (cluster, None), client, out)
+}
+
+fn set_state(
+    verb: &str,
+    name: &str,
+    state: NodeState,
+    (cluster, break_glass): (Option<&str>, Option<String>),
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
     let name = Kind::Node.name_in(name)?;
     let cluster = cluster.map(|cluster| Kind::Cluster.name_in(cluster)).transpose()?;
     let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
-    let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster }.into();
+    let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster, break_glass }.into();
     ask(client, verb, &intent, state.word(), out)
 }
 
@@ -144,6 +169,7 @@ pub(super) fn skip_message(offset: u64, client: &Client<'_>, out: &mut dyn Write
 pub(super) fn expunge(
     name: &str,
     yes: bool,
+    break_glass: Option<&String>,
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
@@ -159,7 +185,7 @@ pub(super) fn expunge(
             return Err(CliError::failure("expunge: nothing was done"));
         }
     }
-    move_node("expunge", name, NodeState::Expunged, None, client, out)
+    set_state("expunge", name, NodeState::Expunged, (None, break_glass.cloned()), client, out)
 }
 
 /// Asks for a yes; anything else is a no.

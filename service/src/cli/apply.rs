@@ -15,6 +15,7 @@ use super::context::Output;
 use super::error::{CliError, Exit, Pointed};
 use super::get::{json_text, list, name_of};
 use super::kind::Kind;
+use super::request;
 use crate::manifest::{self, Manifest};
 use crate::note;
 
@@ -55,6 +56,7 @@ pub(super) fn run(
         applied += 1;
         let name = name(manifest);
         let outcome = match (verdict.outcome.as_str(), known.contains(&name)) {
+            _ if verdict.request().is_some() => "waits for approval",
             ("unchanged", _) => "unchanged",
             (_, true) => "configured",
             (_, false) => "created",
@@ -74,6 +76,9 @@ pub(super) fn run(
             Output::Json => done.push(json),
             Output::Jsonl => writeln!(out, "{json}")?,
             _ => writeln!(out, "{name} {outcome}")?,
+        }
+        if let Some(id) = verdict.request() {
+            return request::hint(client, id);
         }
         known.insert(name);
         Ok(())

@@ -15,6 +15,7 @@ use super::error::{CliError, Exit};
 use super::flags::Choose;
 use super::get::{list, one};
 use super::kind::Kind;
+use super::request;
 
 use crate::note;
 
@@ -29,7 +30,7 @@ pub(super) enum Decision<'a> {
 }
 
 impl Decision<'_> {
-    fn words(self) -> (&'static str, &'static str) {
+    pub(super) fn words(self) -> (&'static str, &'static str) {
         match self {
             Decision::Approve => ("approve", "approved"),
             Decision::Reject { .. } => ("reject", "rejected"),
@@ -72,7 +73,7 @@ pub(super) fn run(
             one(client, kind, of)?;
         }
         note!("no operation waits for approval");
-        return Ok(());
+        return if of(choose)?.is_empty() { request::waiting(client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.all {
         let mut input = std::io::stdin().lock();
@@ -97,6 +98,9 @@ pub(super) fn run(
     }
     if rows.len() > 1 {
         note!("{done} {}", many(rows.len()));
+    }
+    if choose.ids.is_empty() && of(choose)?.is_empty() {
+        return request::waiting(client);
     }
     Ok(())
 }

@@ -111,9 +111,9 @@ pub enum Client {
         #[arg(long, value_name = "NODE")]
         on: Option<String>,
     },
-    /// Let operations run, exactly as they are shown, or let a disruption be acted on
+    /// Approve operations, requests or a disruption, exactly as they are shown
     Approve(Choose),
-    /// Refuse operations
+    /// Reject operations or requests
     Reject {
         /// Which
         #[command(flatten)]
@@ -207,6 +207,9 @@ pub enum Client {
         /// Without asking
         #[arg(short, long)]
         yes: bool,
+        /// Do not wait for the approval that policies require; the journal and metrics record the reason
+        #[arg(long, value_name = "REASON")]
+        break_glass: Option<String>,
     },
     /// Put a cluster, capability or plan into use
     Activate {

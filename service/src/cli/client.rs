@@ -50,6 +50,8 @@ pub(super) struct Verdict {
     pub(super) outcome: String,
     #[serde(default)]
     pub(super) version: Option<u64>,
+    #[serde(default)]
+    pub(super) subject: Option<String>,
     /// Of an edit of a plan: the fields that it changed.
     #[serde(default)]
     pub(super) changed: Changed,
@@ -63,6 +65,13 @@ pub(super) struct Changed {
     pub(super) policy: Vec<String>,
     /// In effect by a deployment.
     pub(super) version: Vec<String>,
+}
+
+impl Verdict {
+    /// The id of the approval request that the intent waits as, if it does not hold yet.
+    pub(super) fn request(&self) -> Option<&str> {
+        self.subject.as_deref()?.strip_prefix("request/")
+    }
 }
 
 /// An answer that is a problem (RFC 9457).

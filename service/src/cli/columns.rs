@@ -6,7 +6,7 @@ use chancery_events::spec::{DisruptionState, OnTimeout, Rule, Strategy, Window};
 use chancery_events::time::Time;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, DisruptionRow, IncarnationRow, NodeRow,
-    OperationRow, PlanRow, PolicyRow, ReplicaRow, SessionRow, StorageRow, VolumeRow,
+    OperationRow, PlanRow, PolicyRow, ReplicaRow, RequestRow, SessionRow, StorageRow, VolumeRow,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::disruption;
 use super::error::CliError;
 use super::kind::Kind;
+use super::request;
 use super::table::Rows;
 
 /// Head, whether it is shown by `-o wide` alone, and the cell of a row.
@@ -32,6 +33,7 @@ pub(super) fn table(kind: Kind, items: &[Value], wide: bool) -> Result<Rows, Cli
         Kind::Replica => rows(REPLICA, items, wide),
         Kind::Incarnation => rows(INCARNATION, items, wide),
         Kind::Operation => rows(OPERATION, items, wide),
+        Kind::Request => rows(REQUEST, items, wide),
         Kind::Volume => rows(VOLUME, items, wide),
         Kind::Session => rows(SESSION, items, wide),
         Kind::Command => rows(COMMAND, items, wide),
@@ -199,6 +201,19 @@ const POLICY: &[Column<PolicyRow>] = &[
         Rule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
         Rule::FourEyes {} => String::new(),
     }),
+    ("VERSION", true, |r| r.version.to_string()),
+    ("CHANGED", true, |r| short(r.changed)),
+];
+
+const REQUEST: &[Column<RequestRow>] = &[
+    ("ID", false, |r| r.id.to_string()),
+    ("CHANGE", false, request::change),
+    ("STATE", false, |r| r.state.to_string()),
+    ("ASKED BY", false, |r| r.by.to_string()),
+    ("MESSAGE", false, |r| r.message.clone()),
+    ("EXPIRES", false, |r| r.expires.map(short).unwrap_or_default()),
+    ("EFFECTS", true, request::effects),
+    ("HASH", true, |r| r.hash.to_string()),
     ("VERSION", true, |r| r.version.to_string()),
     ("CHANGED", true, |r| short(r.changed)),
 ];

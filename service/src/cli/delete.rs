@@ -19,6 +19,7 @@ use super::context::Output;
 use super::error::{CliError, Exit};
 use super::get::{json_text, list, name_of};
 use super::kind::Kind;
+use super::request;
 use crate::manifest::Manifest;
 use crate::note;
 
@@ -70,6 +71,10 @@ fn delete(
         let takes_time =
             cascade == Cascade::Yes && matches!(intents[at], Intent::NodeDelete(_) | Intent::PlanDelete(_));
         match answer {
+            Ok(verdict) if verdict.request().is_some() => {
+                report.line(&name(manifest), "waits for approval", Some(verdict.position))?;
+                verdict.request().map_or(Ok(()), |id| request::hint(client, id))
+            }
             Ok(verdict) if takes_time => {
                 going.insert(name(manifest));
                 report.line(&name(manifest), "is to be deleted, with what needs it", Some(verdict.position))

@@ -18,6 +18,7 @@ use super::events;
 use super::get::{json_text, list, name_of, one, yaml_text};
 use super::kind::Kind;
 use super::plan_page::{Member, Page};
+use super::request;
 use super::table::{add, one_line};
 
 use crate::note;
@@ -34,6 +35,11 @@ const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "me
 pub(super) fn run(kind: Kind, name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let output = client.context.output(&[Output::Table, Output::Json, Output::Yaml])?;
     let item = one(client, kind, name)?;
+    if kind == Kind::Request && output == Output::Table {
+        out.write_all(request::page(&typed(&item)?).as_bytes())?;
+        writeln!(out, "\nRecent events")?;
+        return Ok(out.write_all(events::table(&events::past(kind, name, client)?).lines("  ").as_bytes())?);
+    }
     if kind == Kind::Plan {
         return plan(name, &item, output, client, out);
     }
@@ -92,6 +98,7 @@ fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belong
         | Kind::Plan
         | Kind::Incarnation
         | Kind::Operation
+        | Kind::Request
         | Kind::Volume
         | Kind::Session
         | Kind::Command => {

@@ -20,7 +20,7 @@ use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState};
 use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
 use serde_json::Value;
 
-use super::act::{ask_as, read, shown};
+use super::act::{read, shown};
 use super::client::{Changed, Client, Verdict};
 use super::columns::typed;
 use super::context::Output;
@@ -56,7 +56,11 @@ pub(super) fn drain(drain: &Drain, client: &Client<'_>, out: &mut dyn Write) -> 
     }
     let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
     let of = format!("node/{node}");
-    ask_as(client, "drain", &of, &intent, "is to be emptied", out)?;
+    let verdict = client.ask(&format!("drain {of}"), &intent)?;
+    shown(client, &of, "is to be emptied", &verdict, out)?;
+    if verdict.request().is_some() {
+        return Ok(());
+    }
     if drain.wait {
         return Emptying { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
     }
@@ -231,7 +235,7 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     let cluster = if way.is_empty() { None } else { Some(cluster(&name, client)?) };
     for state in way {
         let cluster = cluster.clone().filter(|_| *state == NodeState::Allocated);
-        let intent = NodeSetState { name: name.clone(), state: *state, cluster }.into();
+        let intent = NodeSetState { name: name.clone(), state: *state, cluster, break_glass: None }.into();
         verdict = Some(client.ask(&doing, &intent)?);
     }
     if let Some(verdict) = verdict {
@@ -239,7 +243,8 @@ pub(super) fn undrain(undrain: &Undrain, client: &Client<'_>, out: &mut dyn Writ
     }
     note!("nothing empties {of}, and it is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
-    let verdict = Verdict { position, outcome: "unchanged".into(), version, changed: Changed::default() };
+    let (outcome, changed) = ("unchanged".into(), Changed::default());
+    let verdict = Verdict { position, outcome, version, subject: None, changed };
     shown(client, &of, "unchanged", &verdict, out)
 }
 

@@ -3,7 +3,7 @@
 use chancery_events::spec::OperationKind;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow,
-    OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, SessionRow, VolumeRow,
+    OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
 };
 use schemars::{Schema, schema_for};
 use serde_json::Value;
@@ -111,6 +111,7 @@ fn schema(kind: Kind) -> Schema {
         Kind::Replica => schema_for!(ReplicaRow),
         Kind::Incarnation => schema_for!(IncarnationRow),
         Kind::Operation => schema_for!(OperationRow),
+        Kind::Request => schema_for!(RequestRow),
         Kind::Volume => schema_for!(VolumeRow),
         Kind::Session => schema_for!(SessionRow),
         Kind::Command => schema_for!(CommandRow),

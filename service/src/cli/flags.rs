@@ -106,7 +106,7 @@ impl Get {
 /// Which operations.
 #[derive(Args, Debug, Default)]
 pub struct Choose {
-    /// Their ids; or disruption NODE/NAME
+    /// Their ids; or request/ID, or disruption NODE/NAME
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
     /// Those of a plan

@@ -147,7 +147,7 @@ pub(super) fn name_of(kind: Kind, item: &Value) -> String {
     match kind {
         Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
         Kind::Disruption => format!("{}/{}", text("node"), text("name")),
-        Kind::Incarnation | Kind::Operation | Kind::Session => text("id"),
+        Kind::Incarnation | Kind::Operation | Kind::Request | Kind::Session => text("id"),
         Kind::Command => format!("{}/{}", text("incarnation"), item["revision"]),
         _ => text("name"),
     }

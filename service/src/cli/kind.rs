@@ -41,6 +41,9 @@ pub enum Kind {
     /// Approved changes of replicas.
     #[value(name = "operations", aliases = ["operation", "op"])]
     Operation,
+    /// Changes that wait for approval as a whole.
+    #[value(name = "requests", aliases = ["request", "req"])]
+    Request,
     /// Storage that outlives the runs that use it.
     #[value(name = "volumes", aliases = ["volume", "vol"])]
     Volume,
@@ -66,6 +69,7 @@ impl Kind {
             Kind::Replica => "replica",
             Kind::Incarnation => "incarnation",
             Kind::Operation => "operation",
+            Kind::Request => "request",
             Kind::Volume => "volume",
             Kind::Session => "session",
             Kind::Command => "command",
@@ -85,6 +89,7 @@ impl Kind {
             Kind::Replica => "replicas",
             Kind::Incarnation => "incarnations",
             Kind::Operation => "operations",
+            Kind::Request => "requests",
             Kind::Volume => "volumes",
             Kind::Session => "sessions",
             Kind::Command => "commands",

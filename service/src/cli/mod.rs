@@ -32,6 +32,7 @@ mod page_tests;
 mod plan_page;
 mod process;
 mod replica;
+mod request;
 mod rollout;
 mod screen;
 mod show;
@@ -132,6 +133,20 @@ impl Which {
     }
 }
 
+/// Approves or rejects what is named: requests, or else operations.
+fn decide(
+    decision: Decision<'_>,
+    choose: &Choose,
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let requests = request::named(&choose.ids)?;
+    if requests.is_empty() {
+        return approve::run(decision, choose, client, out);
+    }
+    request::decide(decision, &requests, client, out)
+}
+
 /// Carries out a command that asks a server, and writes its data to `out`.
 pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> Result<(), CliError> {
     let client = Client::new(context);
@@ -157,11 +172,9 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         }
         ClientCommand::Approve(choose) => match disruption::named(&choose.ids)? {
             Some(name) => disruption::approve(name, &client, out),
-            None => approve::run(Decision::Approve, choose, &client, out),
+            None => decide(Decision::Approve, choose, &client, out),
         },
-        ClientCommand::Reject { choose, reason } => {
-            approve::run(Decision::Reject { reason }, choose, &client, out)
-        }
+        ClientCommand::Reject { choose, reason } => decide(Decision::Reject { reason }, choose, &client, out),
         ClientCommand::Rollback { plan, to, name } => {
             rollout::rollback(plan, to.as_deref(), name.as_deref(), &client, out)
         }
@@ -192,7 +205,9 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Release { node } => {
             act::move_node("release", node, NodeState::Unallocated, None, &client, out)
         }
-        ClientCommand::Expunge { node, yes } => act::expunge(node, *yes, &client, out),
+        ClientCommand::Expunge { node, yes, break_glass } => {
+            act::expunge(node, *yes, break_glass.as_ref(), &client, out)
+        }
         ClientCommand::Activate { what, name } => {
             act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Active, &client, out)
         }

@@ -13,6 +13,7 @@ const WHAT: &[&str] = &[
     "state",
     "activity",
     "cluster",
+    "change",
     "kind",
     "rule",
     "evict",

@@ -124,6 +124,7 @@ fn final_states(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Deployment => &["completed", "failed", "cancelled", "superseded"],
         Kind::Operation => &["succeeded", "failed", "rejected", "expired", "cancelled", "superseded"],
+        Kind::Request => &["approved", "rejected", "expired", "superseded"],
         Kind::Incarnation => &["destroyed", "failed", "unwound"],
         Kind::Session => &["lost", "left", "removed"],
         Kind::Node => &["expunged"],

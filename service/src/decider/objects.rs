@@ -135,6 +135,12 @@ impl Core {
                     self.sessions.retries.insert((when, fact.incarnation.into()));
                 }
             }
+            Fact::ApprovalBypassed(fact) => {
+                let policies: Vec<_> = fact.policies.iter().map(ToString::to_string).collect();
+                let (node, by, reason) = (&fact.node, &fact.by, &fact.reason);
+                let policies = policies.join(", ");
+                tracing::warn!(%node, %by, reason, policies, "break-glass: node expunged without approval");
+            }
             Fact::ObjectJudged(fact) => {
                 self.tell(&fact.cluster, What::Judged(fact.object, fact.judgement, fact.revision));
             }

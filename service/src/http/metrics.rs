@@ -67,6 +67,7 @@ pub struct Metrics {
 #[derive(Default)]
 struct Fleets {
     verdicts: Family<CodeLabels, Counter>,
+    bypassed: Family<FleetLabels, Counter>,
     skipped: Family<FleetLabels, Counter>,
     journal: Family<FleetLabels, Gauge>,
     applied: Family<FleetLabels, Gauge>,
@@ -84,6 +85,7 @@ struct Fleets {
 pub struct Figures {
     fleet: String,
     verdicts: Family<CodeLabels, Counter>,
+    bypassed: Counter,
     skipped: Counter,
     journal: Gauge,
     applied: Gauge,
@@ -140,6 +142,8 @@ impl Metrics {
             let fleets = &metrics.fleets;
             let verdicts = "Answers of the decider: outcomes, and codes of refusals";
             to.register("verdicts", verdicts, fleets.verdicts.clone());
+            let bypassed = "Expunges by break-glass, without the approval that policies require";
+            to.register("approvals_bypassed", bypassed, fleets.bypassed.clone());
             to.register("journal_skipped", "Records of the log that do not count", fleets.skipped.clone());
             to.register("journal_position", "The last durable position", fleets.journal.clone());
             to.register("applied_position", "The last position in the rows", fleets.applied.clone());
@@ -165,6 +169,7 @@ impl Metrics {
         Figures {
             fleet: fleet.to_string(),
             verdicts: fleets.verdicts.clone(),
+            bypassed: fleets.bypassed.get_or_create_owned(&labels),
             skipped: fleets.skipped.get_or_create_owned(&labels),
             journal: gauge(&fleets.journal),
             applied: gauge(&fleets.applied),
@@ -209,6 +214,11 @@ impl Figures {
     /// Counts a record that the journal skipped.
     pub fn skipped(&self) {
         self.skipped.inc();
+    }
+
+    /// Counts an expunge by break-glass.
+    pub(super) fn bypassed(&self) {
+        self.bypassed.inc();
     }
 
     pub(super) fn verdict(&self, code: &'static str) {

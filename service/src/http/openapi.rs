@@ -9,7 +9,7 @@ use chancery_projector::RowKind;
 use chancery_projector::history::Entry;
 use chancery_projector::rows::{
     CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    PolicyRow, ReplicaRow, SessionRow, VolumeRow,
+    PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
 };
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
@@ -108,6 +108,7 @@ fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
         RowKind::Commands => types.subschema_for::<CommandRow>(),
         RowKind::Policies => types.subschema_for::<PolicyRow>(),
         RowKind::Volumes => types.subschema_for::<VolumeRow>(),
+        RowKind::Requests => types.subschema_for::<RequestRow>(),
     }
     .to_value()
 }

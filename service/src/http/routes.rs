@@ -63,7 +63,9 @@ fn one(kind: RowKind) -> String {
     match kind {
         RowKind::Deployments => "/plans/{plan}/deployments/{name}".to_owned(),
         RowKind::Commands => "/commands/{incarnation}/{revision}".to_owned(),
-        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions => format!("/{kind}/{{id}}"),
+        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions | RowKind::Requests => {
+            format!("/{kind}/{{id}}")
+        }
         RowKind::Clusters
         | RowKind::Capabilities
         | RowKind::Nodes
@@ -245,6 +247,20 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
             "operation.reject.v1",
             Members,
             "Rejects operations, all or none.",
+        ),
+        (
+            Method::POST,
+            "/requests/{request}/approve",
+            "request.approve.v1",
+            Members,
+            "Approves an approval request, exactly as it was shown.",
+        ),
+        (
+            Method::POST,
+            "/requests/{request}/reject",
+            "request.reject.v1",
+            Members,
+            "Rejects an approval request.",
         ),
         (
             Method::POST,

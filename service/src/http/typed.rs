@@ -6,7 +6,8 @@ use chancery_events::intent::{
     DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
     DisruptionSchedule, InboxSkip, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove,
     OperationReject, PlanApply, PlanDelete, PlanRollback, PlanSetActivity, PolicyApply, PolicyDelete,
-    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, VolumeDelete,
+    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, RequestApprove,
+    RequestReject, VolumeDelete,
 };
 use serde::de::DeserializeOwned;
 
@@ -90,6 +91,8 @@ bodies! {
     "volume.delete.v1" VolumeDelete
     "operation.approve.v1" OperationApprove
     "inbox.skip.v1" InboxSkip
+    "request.approve.v1" RequestApprove
+    "request.reject.v1" RequestReject
     "operation.reject.v1" OperationReject
 }
 

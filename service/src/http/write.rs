@@ -10,6 +10,7 @@ use chancery_events::fact::{Fact, Outcome};
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{Cascade, Intent, OperationApprove, OperationReject, Request, Shown};
 use chancery_events::spec::{FieldClass, PlanSpec};
+use chancery_events::subject::Subject;
 use chancery_journal::Source;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ pub(super) struct Accepted {
     pub(super) position: u64,
     /// `accepted`, or `unchanged` if it was so already.
     pub(super) verdict: String,
-    /// What it was about.
+    /// What it was about; `request/ID` if it waits for approval as that request.
     pub(super) subject: Option<String>,
     /// The subject's version now.
     pub(super) version: Option<u64>,
@@ -160,6 +161,7 @@ fn needs_no_body(type_name: &str, shape: Shape) -> bool {
         "replica.restart.",
         "replica.start.",
         "replica.stop.",
+        "request.reject.",
     ];
     shape == Shape::RejectOne || words.iter().any(|word| type_name.contains(word))
 }
@@ -196,10 +198,17 @@ pub(super) async fn ask(
 ) -> Result<Verdict, NoVerdict> {
     // Less than the whole request may take, so that the answer can say what is not known.
     let timeout = app.common.limits.request.mul_f32(0.9);
+    let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
     let verdict =
         tokio::time::timeout(timeout, decider.ask(request, bytes)).await.unwrap_or(Err(NoVerdict::Unknown));
     if let Ok(verdict) = &verdict {
         app.last_verdict.note(verdict.position);
+    }
+    let done = verdict.as_ref().is_ok_and(|verdict| {
+        verdict.result.as_ref().as_ref().is_ok_and(|accepted| accepted.outcome == Outcome::Changed)
+    });
+    if breaks_glass && done {
+        app.figures.bypassed();
     }
     app.figures.verdict(match &verdict {
         Ok(verdict) => match &*verdict.result {
@@ -216,6 +225,7 @@ pub(super) async fn ask(
 #[derive(Debug)]
 pub(super) struct Asked {
     id: String,
+    subject: Option<Subject>,
     done: Done,
     was_if_match: bool,
     is_of_plan: bool,
@@ -258,6 +268,7 @@ impl Done {
             | Intent::PlanDelete(_)
             | Intent::DeploymentPause(_)
             | Intent::OperationReject(_)
+            | Intent::RequestReject(_)
             | Intent::InboxSkip(_) => Done::Now,
             Intent::DisruptionApprove(_)
             | Intent::PlanRollback(_)
@@ -273,7 +284,8 @@ impl Done {
             | Intent::ReplicaStop(_)
             | Intent::ReplicaDelete(_)
             | Intent::VolumeDelete(_)
-            | Intent::OperationApprove(_) => Done::Later,
+            | Intent::OperationApprove(_)
+            | Intent::RequestApprove(_) => Done::Later,
         }
     }
 
@@ -290,7 +302,13 @@ impl Done {
 impl Asked {
     pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
         let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
-        Asked { id: request.id.to_string(), done: Done::of(&request.intent), was_if_match, is_of_plan }
+        let (id, subject) = (request.id.to_string(), request.intent.subject());
+        Asked { id, subject, done: Done::of(&request.intent), was_if_match, is_of_plan }
+    }
+
+    /// Whether the verdict is about an approval request that was not asked about.
+    fn waits(&self, subject: Option<&Subject>) -> bool {
+        matches!(subject, Some(Subject::Request(_))) && subject != self.subject.as_ref()
     }
 
     /// The status and what it says, or the problem.
@@ -320,6 +338,8 @@ impl Asked {
         let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
         let (status, word) = match accepted.outcome {
             Outcome::Unchanged => (StatusCode::OK, "unchanged"),
+            // What was asked for waits for approval.
+            Outcome::Changed if self.waits(accepted.subject.as_ref()) => (StatusCode::ACCEPTED, "accepted"),
             Outcome::Changed => (self.done.status(accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use chancery_events::amount::{GB, GIB, parse_bytes, parse_cpu};
-use chancery_events::spec::{Comparator, Day, OperationKind, Protocol};
+use chancery_events::spec::{Comparator, Day, PolicyKind, Protocol};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -148,11 +148,11 @@ impl Words for Protocol {
     }
 }
 
-impl Words for OperationKind {
+impl Words for PolicyKind {
     const WHAT: &'static str = "kind";
-    const ALL: &'static [OperationKind] = OperationKind::ALL;
+    const ALL: &'static [PolicyKind] = PolicyKind::ALL;
     fn word(self) -> &'static str {
-        OperationKind::word(self)
+        PolicyKind::word(self)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rules about approvals, as people write them.
 
 use chancery_events::name::{DomainName, PlanName};
-use chancery_events::spec::{Day, OperationKind, PolicySpec, Rule, Window};
+use chancery_events::spec::{Day, PolicyKind, PolicySpec, Rule, Window};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
@@ -14,7 +14,7 @@ use super::edge::{AnyCase, Clock, Minutes};
 pub(super) struct PolicyForm {
     /// Operations of these kinds; of every kind, unless set.
     #[serde(default)]
-    kinds: Vec<AnyCase<OperationKind>>,
+    kinds: Vec<AnyCase<PolicyKind>>,
     /// Of these plans; of every plan, unless set.
     #[serde(default)]
     plans: Vec<PlanName>,

@@ -3,8 +3,8 @@
 use chancery_events::amount::{Amounts, GB, GIB};
 use chancery_events::intent::Turn;
 use chancery_events::spec::{
-    Approval, Comparator, Day, OnTimeout, OperationKind, Probe, ProbeTiming, Protocol, Restart, Rule,
-    Strategy, Succession, UnreadyAction, Window,
+    Approval, Comparator, Day, OnTimeout, OperationKind, PolicyKind, Probe, ProbeTiming, Protocol, Restart,
+    Rule, Strategy, Succession, UnreadyAction, Window,
 };
 
 use super::*;
@@ -230,7 +230,7 @@ fn a_policy_approves_at_times_or_wants_four_eyes() {
         "kinds: [update, Relocate]\nplans: [web]\ndomains: [a]\napprove:\n  windows:\n  \
          - {days: [sat, Sun], from: \"22:00\", for: 8h}\n  - {from: 3:30, for: 90m}\n  in_flight: 3",
     );
-    assert_eq!(nightly.kinds, [OperationKind::Update, OperationKind::Relocate]);
+    assert_eq!(nightly.kinds, [PolicyKind::Update, PolicyKind::Relocate]);
     assert_eq!((nightly.plans[0].as_str(), nightly.domains[0].as_str()), ("web", "a"));
     let windows = vec![
         Window { days: vec![Day::Sat, Day::Sun], from: 1320, minutes: 480 },

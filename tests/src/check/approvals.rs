@@ -127,14 +127,14 @@ impl World {
 
 /// Whether the policy is about the operation.
 fn is_about(policy: &PolicySpec, operation: &Operation) -> bool {
-    let kind = policy.kinds.is_empty() || policy.kinds.contains(&operation.kind);
+    let kind = policy.kinds.is_empty() || policy.kinds.contains(&operation.kind.into());
     let plan = policy.plans.is_empty() || policy.plans.contains(&operation.plan);
     let domain = || operation.domain.as_ref().is_some_and(|domain| policy.domains.contains(domain));
     kind && plan && (policy.domains.is_empty() || domain())
 }
 
 /// Whether a window is open, in UTC: from each of its days on, for as long as it says, over midnight and the week.
-fn is_open(window: &Window, now: Time) -> bool {
+pub(super) fn is_open(window: &Window, now: Time) -> bool {
     // Time zero was a Thursday: three days after a Monday.
     let minute = (now.micros().div_euclid(MINUTE) + 3 * DAY).rem_euclid(WEEK);
     (0..7).any(|weekday| {

@@ -68,7 +68,10 @@ impl World {
             Some(Intent::DisruptionApprove(ask)) if ask.node == *on && ask.name == *name
         );
         let asked = asked || wants_node_gone(input.as_deref(), on);
-        let own = input.as_deref().and_then(Input::request).is_some_and(|request| request.actor == fact.by);
+        let person = input.as_deref().and_then(Input::request).map(|request| request.actor.clone());
+        let person = self.carried.as_ref().map(|carried| carried.approver.clone()).or(person);
+        let own = person.is_some_and(|person| person == fact.by);
+        self.may_empty(on, name, wants_node_gone(input.as_deref(), on), at)?;
         demand!(6, asked && own, "disruption {name} of {on} is called approved by {}, who did not", fact.by);
         let disruption = self.disruption(on, name)?;
         let state = disruption.state;
@@ -138,6 +141,7 @@ impl World {
             Some(Intent::PolicyApply(ask)) if ask.name == *name && ask.spec == fact.spec
         );
         demand!(6, asked, "policy {name} is not what somebody asked for");
+        self.policy_may_become(name, Some(&fact.spec), at)?;
         self.policies.insert(name.clone(), fact.spec.clone());
         Ok(())
     }
@@ -150,6 +154,7 @@ impl World {
             Some(Intent::PolicyDelete(ask)) if ask.name == *name
         );
         demand!(6, asked, "policy {name} is forgotten, and nobody asked");
+        self.policy_may_become(name, None, at)?;
         demand!(5, self.policies.remove(name).is_some(), "there is no policy {name}");
         Ok(())
     }

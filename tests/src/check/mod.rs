@@ -9,7 +9,7 @@
 //! | 3 | a volume has one user at a time; no second incarnation of a replica before the first is over, but for an update, relocate or restart; what is to follow another one is not begun before that is over; what lost its place is stopped |
 //! | 4 | what is held on a node fits at every position, is what the spec says (of one that follows another there, only what it needs more), and is freed once, as it was taken; no place on a node that is disturbed, or that the plan's affinities forbid |
 //! | 5 | nothing that is over changes; tables of states are kept; a report that is stale, of a session that is over or of another cluster changes nothing; a writer that was overtaken writes nothing |
-//! | 6 | each operation is asked for by a person, by a deployment that goes on, or by a rule that applies; each command follows from one that was approved by somebody entitled (or a rule that applies, a policy within its windows and its number) on the hash that was proposed, begins in its turn (wave, domain, pause, health of what was brought up), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule starts again what ended as it says, and not before it says |
+//! | 6 | each operation is asked for by a person, by a deployment that goes on, or by a rule that applies; each command follows from one that was approved by somebody entitled (or a rule that applies, a policy within its windows and its number) on the hash that was proposed, begins in its turn (wave, domain, pause, health of what was brought up), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule starts again what ended as it says, and not before it says; what ends or moves many replicas at once, and what makes approval weaker, was approved as a whole, for what it does, by people who satisfy the policies in force |
 //! | 7 | nothing that brings it up is opened or approved on a replica that a user stopped, until a user wants something newer |
 //! | 8 | only objects that this journal issued and that are over are removed; a volume is destroyed when somebody asked for it, nothing uses it, and its end is proved; what is lost is used by nobody |
 //! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
@@ -31,6 +31,7 @@ mod incarnations;
 mod operations;
 mod places;
 mod plans;
+mod requests;
 mod reserving;
 mod state;
 #[cfg(test)]
@@ -42,11 +43,10 @@ mod volumes;
 use std::sync::Arc;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{Fact, Outcome};
+use chancery_events::fact::{Fact, LineageStarted, Outcome};
 use chancery_events::id::Position;
 use chancery_events::name::{CapabilityName, ReplicaName};
 use chancery_events::record::Record;
-use chancery_events::subject::Subject;
 
 use crate::history::History;
 use chain::Chain;
@@ -93,6 +93,7 @@ impl Checker {
             self.finish_input()?;
             let input = Input { position, event, said: Said::Nothing, has_effect: false };
             self.world.input = Some(Arc::new(input));
+            self.world.carried = None;
             return Ok(());
         };
         let lineage = record.header().lineage;
@@ -158,27 +159,12 @@ impl Checker {
                 Ok(())
             }
             Fact::TimeRecorded(_) => Ok(()),
-            Fact::LineageStarted(x) => {
-                demand!(
-                    1,
-                    x.at < at.position,
-                    "a lineage starts at {}, and its ancestor ends at {}",
-                    at.position,
-                    x.at
-                );
-                demand!(1, x.previous != at.lineage, "lineage {} continues itself", at.lineage);
-                Ok(())
-            }
+            Fact::LineageStarted(x) => lineage_started(x, at),
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
             Fact::InboxRefused(x) => self.inbox.refused(x),
             Fact::InboxSkipped(x) => self.inbox.skipped(x),
             Fact::InboxAdvanced(x) => self.inbox.advanced(x),
-            Fact::EntityParked(x) => {
-                if let Subject::Operation(id) = &x.subject {
-                    world.operation(*id)?.is_parked = true;
-                }
-                Ok(())
-            }
+            Fact::EntityParked(x) => world.parked(&x.subject),
             Fact::ClusterApplied(x) => {
                 world.cluster_applied(x);
                 Ok(())
@@ -199,7 +185,7 @@ impl Checker {
                 Ok(())
             }
             Fact::NodeApplied(x) => world.node_applied(x),
-            Fact::NodeMoved(x) => world.node_moved(x),
+            Fact::NodeMoved(x) => world.node_moved(x, at),
             Fact::NodeDeleted(x) => world.node_deleted(&x.name, at),
             Fact::DisruptionScheduled(x) => world.disruption_scheduled(x, at),
             Fact::DisruptionApproved(x) => world.disruption_approved(x, at),
@@ -207,7 +193,7 @@ impl Checker {
             Fact::DisruptionDeleted(x) => world.disruption_deleted(x, at),
             Fact::PolicyApplied(x) => world.policy_applied(x, at),
             Fact::PolicyDeleted(x) => world.policy_deleted(x, at),
-            Fact::PlanApplied(x) => world.plan_applied(x),
+            Fact::PlanApplied(x) => world.plan_applied(x, at),
             Fact::PlanActivityChanged(x) => {
                 world.plan(&x.name)?.activity = x.activity;
                 Ok(())
@@ -230,6 +216,10 @@ impl Checker {
             Fact::OperationApproved(x) => world.operation_approved(x, at),
             Fact::OperationBegun(x) => world.operation_begun(x, at),
             Fact::OperationEnded(x) => world.operation_ended(x, at),
+            Fact::RequestOpened(x) => world.request_opened(x, at),
+            Fact::RequestApproved(x) => world.request_approved(x, at),
+            Fact::RequestEnded(x) => world.request_ended(x, at),
+            Fact::ApprovalBypassed(x) => world.bypassed(x, at),
             Fact::IncarnationReserved(x) => world.reserved(x, at),
             Fact::IncarnationCommanded(x) => world.commanded(x, at),
             Fact::IncarnationBegun(x) => world.begun(x),
@@ -297,6 +287,13 @@ impl Checker {
     pub fn alive(&self, alive: &[Alive]) -> Result<(), Violation> {
         self.world.alive(alive)
     }
+}
+
+fn lineage_started(fact: &LineageStarted, at: At) -> Check {
+    let (ends, starts) = (fact.at, at.position);
+    demand!(1, ends < starts, "a lineage starts at {starts}, and its ancestor ends at {ends}");
+    demand!(1, fact.previous != at.lineage, "lineage {} continues itself", at.lineage);
+    Ok(())
 }
 
 /// The replica that a fact may have changed for those who count.

@@ -11,6 +11,7 @@ use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
 use chancery_events::name::ReplicaName;
 use chancery_events::spec::OperationKind;
+use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use super::debts::Debt;
@@ -39,6 +40,13 @@ pub(super) const fn replaces(kind: OperationKind) -> bool {
 }
 
 impl World {
+    pub(super) fn parked(&mut self, subject: &Subject) -> Check {
+        if let Subject::Operation(id) = subject {
+            self.operation(*id)?.is_parked = true;
+        }
+        Ok(())
+    }
+
     pub(super) fn operation(&mut self, id: OperationId) -> Result<&mut Operation, Violation> {
         self.operations
             .get_mut(&id)

@@ -24,7 +24,8 @@ impl World {
 
     /// The input that the fact follows from, if it follows from one.
     pub(super) fn input_of(&self, at: At) -> Option<Arc<Input>> {
-        self.input.clone().filter(|input| input.position == at.cause)
+        let carried = self.carried.as_ref().map(|carried| Arc::clone(&carried.input));
+        carried.or_else(|| self.input.clone()).filter(|input| input.position == at.cause)
     }
 
     pub(super) fn node_applied(&mut self, fact: &NodeApplied) -> Check {
@@ -45,11 +46,14 @@ impl World {
         node.has_room(&fact.name)
     }
 
-    pub(super) fn node_moved(&mut self, fact: &NodeMoved) -> Check {
+    pub(super) fn node_moved(&mut self, fact: &NodeMoved, at: At) -> Check {
         use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
         let name = &fact.name;
         let node = self.node(name)?;
         let (from, to) = (node.state, fact.to);
+        if to == Expunged {
+            self.may_expunge(name, at)?;
+        }
         demand!(5, from != Expunged, "node {name} is expunged, and becomes {to}");
         let allowed = matches!(
             (from, to),

@@ -20,8 +20,9 @@ impl World {
         self.replicas.get_mut(name).ok_or_else(|| Violation::new(5, format!("there is no replica {name}")))
     }
 
-    pub(super) fn plan_applied(&mut self, fact: &PlanApplied) -> Check {
+    pub(super) fn plan_applied(&mut self, fact: &PlanApplied, at: At) -> Check {
         let (name, generation) = (&fact.name, fact.generation);
+        self.plan_may_become(name, &fact.spec, at)?;
         let plan = self.plans.entry(name.clone()).or_insert_with(|| Plan {
             activity: Activity::Active,
             is_removing: false,
@@ -54,6 +55,7 @@ impl World {
                     if ask.name == *name && ask.cascade == Cascade::Yes)
         });
         demand!(6, asked, "plan {name} is to go with all that it has, and {} did not ask", fact.by);
+        self.may_remove(name, at)?;
         let plan = self.plan(name)?;
         demand!(5, !plan.is_removing, "plan {name} is to go a second time");
         plan.is_removing = true;

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
+use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::fact::{
-    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal, Rollback,
+    Again, Approver, Asker, DeploymentEnd, Effect, IncarnationEnd, Proposal, RequestedChange, Rollback,
 };
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, Namespace,
@@ -381,6 +382,10 @@ pub(super) struct Now {
     pub(super) gave_way: Vec<(ReplicaName, Option<Asker>, Option<NodeName>)>,
     /// Nodes that were emptied to be forgotten, and are.
     pub(super) emptied: BTreeSet<NodeName>,
+    /// Nodes whose expunge waits for nobody, by break-glass.
+    pub(super) bypassed: BTreeSet<NodeName>,
+    /// Requests that were opened.
+    pub(super) requested: BTreeSet<RequestId>,
 }
 
 /// A run that is over.
@@ -419,4 +424,27 @@ pub(super) struct World {
     pub(super) debts: Vec<Debt>,
     pub(super) now: Now,
     pub(super) input: Option<Arc<Input>>,
+    pub(super) requests: BTreeMap<RequestId, Requested>,
+    /// The change of a request that was approved, as if its intent came then, and who approved it.
+    pub(super) carried: Option<Carried>,
+}
+
+/// An approval request.
+#[derive(Clone, Debug)]
+pub(super) struct Requested {
+    pub(super) change: RequestedChange,
+    pub(super) by: Actor,
+    pub(super) hash: Digest,
+    pub(super) expires: Time,
+    /// Replicas that would be ended or moved when it was opened.
+    pub(super) members: BTreeSet<(PlanName, ReplicaName)>,
+    pub(super) is_over: bool,
+}
+
+/// A change that is carried out because its request was approved.
+#[derive(Clone, Debug)]
+pub(super) struct Carried {
+    /// The approval's own position, and the intent that the request was opened for.
+    pub(super) input: Arc<Input>,
+    pub(super) approver: Actor,
 }

@@ -21,10 +21,10 @@ use super::violation::{Check, Violation, demand};
 pub(super) struct Volume {
     id: VolumeId,
     cluster: ClusterName,
-    node: NodeName,
+    pub(super) node: NodeName,
     class: StorageClass,
     capacity: u64,
-    owner: Option<ReplicaName>,
+    pub(super) owner: Option<ReplicaName>,
     on_delete: OnDelete,
     is: Is,
     /// Somebody asked that it goes.

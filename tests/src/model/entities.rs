@@ -62,6 +62,15 @@ pub(super) struct Node {
     pub(super) state: NodeState,
     pub(super) cluster: Option<ClusterName>,
     pub(super) disruptions: BTreeMap<DisruptionName, Disruption>,
+    pub(super) bypass: Option<chancery_events::fact::ApprovalBypassed>,
+}
+
+/// An approval request: how it was opened, and what came of it.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) fact: chancery_events::fact::RequestOpened,
+    pub(super) approved: Option<Actor>,
+    pub(super) end: Option<chancery_events::fact::RequestEnd>,
 }
 
 #[derive(Clone, Debug)]
@@ -189,6 +198,7 @@ pub(super) struct Entities {
     pub(super) sessions: BTreeMap<SessionId, Kept<Session>>,
     pub(super) policies: BTreeMap<PolicyName, Kept<PolicySpec>>,
     pub(super) volumes: BTreeMap<VolumeName, Kept<Volume>>,
+    pub(super) requests: BTreeMap<chancery_events::id::RequestId, Kept<Asked>>,
 }
 
 impl Operation {

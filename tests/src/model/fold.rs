@@ -7,20 +7,22 @@ use chancery_events::fact::{
     IncarnationReserved, IncarnationRunning, OperationApproved, OperationBegun, OperationEnd,
     OperationOpened,
 };
-use chancery_events::id::{IncarnationId, OperationId, SessionId};
+use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
 use chancery_events::spec::{Activity, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
 use super::entities::{
-    At, Capability, Cluster, Deployment, Disruption, Entities, Incarnation, Kept, Life, Node, Operation,
-    Plan, Replica, Session, Stamps, brings_up,
+    Asked, At, Capability, Cluster, Deployment, Disruption, Entities, Incarnation, Kept, Life, Node,
+    Operation, Plan, Replica, Session, Stamps, brings_up,
 };
 use super::volumes;
 
 /// Of what is over, an owner keeps so many.
 const KEPT: usize = 20;
+/// Number of approval requests that are kept after their end.
+const KEPT_REQUESTS: usize = 100;
 
 /// And of deployments that completed, so many besides.
 const COMPLETED: usize = 10;
@@ -81,6 +83,7 @@ impl Entities {
             Subject::Session(id) => &mut self.sessions.get_mut(id)?.stamps,
             Subject::Policy(name) => &mut self.policies.get_mut(name)?.stamps,
             Subject::Volume(name) => &mut self.volumes.get_mut(name)?.stamps,
+            Subject::Request(id) => &mut self.requests.get_mut(id)?.stamps,
         })
     }
 
@@ -119,8 +122,23 @@ impl Entities {
             | Fact::DisruptionDeleted(_)
             | Fact::PolicyApplied(_)
             | Fact::PolicyDeleted(_)
+            | Fact::ApprovalBypassed(_)
             | Fact::SessionOpened(_)
             | Fact::SessionClosed(_) => self.place(fact, at),
+            Fact::RequestOpened(x) => {
+                let id = RequestId::issue(at.lineage, at.position);
+                self.requests.insert(id, at.stamp(Asked { fact: x.clone(), approved: None, end: None }));
+            }
+            Fact::RequestApproved(x) => {
+                if let Some(request) = self.requests.get_mut(&x.request) {
+                    request.is.approved = Some(x.by.clone());
+                }
+            }
+            Fact::RequestEnded(x) => {
+                if let Some(request) = self.requests.get_mut(&x.request) {
+                    request.is.end = Some(x.end.clone());
+                }
+            }
             Fact::PlanApplied(_)
             | Fact::PlanActivityChanged(_)
             | Fact::PlanRemoving(_)
@@ -181,12 +199,17 @@ impl Entities {
             }
             Fact::NodeApplied(x) => {
                 let (spec, state) = (x.spec.clone(), NodeState::Unallocated);
-                let new = Node { spec, state, cluster: None, disruptions: BTreeMap::default() };
+                let new = Node { spec, state, cluster: None, disruptions: BTreeMap::default(), bypass: None };
                 apply!(self.nodes, &x.name, at, |is| is.spec = x.spec.clone(), new);
             }
             Fact::NodeMoved(x) => {
                 if let Some(node) = self.nodes.get_mut(&x.name) {
                     (node.is.state, node.is.cluster) = (x.to, x.cluster.clone());
+                }
+            }
+            Fact::ApprovalBypassed(x) => {
+                if let Some(node) = self.nodes.get_mut(&x.node) {
+                    node.is.bypass = Some(x.clone());
                 }
             }
             Fact::NodeDeleted(x) => {
@@ -606,6 +629,15 @@ impl Entities {
             Fact::IncarnationEnded(x) => self.forget_of_replica(&x.replica),
             Fact::DeploymentCreated(x) => self.forget_deployments(&x.plan),
             Fact::SessionClosed(x) => self.forget_sessions(&x.cluster),
+            Fact::RequestApproved(_) | Fact::RequestEnded(_) => {
+                let over = |kept: &Kept<Asked>| kept.is.approved.is_some() || kept.is.end.is_some();
+                let over = self.requests.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id);
+                let mut over: Vec<_> = over.collect();
+                over.truncate(over.len().saturating_sub(KEPT_REQUESTS));
+                for id in over {
+                    self.requests.remove(&id);
+                }
+            }
             // Nothing is over by any other.
             _ => {}
         }

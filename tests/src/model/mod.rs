@@ -67,7 +67,9 @@ pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
     Some(match kind {
         RowKind::Deployments => format!("{}/{}", text("plan")?, text("name")?),
         RowKind::Commands => format!("{}/{}", text("incarnation")?, row["revision"].as_u64()?),
-        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions => text("id")?.to_owned(),
+        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions | RowKind::Requests => {
+            text("id")?.to_owned()
+        }
         RowKind::Clusters
         | RowKind::Capabilities
         | RowKind::Nodes

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
-use chancery_events::fact::DeploymentEnd;
-use chancery_events::id::SessionId;
+use chancery_events::fact::{DeploymentEnd, RequestEnd};
+use chancery_events::id::{RequestId, SessionId};
 use chancery_events::name::{DeploymentName, NodeName, PlanName};
 use chancery_events::observation::SessionEnd;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, DeploymentRow, DeploymentWord, DisruptionRow, NodeRow, PlanRow, PolicyRow,
-    SessionRow, SessionWord, SetWord, StorageRow,
+    BypassRow, CapabilityRow, ClusterRow, DeploymentRow, DeploymentWord, DisruptionRow, NodeRow, PlanRow,
+    PolicyRow, RequestRow, RequestWord, RequestedKind, SessionRow, SessionWord, SetWord, StorageRow,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use super::entities::{Deployment, Entities, Kept, Node, Plan, Session};
+use super::entities::{Asked, Deployment, Entities, Kept, Node, Plan, Session};
 use super::running::{command, incarnation, operation, phase, replica};
 use super::volumes;
 
@@ -89,6 +89,9 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
         };
         put(RowKind::Policies, name.to_string(), json(&row));
     }
+    for (id, kept) in &all.requests {
+        put(RowKind::Requests, id.to_string(), json(&request(*id, kept)));
+    }
     all.sessions
         .iter()
         .for_each(|(id, kept)| put(RowKind::Sessions, id.to_string(), json(&session(*id, kept))));
@@ -97,6 +100,38 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
 
 fn json(row: &impl Serialize) -> Value {
     serde_json::to_value(row).expect("rows have string keys and no failing parts")
+}
+
+fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
+    let Asked { fact, approved, end } = &kept.is;
+    let kind = serde_json::to_value(&fact.change).expect("a change");
+    let kind = kind.as_object().and_then(|change| change.keys().next()).cloned();
+    let kind = RequestedKind::ALL.iter().copied().find(|it| Some(it.word()) == kind.as_deref());
+    let (state, decided) = match (approved, end) {
+        (Some(by), _) => (RequestWord::Approved, Some(by.clone())),
+        (None, Some(RequestEnd::Rejected { by, .. })) => (RequestWord::Rejected, Some(by.clone())),
+        (None, Some(RequestEnd::Expired)) => (RequestWord::Expired, None),
+        (None, Some(RequestEnd::Superseded { .. })) => (RequestWord::Superseded, None),
+        (None, None) => (RequestWord::Pending, None),
+    };
+    RequestRow {
+        id,
+        state,
+        kind: kind.expect("every change has a kind"),
+        subject: fact.change.subject(),
+        change: fact.change.clone(),
+        effects: fact.effects.clone(),
+        by: fact.by.clone(),
+        policies: fact.policies.clone(),
+        hash: fact.hash,
+        expires: (state == RequestWord::Pending).then_some(fact.expires),
+        decided,
+        message: String::new(),
+        version: kept.stamps.version,
+        created: kept.stamps.created,
+        changed: kept.stamps.changed,
+        position: kept.stamps.position,
+    }
 }
 
 fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
@@ -138,6 +173,11 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         storage: storage.collect(),
         incarnations: on_it.len() as u64,
         disruptions: disruptions.collect(),
+        bypass: kept.is.bypass.as_ref().map(|bypass| BypassRow {
+            by: bypass.by.clone(),
+            reason: bypass.reason.clone(),
+            policies: bypass.policies.clone(),
+        }),
         version: kept.stamps.version,
         created: kept.stamps.created,
         changed: kept.stamps.changed,

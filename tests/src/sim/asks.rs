@@ -32,6 +32,8 @@ pub(super) enum Habit {
     Sets,
     /// To empty nodes.
     Drains,
+    /// To have policies, and to look for ways round them.
+    Rules,
     /// To write letters, while nobody is there to read them.
     Letters,
 }
@@ -44,6 +46,7 @@ impl Habit {
             4..=6 => Some(Habit::Sets),
             7..=9 => Some(Habit::Drains),
             10..=11 => Some(Habit::Letters),
+            12..=14 => Some(Habit::Rules),
             _ => None,
         }
     }
@@ -54,6 +57,7 @@ impl Habit {
             Habit::Rollouts => &[Fault::Unwell, Fault::Strike, Fault::BadBehaviour],
             Habit::Sets => &[Fault::Unwell, Fault::Strike],
             Habit::Drains => &[Fault::Strike, Fault::ExecutorPause],
+            Habit::Rules => &[Fault::ServerCrash],
             Habit::Letters => &[Fault::ServerCrash, Fault::WorkFails, Fault::LetterAgain],
         }
     }
@@ -78,7 +82,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
         None => (4, 32),
     };
     let asked = random.between(least, most);
-    if matches!(habit, Some(Habit::Drains | Habit::Sets)) {
+    if matches!(habit, Some(Habit::Drains | Habit::Sets | Habit::Rules)) {
         // Something to be moved away, or to be replaced.
         for plan in 0..plans {
             inputs.push(update(random, plan, 0));
@@ -94,6 +98,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
             Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
             Some(Habit::Sets) if random.chance(600) => set(random, plans, number),
             Some(Habit::Drains) if random.chance(600) => drain(random, number),
+            Some(Habit::Rules) if random.chance(800) => way_round(random, plans, number),
             _ => ask(random, &world, number),
         };
         inputs.push(ask);
@@ -182,6 +187,52 @@ fn drain(random: &mut Random, number: u64) -> Input {
     }
 }
 
+/// Ways to end or move replicas without the operations that policies are about, and people who approve or reject them.
+fn way_round(random: &mut Random, plans: u64, number: u64) -> Input {
+    let (plan, node) = (format!("p{}", random.below(plans)), format!("n{}", random.below(3)));
+    match random.below(20) {
+        0..=2 => Input::OfRequest { verb: "approve", which: random.below(4) },
+        3 => Input::OfRequest { verb: "reject", which: random.below(4) },
+        4..=5 => Input::Approve { which: None },
+        6 => input("plan.delete", json!({"name": plan, "cascade": "yes"})),
+        7 => input("node.delete", json!({"name": node, "cascade": "yes"})),
+        8 => disruption_schedule(random, &node, number),
+        9..=10 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        11 => expunge(random, &node),
+        12..=13 => Input::Automatic { which: random.below(4) },
+        14 => {
+            let spec =
+                json!({"kinds": four_eyes(random), "plans": [], "domains": [], "rule": {"four_eyes": {}}});
+            input("policy.apply", json!({"name": format!("y{}", random.below(2)), "spec": spec}))
+        }
+        15 => policy_apply(random),
+        16 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
+        17 => {
+            let plan = random.below(plans);
+            update(random, plan, number)
+        }
+        18 => of_replica(random, "delete"),
+        _ => {
+            let spec = json!({"count": 0});
+            input("deployment.create", json!({"plan": plan, "name": format!("z{number}"), "spec": spec}))
+        }
+    }
+}
+
+/// Kinds that take two people.
+fn four_eyes(random: &mut Random) -> Vec<&'static str> {
+    let kinds = ["delete", "relocate", "expunge", "stop"];
+    kinds.into_iter().filter(|_| random.chance(600)).collect()
+}
+
+fn expunge(random: &mut Random, node: &str) -> Input {
+    let mut data = json!({"name": node, "state": "expunged"});
+    if random.chance(300) {
+        data["break_glass"] = json!("the machine burns");
+    }
+    input("node.set_state", data)
+}
+
 fn input(type_name: &'static str, data: Value) -> Input {
     Input::Ask { type_name, data }
 }
@@ -212,6 +263,10 @@ fn setting(random: &mut Random, world: &World) -> Vec<Input> {
     for number in 0..random.between(least, 5) {
         inputs.push(node_apply(random, number, clusters));
     }
+    if world.habit == Some(Habit::Rules) {
+        let spec = json!({"kinds": four_eyes(random), "plans": [], "domains": [], "rule": {"four_eyes": {}}});
+        inputs.push(input("policy.apply", json!({"name": "y0", "spec": spec})));
+    }
     if random.chance(200) {
         inputs.push(policy_apply(random));
     }
@@ -228,10 +283,11 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
 }
 
 fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
-    let drains = world.habit == Some(Habit::Drains);
+    let drains = matches!(world.habit, Some(Habit::Drains | Habit::Rules));
     let asks = match world.habit {
         Some(Habit::Drains) => 50,
         Some(Habit::Sets) => 200,
+        Some(Habit::Rules) => 700,
         _ => 400,
     };
     let mut approval = || RULES[usize::from(random.chance(asks))];
@@ -320,7 +376,7 @@ fn policy_apply(random: &mut Random) -> Input {
         0 => vec![pick(random, of)],
         _ => vec![],
     };
-    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
+    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete", "expunge"];
     let rule = if random.chance(350) {
         json!({"four_eyes": {}})
     } else {
@@ -348,7 +404,7 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
     let World { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(147) {
+    match random.below(152) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
@@ -409,6 +465,9 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
         }
         // An approval of what was not shown.
         135..=137 => Input::Bad { which: 4 },
+        138..=140 => Input::OfRequest { verb: "approve", which: random.below(4) },
+        141 => Input::OfRequest { verb: "reject", which: random.below(4) },
+        142 => Input::Automatic { which: random.below(4) },
         _ => Input::Bad { which: random.below(8) },
     }
 }

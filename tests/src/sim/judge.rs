@@ -280,4 +280,5 @@ fn same(a: &Fleet, b: &Fleet) -> bool {
         && a.operations().sorted() == b.operations().sorted()
         && a.sessions().sorted() == b.sessions().sorted()
         && a.policies().sorted() == b.policies().sorted()
+        && a.approval_requests().sorted() == b.approval_requests().sorted()
 }

@@ -6,10 +6,12 @@ use chancery_events::fact::Asker;
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::Actor;
 use chancery_events::refusal::Code;
-use chancery_events::spec::{DisruptionState, Strategy};
+use chancery_events::spec::{Approval, ApprovalPolicy, DisruptionState, Strategy};
 use chancery_events::time::Time;
 use chancery_machine::fleet::Fleet;
-use chancery_machine::state::{Deployment, DeploymentState, Operation, OperationState, Replica, Set};
+use chancery_machine::state::{
+    ApprovalRequest, Deployment, DeploymentState, Operation, OperationState, Replica, RequestState, Set,
+};
 use chancery_projector::Folding;
 use serde_json::{Value, json};
 
@@ -81,8 +83,8 @@ impl Universe {
         let Some(state) = self.judge.state() else { return false };
         let number = self.calls.len();
         let all = state.fleet.operations().sorted();
-        let waits = |operation: &&Operation| matches!(operation.state, OperationState::PendingApproval(_));
-        let Some(first) = all.iter().copied().find(waits) else { return false };
+        let waiting = |operation: &&Operation| matches!(operation.state, OperationState::PendingApproval(_));
+        let Some(first) = all.iter().copied().find(waiting) else { return self.ask_to_reject() };
         // Another than asked for the first, whatever any policy says.
         let wanted_by = asked_by(&state.fleet, first);
         let by = ACTORS[usize::from(wanted_by.is_some_and(|actor| actor.as_str() == ACTORS[0]))];
@@ -101,6 +103,17 @@ impl Universe {
         true
     }
 
+    /// Rejects an approval request that waits.
+    fn ask_to_reject(&mut self) -> bool {
+        let Some(state) = self.judge.state() else { return false };
+        let number = self.calls.len();
+        let first = state.fleet.approval_requests().sorted().into_iter().find_map(waits);
+        let Some((request, _)) = first else { return false };
+        let data = json!({"request": request, "reason": "the world ends"});
+        self.call_as(ACTORS[0], &format!("end{number}"), "request.reject", &data, (None, None));
+        true
+    }
+
     /// Asks for something that lets a world come to rest.
     pub fn ask_in_the_end(&mut self, type_name: &str, data: &Value) {
         let id = format!("end{}", self.calls.len());
@@ -110,7 +123,9 @@ impl Universe {
     /// Says that a node is gone, as the operator of a machine that is lost does.
     pub fn ask_to_expunge(&mut self, node: &str) {
         let id = format!("gone{}", self.calls.len());
-        self.call(&id, "node.set_state", &json!({"name": node, "state": "expunged"}), None, None);
+        // It is lost already, whatever a policy wants of people.
+        let data = json!({"name": node, "state": "expunged", "break_glass": "the machine is lost"});
+        self.call(&id, "node.set_state", &data, None, None);
     }
 
     fn call(&mut self, id: &str, type_name: &str, data: &Value, time: Option<Time>, expect: Option<u64>) {
@@ -140,7 +155,7 @@ impl Universe {
             intent,
         };
         let by_letter = self.script.inbox && self.faulty && self.random.chance(self.script.letters);
-        if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation", _))) {
+        if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation" | "request", _))) {
             self.put_into_topic(request);
             return;
         }
@@ -330,6 +345,26 @@ impl Universe {
                 let (operation, _) = one(&self.pending(), *which)?;
                 ("operation.reject".into(), json!({"operations": [operation], "reason": "no"}), None)
             }
+            Input::OfRequest { verb, which } => {
+                let all = self.read()?.fleet.approval_requests().sorted();
+                let waits: Vec<_> = all.into_iter().filter_map(waits).collect();
+                let (request, hash) = one(&waits, *which)?;
+                let data = match *verb {
+                    "approve" => json!({"request": request, "hash": hash}),
+                    _ => json!({"request": request, "reason": "no"}),
+                };
+                (format!("request.{verb}"), data, None)
+            }
+            Input::Automatic { which } => {
+                let plans = self.read()?.fleet.plans().sorted();
+                let plans: Vec<_> = plans
+                    .into_iter()
+                    .map(|plan| (plan.name.clone(), (**plan.specs.newest()).clone()))
+                    .collect();
+                let (name, mut spec) = one(&plans, *which)?;
+                spec.approval = ApprovalPolicy::all(Approval::Automatic);
+                ("plan.apply".into(), json!({"name": name, "spec": spec}), None)
+            }
             Input::Bad { which } => match which {
                 0 => ("replica.stop".into(), json!({"name": "nobody-1"}), None),
                 3 => ("replica.start".into(), json!({"name": self.replica("start", 3)?}), Some(9999)),
@@ -363,6 +398,12 @@ fn shown(operation: &Operation) -> Option<(String, String)> {
         }
         _ => None,
     }
+}
+
+/// An approval request that waits, and the hash that is shown.
+fn waits(request: &ApprovalRequest) -> Option<(String, String)> {
+    let waits = matches!(request.state, RequestState::Pending { .. });
+    waits.then(|| (request.id.to_string(), request.hash.to_string()))
 }
 
 /// The person behind an operation, if there is one.

@@ -70,6 +70,18 @@ pub enum Input {
         /// Which, counted round.
         which: u64,
     },
+    /// Approves or rejects an approval request that waits then.
+    OfRequest {
+        /// `approve` or `reject`.
+        verb: &'static str,
+        /// Number of the request among those that wait, counted round.
+        which: u64,
+    },
+    /// Makes a plan that exists then approve operations by itself.
+    Automatic {
+        /// Number of the plan, counted round.
+        which: u64,
+    },
     /// Something that must be refused.
     Bad {
         /// In which way.
@@ -105,7 +117,8 @@ pub struct Script {
 }
 
 /// What nobody may ask for by a letter.
-pub(super) const APPROVALS: [&str; 2] = ["operation.approve.v1", "operation.reject.v1"];
+pub(super) const APPROVALS: [&str; 4] =
+    ["operation.approve.v1", "operation.reject.v1", "request.approve.v1", "request.reject.v1"];
 
 impl Script {
     /// What the seed draws.

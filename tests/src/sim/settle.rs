@@ -169,6 +169,7 @@ impl Universe {
             matches!(operation.state, OperationState::PendingApproval(_))
         };
         let waits = state.fleet.operations().sorted().into_iter().any(|operation| pending(&operation));
+        let waits = waits || !state.fleet.index().requests.open.is_empty();
         waits && self.ask_to_approve()
     }
 

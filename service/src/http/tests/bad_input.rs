@@ -22,8 +22,10 @@ fn path(route: &Route) -> String {
     let id = match &route.path {
         path if path.contains("/operations/") => id.replace("8801", "8802"),
         path if path.contains("/sessions/") => id.replace("8801", "8803"),
+        path if path.contains("/requests/") => id.replace("8801", "8805"),
         _ => id.to_owned(),
     };
+    let name = name.replace("{request}", &id);
     let name = name.replace("{id}", &id).replace("{incarnation}", &id).replace("{revision}", "1");
     format!("/{}", name.replace(['{', '}'], ""))
 }
@@ -116,6 +118,7 @@ async fn a_body_must_be_there_where_it_says_something() {
                     "schedule",
                     "operation.approve",
                     "operation.reject",
+                    "request.approve",
                 ];
                 words.iter().any(|word| type_name.contains(word))
             }

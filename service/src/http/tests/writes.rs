@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::Method;
 use chancery_events::fact::Outcome;
-use chancery_events::id::{OperationId, Position};
+use chancery_events::id::{OperationId, Position, RequestId};
 use chancery_events::intent;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_machine::keys::Accepted;
@@ -44,6 +44,7 @@ type Row = (Method, String, String, &'static str, u16);
 #[expect(clippy::too_many_lines, reason = "it has a row for each route")]
 fn table() -> Vec<Row> {
     let id = OperationId::issue(LINEAGE, Position::new(8));
+    let request = RequestId::issue(LINEAGE, Position::new(8));
     let hash = "9f86d081884c7d659a2feaa0c55ad015";
     let plan = r#"{"spec":{"namespace":"web","service":"nginx","payloads":[]}}"#;
     let many = format!(r#"{{"operations":[{{"operation":"{id}","hash":"{hash}"}}]}}"#);
@@ -197,6 +198,14 @@ fn table() -> Vec<Row> {
             "operation.reject.v1",
             200,
         ),
+        (
+            Method::POST,
+            format!("/requests/{request}/approve"),
+            format!(r#"{{"hash":"{hash}"}}"#),
+            "request.approve.v1",
+            202,
+        ),
+        (Method::POST, format!("/requests/{request}/reject"), String::new(), "request.reject.v1", 200),
         (Method::POST, "/operations/approve".into(), many, "operation.approve.v1", 202),
         (
             Method::POST,

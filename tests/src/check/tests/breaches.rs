@@ -1,6 +1,6 @@
 //! Each way of breaking a journal, and the invariant that it breaks.
 
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId};
 use serde_json::json;
 
 use super::check;
@@ -447,6 +447,84 @@ fn an_inbox_that_is_answered_wrongly() {
             let data = json!({"topic": TOPIC, "next": 7});
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);
             s.commits.last_mut().expect("a commit").answered = Some(6);
+        }),
+    ]);
+}
+
+/// A four-eyes policy that covers everything.
+fn two(s: &mut Story) {
+    let data = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
+    let cause = s.ask("policy.apply.v1", &data);
+    s.fact(cause, "policy.applied.v1", &data);
+}
+
+/// `ann` asks for the plan to be deleted with its replica; the request's own id, and its hash.
+fn cascade(s: &mut Story, count: u32) -> serde_json::Value {
+    let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
+    let effects = json!([{"kind": "delete", "plan": "web", "count": count, "replicas": [s.replica]}]);
+    let data = json!({
+        "change": {"plan_delete": {"name": "web"}}, "by": "ann", "effects": effects, "hash": HASH,
+        "expires": 9_000_000_000_000_000_i64,
+    });
+    let position = s.fact(cause, "request.opened.v1", &data);
+    json!(RequestId::issue(lineage(), Position::new(position)))
+}
+
+/// `ann` approves it, and the plan is removed.
+fn remove(s: &mut Story, request: &serde_json::Value, hash: &str) {
+    let cause = s.ask("request.approve.v1", &json!({"request": request, "hash": hash}));
+    s.fact(cause, "request.approved.v1", &json!({"request": request, "by": "ann", "hash": hash}));
+    s.fact(cause, "plan.removing.v1", &json!({"name": "web", "by": "ann"}));
+}
+
+#[test]
+fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
+    let mut s = story(Running);
+    let request = cascade(&mut s, 1);
+    remove(&mut s, &request, HASH);
+    check(&s).expect("one that is right: any person will do");
+    find(&[
+        (Running, 6, "a plan is removed, and nobody approved it", |s| {
+            let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
+            s.fact(cause, "plan.removing.v1", &json!({"name": "web", "by": "ann"}));
+        }),
+        (Running, 6, "whoever asked approves what takes two people", |s| {
+            two(s);
+            let request = cascade(s, 1);
+            remove(s, &request, HASH);
+        }),
+        (Running, 6, "it is approved on another hash", |s| {
+            let request = cascade(s, 1);
+            remove(s, &request, "0000000000000000000000000000abce");
+        }),
+        (Running, 6, "more replicas are shown than there are", |s| {
+            cascade(s, 2);
+        }),
+        (Running, 5, "it is approved again", |s| {
+            let request = cascade(s, 1);
+            let cause = s.ask("request.reject.v1", &json!({"request": request}));
+            let end = json!({"rejected": {"by": "ann", "reason": ""}});
+            s.fact(cause, "request.ended.v1", &json!({"request": request, "end": end}));
+            remove(s, &request, HASH);
+        }),
+        (Running, 6, "a policy is deleted alone", |s| {
+            two(s);
+            let cause = s.ask("policy.delete.v1", &json!({"name": "two"}));
+            s.fact(cause, "policy.deleted.v1", &json!({"name": "two"}));
+        }),
+        (Running, 6, "a node is expunged alone", |s| {
+            two(s);
+            let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "expunged"}));
+            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "expunged", "cluster": null}));
+        }),
+        (Running, 6, "a node is emptied alone", |s| {
+            two(s);
+            let spec = json!({"start": null, "evict": "yes", "reason": ""});
+            let data = json!({"node": "n1", "name": "x", "spec": spec});
+            let cause = s.ask("disruption.schedule.v1", &data);
+            s.fact(cause, "disruption.scheduled.v1", &data);
+            let cause = s.ask("disruption.approve.v1", &json!({"node": "n1", "name": "x"}));
+            s.fact(cause, "disruption.approved.v1", &json!({"node": "n1", "name": "x", "by": "ann"}));
         }),
     ]);
 }

@@ -1,0 +1,180 @@
+//! Bodies of facts about approval requests: intents that wait for approval as a whole.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::id::RequestId;
+use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, ReplicaName};
+use crate::spec::{PlanSpec, PolicyKind, PolicySpec};
+use crate::subject::Subject;
+use crate::time::Time;
+
+/// Change that waits for approval. Written in full: snapshots and rows hold it too.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestedChange {
+    /// Deletes a plan with everything that it has.
+    PlanDelete {
+        /// Name of the plan.
+        name: PlanName,
+    },
+    /// Empties a node and deletes it.
+    NodeDelete {
+        /// Name of the node.
+        name: NodeName,
+    },
+    /// Declares a node and everything on it lost.
+    NodeExpunge {
+        /// Name of the node.
+        name: NodeName,
+    },
+    /// Approves a disruption that empties its node.
+    DisruptionApprove {
+        /// Name of the node.
+        node: NodeName,
+        /// Name of the disruption, unique on the node.
+        name: DisruptionName,
+    },
+    /// Updates a plan to approve with fewer people than before.
+    PlanApply {
+        /// Name of the plan.
+        name: PlanName,
+        /// Plan as it was when the change was requested.
+        from: Box<PlanSpec>,
+        /// Requested plan.
+        to: Box<PlanSpec>,
+    },
+    /// Creates or updates a policy, so that less approval is required than before.
+    PolicyApply {
+        /// Name of the policy.
+        name: PolicyName,
+        /// Policy as it was when the change was requested; absent for a new policy.
+        from: Option<PolicySpec>,
+        /// Requested policy.
+        to: PolicySpec,
+    },
+    /// Deletes a policy.
+    PolicyDelete {
+        /// Name of the policy.
+        name: PolicyName,
+        /// Policy as it was when the change was requested.
+        from: PolicySpec,
+    },
+}
+
+impl RequestedChange {
+    /// Entity that would change.
+    pub fn subject(&self) -> Subject {
+        match self {
+            RequestedChange::PlanDelete { name } | RequestedChange::PlanApply { name, .. } => {
+                Subject::Plan(name.clone())
+            }
+            RequestedChange::NodeDelete { name }
+            | RequestedChange::NodeExpunge { name }
+            | RequestedChange::DisruptionApprove { node: name, .. } => Subject::Node(name.clone()),
+            RequestedChange::PolicyApply { name, .. } | RequestedChange::PolicyDelete { name, .. } => {
+                Subject::Policy(name.clone())
+            }
+        }
+    }
+
+    /// Change as compact JSON: what the hash of a request covers.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("changes have string keys and no failing parts")
+    }
+
+    /// Target of the change: at most one request for each waits.
+    pub fn target(&self) -> (Subject, String) {
+        let what = match self {
+            RequestedChange::PlanDelete { .. } | RequestedChange::NodeDelete { .. } => "delete".to_owned(),
+            RequestedChange::NodeExpunge { .. } => "expunge".to_owned(),
+            RequestedChange::DisruptionApprove { name, .. } => format!("disruption/{name}"),
+            RequestedChange::PlanApply { .. }
+            | RequestedChange::PolicyApply { .. }
+            | RequestedChange::PolicyDelete { .. } => "change".to_owned(),
+        };
+        (self.subject(), what)
+    }
+}
+
+/// Replicas of one plan that a requested change ends or moves.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RequestEffect {
+    /// Kind of work that a policy can name.
+    pub kind: PolicyKind,
+    /// Plan of the replicas.
+    pub plan: PlanName,
+    /// Number of the replicas.
+    pub count: u32,
+    /// First of the replicas by name, at most 64.
+    pub replicas: Vec<ReplicaName>,
+}
+
+/// Outcome of an approval request that was not approved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestEnd {
+    /// Rejected by a person.
+    Rejected {
+        /// Actor who rejected the request.
+        by: Actor,
+        /// Reason, for people.
+        reason: String,
+    },
+    /// Not approved in time.
+    Expired,
+    /// Replaced by a later request for the same subject.
+    Superseded {
+        /// Id of the later request.
+        by: RequestId,
+    },
+}
+
+body! {
+    /// Body of [`Fact::RequestOpened`](super::Fact::RequestOpened).
+    RequestOpened {
+        /// Change that waits.
+        change: RequestedChange,
+        /// Actor who asked for the change.
+        by: Actor,
+        /// Replicas that the change ends or moves, by plan.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        effects: Vec<RequestEffect>,
+        /// Policies that require the approval of another person than who asked; any person can approve if empty.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        policies: Vec<PolicyName>,
+        /// Hash of the change and of everything that it ends or moves.
+        hash: Digest,
+        /// Time at which the request expires.
+        expires: Time,
+    }
+    /// Body of [`Fact::RequestApproved`](super::Fact::RequestApproved).
+    RequestApproved {
+        /// Id of the request.
+        request: RequestId,
+        /// Actor who approved.
+        by: Actor,
+        /// Hash as it was shown.
+        hash: Digest,
+    }
+    /// Body of [`Fact::RequestEnded`](super::Fact::RequestEnded).
+    RequestEnded {
+        /// Id of the request.
+        request: RequestId,
+        /// Outcome.
+        end: RequestEnd,
+    }
+    /// Body of [`Fact::ApprovalBypassed`](super::Fact::ApprovalBypassed).
+    ApprovalBypassed {
+        /// Name of the node that is expunged.
+        node: NodeName,
+        /// Actor who did not wait for approval.
+        by: Actor,
+        /// Reason, for people.
+        reason: String,
+        /// Policies that required the approval of another person.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        policies: Vec<PolicyName>,
+    }
+}

@@ -1,0 +1,522 @@
+//! Approval requests: intents that wait until they are approved as a whole, because carrying them out would do at once
+//! what single operations need people for, or would make approval weaker.
+//!
+//! | state | the same intent again | another intent for its target | approve | reject | expiry |
+//! |---|---|---|---|---|---|
+//! | (none) | → pending, if it needs approval; else carried out | | not found | not found | – |
+//! | pending | same | → superseded, and the other one is pending | → approved, and carried out in the same commit | → rejected | → expired |
+//! | ended | → pending, as a new request | → pending, as a new request | refused | refused | – |
+//!
+//! What a request needs, asked when it is opened and asked again when it is approved:
+//!
+//! | change | waits where | approved by |
+//! |---|---|---|
+//! | plan deleted with its replicas | the plan's `delete` is manual | any person; another person where a four-eyes policy is about a delete of the plan |
+//! | node deleted with what is there | a plan's `relocate` is manual | any person; another person where a four-eyes policy is about one of the moves |
+//! | disruption that empties its node approved | a four-eyes policy is about one of the moves, and the plan's `relocate` is manual | another person |
+//! | node expunged | a four-eyes policy is about `expunge` | another person; none with `break_glass` |
+//! | plan changed | a kind becomes automatic that was manual, and a four-eyes policy is about that kind | another person |
+//! | policy changed or deleted | a four-eyes policy would be about less, or be passed by more | another person |
+//!
+//! The hash of a request covers its change, with what it replaces, and every replica that it ends or moves. Approval
+//! carries the hash that was shown; if something else than that would be ended or replaced by now, the request is void: it
+//! cannot be approved, and the intent is asked again. Ended requests are kept for a while, to be looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chancery_events::digest::Digest;
+use chancery_events::fact::{
+    Fact, RequestApproved, RequestEffect, RequestEnd, RequestEnded, RequestOpened, RequestedChange,
+};
+use chancery_events::id::RequestId;
+use chancery_events::intent::{
+    Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
+    PolicyDelete, RequestApprove, RequestReject,
+};
+use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName};
+use chancery_events::planted::{self, Bug};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{
+    Approval, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec,
+};
+use chancery_events::subject::Subject;
+
+use crate::context::{Context, Draft};
+use crate::fleet::{Contradiction, Fleet};
+use crate::meta::{At, Meta};
+use crate::policy;
+use crate::refuse::{Faults, not_found};
+use crate::state::{ApprovalRequest, Node, RequestState, Will};
+
+/// Time that a request waits for approval, where no plan's timeout is shorter.
+const WAIT: Duration = Duration::from_hours(24);
+/// Maximum number of ended requests that are kept.
+const KEPT: usize = 100;
+/// Maximum number of replicas by name in an effect.
+const NAMES: usize = 64;
+
+/// Ways in which an intent can end a replica or an incarnation, and what approves that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Ends nothing that was approved.
+    Nothing,
+    /// Opens operations, each of which is approved by its plan's rule, a policy or a person.
+    Operations,
+    /// Waits as one request where its operations would need a person.
+    Request(PolicyKind),
+    /// Changes what approves operations; waits as a request where it makes approval weaker.
+    Weakens,
+    /// Approves what waits, for what was shown.
+    Approves,
+    /// Ends only what waits: operations that were not started, and replicas that were never approved.
+    Withdraws,
+}
+
+/// What the intent can end. Every intent has its line here: one without it does not compile.
+pub const fn ending(intent: &Intent) -> Ending {
+    match intent {
+        Intent::PlanDelete(_) => Ending::Request(PolicyKind::Delete),
+        Intent::NodeDelete(_) | Intent::DisruptionApprove(_) => Ending::Request(PolicyKind::Relocate),
+        Intent::NodeSetState(_) => Ending::Request(PolicyKind::Expunge),
+        Intent::PlanApply(_) | Intent::PolicyApply(_) | Intent::PolicyDelete(_) => Ending::Weakens,
+        Intent::DeploymentCreate(_)
+        | Intent::DeploymentCancel(_)
+        | Intent::DeploymentResume(_)
+        | Intent::PlanRollback(_)
+        | Intent::DeploymentPromote(_)
+        | Intent::DeploymentWithdraw(_)
+        | Intent::ReplicaCreate(_)
+        | Intent::ReplicaRelocate(_)
+        | Intent::ReplicaRestart(_)
+        | Intent::ReplicaStart(_)
+        | Intent::ReplicaStop(_)
+        | Intent::ReplicaDelete(_) => Ending::Operations,
+        Intent::OperationApprove(_) | Intent::RequestApprove(_) => Ending::Approves,
+        Intent::OperationReject(_) | Intent::RequestReject(_) | Intent::DisruptionComplete(_) => {
+            Ending::Withdraws
+        }
+        Intent::ClusterApply(_)
+        | Intent::ClusterSetActivity(_)
+        | Intent::ClusterDelete(_)
+        | Intent::CapabilityApply(_)
+        | Intent::CapabilitySetActivity(_)
+        | Intent::CapabilityDelete(_)
+        | Intent::NodeApply(_)
+        | Intent::DisruptionSchedule(_)
+        | Intent::DisruptionDelete(_)
+        | Intent::PlanSetActivity(_)
+        | Intent::DeploymentPause(_)
+        | Intent::VolumeDelete(_)
+        | Intent::InboxSkip(_) => Ending::Nothing,
+    }
+}
+
+/// People that a change needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Needs {
+    /// No approval.
+    Nothing,
+    /// Any person.
+    Person,
+    /// Another person than who asked, because of these policies.
+    Another(BTreeSet<PolicyName>),
+}
+
+impl Needs {
+    fn of(person: Approval, policies: BTreeSet<PolicyName>) -> Needs {
+        match (person, policies.is_empty()) {
+            (_, false) => Needs::Another(policies),
+            (Approval::Manual, true) => Needs::Person,
+            (Approval::Automatic, true) => Needs::Nothing,
+        }
+    }
+
+    fn policies(self) -> BTreeSet<PolicyName> {
+        match self {
+            Needs::Nothing | Needs::Person => BTreeSet::new(),
+            Needs::Another(policies) => policies,
+        }
+    }
+}
+
+/// A change, with what it would do now and whom it needs.
+struct Assessed {
+    change: RequestedChange,
+    effects: Vec<RequestEffect>,
+    hash: Digest,
+    needs: Needs,
+    /// Time that it waits.
+    wait: Duration,
+}
+
+/// Replicas by plan.
+type Members = BTreeMap<PlanName, BTreeSet<ReplicaName>>;
+
+impl Assessed {
+    fn new(change: RequestedChange, needs: Needs, kind: PolicyKind, members: &Members) -> Assessed {
+        let mut digests = vec![change.json()];
+        let mut effects = Vec::with_capacity(members.len());
+        for (plan, names) in members {
+            let replicas: Vec<_> = names.iter().take(NAMES).cloned().collect();
+            let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+            effects.push(RequestEffect { kind, plan: plan.clone(), count, replicas });
+            digests.push(plan.as_str().to_owned());
+            digests.extend(names.iter().map(|name| name.as_str().to_owned()));
+        }
+        let parts: Vec<_> = digests.iter().map(String::as_bytes).collect();
+        let hash = Digest::of(&parts);
+        Assessed { change, effects, hash, needs, wait: WAIT }
+    }
+}
+
+/// What the intent would do at once that single operations need people for, or `None` if it does nothing of the kind.
+fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
+    match intent {
+        Intent::PlanDelete(ask) if ask.cascade == Cascade::Yes => plan_delete(fleet, &ask.name),
+        Intent::NodeDelete(ask) if ask.cascade == Cascade::Yes => {
+            let node = fleet.nodes().get(&ask.name)?;
+            let change = RequestedChange::NodeDelete { name: ask.name.clone() };
+            let (moves, manual, policies) = moves(fleet, node);
+            (!moves.is_empty())
+                .then(|| Assessed::new(change, Needs::of(manual, policies), PolicyKind::Relocate, &moves))
+        }
+        Intent::DisruptionApprove(ask) => {
+            let node = fleet.nodes().get(&ask.node)?;
+            let disruption = node.disruptions.get(&ask.name)?;
+            let empties =
+                disruption.state == DisruptionState::Scheduled && disruption.spec.evict != Evict::No;
+            let (node_name, name) = (ask.node.clone(), ask.name.clone());
+            let change = RequestedChange::DisruptionApprove { node: node_name, name };
+            let (moves, _, policies) = moves(fleet, node);
+            // Approving a disruption is a person's approval of its moves already.
+            let needs = Needs::of(Approval::Automatic, policies);
+            empties.then(|| Assessed::new(change, needs, PolicyKind::Relocate, &moves))
+        }
+        Intent::NodeSetState(ask) if ask.state == NodeState::Expunged => expunge(fleet, &ask.name),
+        Intent::PlanApply(ask) => {
+            let from = fleet.plans().get(&ask.name)?.specs.newest();
+            let needs = Needs::of(Approval::Automatic, weakened_by_plan(fleet, &ask.name, from, &ask.spec));
+            let (from, to) = (Box::new((**from).clone()), Box::new(ask.spec.clone()));
+            let change = RequestedChange::PlanApply { name: ask.name.clone(), from, to };
+            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+        }
+        Intent::PolicyApply(ask) => {
+            let now = fleet.policies().get(&ask.name);
+            let weakened = policy::weakened(fleet, &ask.name, Some(&ask.spec));
+            let needs = Needs::of(Approval::Automatic, weakened);
+            let from = now.map(|policy| (*policy.spec).clone());
+            let change = RequestedChange::PolicyApply { name: ask.name.clone(), from, to: ask.spec.clone() };
+            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+        }
+        Intent::PolicyDelete(ask) => {
+            let from = (*fleet.policies().get(&ask.name)?.spec).clone();
+            let needs = Needs::of(Approval::Automatic, policy::weakened(fleet, &ask.name, None));
+            let change = RequestedChange::PolicyDelete { name: ask.name.clone(), from };
+            Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+        }
+        // What ends nothing, or only by operations: see `ending`.
+        _ => None,
+    }
+}
+
+fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
+    let plan = fleet.plans().get(name)?;
+    let index = fleet.index().plan_index(name)?;
+    // A replica whose create was never approved is deleted with that; one whose delete was approved is deleted anyway.
+    let exists = |name: &&ReplicaName| {
+        fleet
+            .replicas()
+            .get(*name)
+            .is_some_and(|replica| !matches!(replica.will, Will::Proposed | Will::Deleted))
+    };
+    let replicas: BTreeSet<_> = index.members().filter(exists).cloned().collect();
+    if replicas.is_empty() {
+        return None;
+    }
+    let manual = plan.policy().approval().of(OperationKind::Delete);
+    let mut policies = BTreeSet::new();
+    if manual == Approval::Manual {
+        let domains: Vec<_> = index.domains.keys().map(Some).chain([None]).collect();
+        policies = four_eyes(fleet, PolicyKind::Delete, name, &domains);
+    }
+    let change = RequestedChange::PlanDelete { name: name.clone() };
+    let members = Members::from([(name.clone(), replicas)]);
+    let mut assessed = Assessed::new(change, Needs::of(manual, policies), PolicyKind::Delete, &members);
+    assessed.wait = WAIT.min(plan.policy().timeouts().approval());
+    Some(assessed)
+}
+
+fn four_eyes(
+    fleet: &Fleet,
+    kind: PolicyKind,
+    plan: &PlanName,
+    domains: &[Option<&DomainName>],
+) -> BTreeSet<PolicyName> {
+    let all = fleet.index().policies.four_eyes.iter();
+    let about = all.filter(|(_, spec)| {
+        domains.iter().any(|domain| policy::is_about_work(spec, kind, Some(plan), *domain))
+    });
+    about.map(|(name, _)| name.clone()).collect()
+}
+
+/// Everything that emptying the node would move, and whom the single moves would need.
+fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>) {
+    let (mut manual, mut policies) = (Approval::Automatic, BTreeSet::new());
+    let members = on_node(fleet, &node.name);
+    for plan in members.keys() {
+        let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
+        if by == Some(Approval::Manual) {
+            manual = Approval::Manual;
+            policies.extend(four_eyes(fleet, PolicyKind::Relocate, plan, &[Some(&node.spec.domain)]));
+        }
+    }
+    (members, manual, policies)
+}
+
+fn on_node(fleet: &Fleet, node: &NodeName) -> Members {
+    let mut members = Members::new();
+    for (plan, id) in &fleet.index().places.held(node).incarnations {
+        if let Some(incarnation) = fleet.incarnations().get(id) {
+            members.entry(plan.clone()).or_default().insert(incarnation.replica.clone());
+        }
+    }
+    members
+}
+
+fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
+    let node = fleet.nodes().get(name)?;
+    let members = on_node(fleet, name);
+    let owners = fleet.index().volumes.on_node(name).into_iter().flatten();
+    let owner = |volume| fleet.replicas().get(fleet.volumes().get(volume)?.owner.as_ref()?);
+    let mut plans: BTreeSet<Option<PlanName>> = members.keys().cloned().map(Some).collect();
+    plans.extend(owners.map(|volume| owner(volume).map(|owner| owner.plan.clone())));
+    let about = |spec: &PolicySpec| {
+        plans.iter().any(|plan| {
+            policy::is_about_work(spec, PolicyKind::Expunge, plan.as_ref(), Some(&node.spec.domain))
+        })
+    };
+    let all = fleet.index().policies.four_eyes.iter();
+    let policies = all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect();
+    let change = RequestedChange::NodeExpunge { name: name.clone() };
+    let needs = Needs::of(Approval::Automatic, policies);
+    Some(Assessed::new(change, needs, PolicyKind::Expunge, &members))
+}
+
+/// The four-eyes policies that the plan would bypass by approving kinds automatically.
+fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSpec) -> BTreeSet<PolicyName> {
+    let weaker = |kind: &&OperationKind| {
+        from.approval.of(**kind) == Approval::Manual && to.approval.of(**kind) == Approval::Automatic
+    };
+    let kinds: Vec<_> =
+        OperationKind::ALL.iter().filter(weaker).map(|kind| PolicyKind::from(*kind)).collect();
+    let about = |spec: &PolicySpec| kinds.iter().any(|kind| policy::is_about_plan(spec, *kind, name));
+    let all = fleet.index().policies.four_eyes.iter();
+    all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect()
+}
+
+/// The facts of an accepted intent: as they are decided, or, if it needs approval, those of a request that waits.
+pub(crate) fn hold(
+    fleet: &Fleet,
+    intent: &Intent,
+    decided: Vec<Fact>,
+    ctx: &Context,
+) -> Result<Vec<Fact>, Refusal> {
+    let held = match ending(intent) {
+        Ending::Request(_) if planted::is(Bug::CascadesAlone) => None,
+        Ending::Weakens if planted::is(Bug::WeakensAlone) => None,
+        Ending::Request(_) | Ending::Weakens if decided.is_empty() => None,
+        Ending::Request(_) | Ending::Weakens if breaks_glass(intent) => None,
+        Ending::Request(_) | Ending::Weakens => assess(fleet, intent),
+        Ending::Nothing | Ending::Operations | Ending::Approves | Ending::Withdraws => None,
+    };
+    match held.filter(|held| held.needs != Needs::Nothing) {
+        Some(held) => open(fleet, held, ctx),
+        None => Ok(decided),
+    }
+}
+
+fn breaks_glass(intent: &Intent) -> bool {
+    matches!(intent, Intent::NodeSetState(NodeSetState { break_glass: Some(_), .. }))
+}
+
+/// The policies that an expunge with `break_glass` does not wait for.
+pub(crate) fn bypassed(fleet: &Fleet, node: &NodeName) -> Vec<PolicyName> {
+    expunge(fleet, node).map(|held| held.needs.policies().into_iter().collect()).unwrap_or_default()
+}
+
+fn open(fleet: &Fleet, held: Assessed, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a request needs an actor"))?;
+    let waiting = waiting(fleet, &held.change);
+    if waiting.is_some_and(|waiting| waiting.hash == held.hash && waiting.is_pending_at(ctx)) {
+        return Ok(Vec::new());
+    }
+    let mut draft = Draft::new(ctx);
+    let id = draft.id();
+    let Assessed { change, effects, hash, needs, wait } = held;
+    let policies = needs.policies().into_iter().collect();
+    draft.push(RequestOpened { change, by, effects, policies, hash, expires: ctx.now + wait });
+    if let Some(waiting) = waiting {
+        draft.push(RequestEnded { request: waiting.id, end: RequestEnd::Superseded { by: id } });
+    }
+    Ok(draft.done())
+}
+
+/// The request that waits for the target of the change.
+fn waiting<'a>(fleet: &'a Fleet, change: &RequestedChange) -> Option<&'a ApprovalRequest> {
+    fleet.approval_requests().get(&fleet.index().requests.waiting(&change.target())?)
+}
+
+/// The request that an intent of which nothing else was decided waits as, if it does: one that was just opened, or one
+/// that was opened for the same before.
+pub(crate) fn of_verdict(fleet: &Fleet, intent: &Intent, facts: &[Fact], ctx: &Context) -> Option<RequestId> {
+    match (facts.first(), ending(intent)) {
+        (Some(Fact::RequestOpened(_)), _) => Some(RequestId::issue(ctx.lineage, ctx.next)),
+        (None, Ending::Request(_) | Ending::Weakens) => {
+            let held = assess(fleet, intent)?;
+            let waiting = waiting(fleet, &held.change)?;
+            (held.needs != Needs::Nothing && waiting.hash == held.hash).then_some(waiting.id)
+        }
+        _ => None,
+    }
+}
+
+impl ApprovalRequest {
+    /// Whether it can be approved at that time.
+    fn is_pending_at(&self, ctx: &Context) -> bool {
+        matches!(self.state, RequestState::Pending { expires } if expires > ctx.now)
+    }
+
+    /// The intent that asks for the change, as it is carried out when it is approved.
+    fn intent(&self) -> Intent {
+        match self.change.clone() {
+            RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
+            RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: Cascade::Yes }.into(),
+            RequestedChange::NodeExpunge { name } => {
+                NodeSetState { name, state: NodeState::Expunged, cluster: None, break_glass: None }.into()
+            }
+            RequestedChange::DisruptionApprove { node, name } => DisruptionApprove { node, name }.into(),
+            RequestedChange::PlanApply { name, to, .. } => PlanApply { name, spec: *to }.into(),
+            RequestedChange::PolicyApply { name, to, .. } => PolicyApply { name, spec: to }.into(),
+            RequestedChange::PolicyDelete { name, .. } => PolicyDelete { name }.into(),
+        }
+    }
+}
+
+fn find(fleet: &Fleet, id: RequestId) -> Result<&ApprovalRequest, Refusal> {
+    fleet.approval_requests().get(&id).ok_or_else(|| not_found(&Subject::Request(id)))
+}
+
+/// The request, if it waits.
+fn pending<'a>(fleet: &'a Fleet, id: RequestId, ctx: &Context) -> Result<&'a ApprovalRequest, Refusal> {
+    let request = find(fleet, id)?;
+    if request.is_pending_at(ctx) {
+        return Ok(request);
+    }
+    let state = match &request.state {
+        RequestState::Pending { .. } => "expired",
+        state => state_word(state),
+    };
+    Err(Refusal::new(Code::NotPending, format!("request {id} is {state}, not pending")))
+}
+
+/// Approves a request. `carry_out` decides its intent as if it needed no approval.
+pub(crate) fn approve(
+    fleet: &Fleet,
+    ask: &RequestApprove,
+    ctx: &Context,
+    carry_out: impl FnOnce(&Intent, &Context) -> Result<Vec<Fact>, Refusal>,
+) -> Result<Vec<Fact>, Refusal> {
+    let request = pending(fleet, ask.request, ctx)?;
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?;
+    let (id, intent) = (request.id, request.intent());
+    let now = assess(fleet, &intent).filter(|now| now.hash == request.hash);
+    if (now.is_none() || ask.hash != request.hash) && !planted::is(Bug::ApprovesVoid) {
+        let detail =
+            format!("request {id} would do something else by now than was shown: ask for the change again");
+        return Err(Refusal::new(Code::HashMismatch, detail).at("/hash", "differs"));
+    }
+    // Those that hold now, whatever held when it was asked.
+    let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
+    if let Some(policy) =
+        policies.first().filter(|_| request.by == by && !planted::is(Bug::ApprovesOwnRequest))
+    {
+        let detail =
+            format!("policy {policy} wants another to approve request {id} than {by}, who asked for it");
+        return Err(Refusal::new(Code::Denied, detail));
+    }
+    // What is carried out is what was asked for, by who asked for it.
+    let context = Context { actor: Some(request.by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
+    let carried_out = carry_out(&intent, &context)?;
+    let mut draft = Draft::new(ctx);
+    draft.push(RequestApproved { request: id, by: by.clone(), hash: ask.hash });
+    for mut fact in carried_out {
+        if let Fact::DisruptionApproved(fact) = &mut fact {
+            fact.by = by.clone();
+        }
+        draft.push(fact);
+    }
+    Ok(draft.done())
+}
+
+pub(crate) fn reject(fleet: &Fleet, ask: &RequestReject, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let mut faults = Faults::default();
+    let plain = ask.reason.len() <= 512 && !ask.reason.chars().any(char::is_control);
+    faults.check(plain, "/reason", "must be at most 512 bytes, without control characters");
+    faults.done()?;
+    let request = pending(fleet, ask.request, ctx)?;
+    let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rejection needs an actor"))?;
+    let end = RequestEnd::Rejected { by, reason: ask.reason.clone() };
+    Ok(vec![RequestEnded { request: request.id, end }.into()])
+}
+
+/// Ends a request that was not approved in time.
+pub(crate) fn expire(fleet: &Fleet, id: RequestId, ctx: &Context) -> Vec<Fact> {
+    let overdue = fleet
+        .approval_requests()
+        .get(&id)
+        .filter(|request| matches!(request.state, RequestState::Pending { expires } if expires <= ctx.now));
+    overdue.map(|_| RequestEnded { request: id, end: RequestEnd::Expired }.into()).into_iter().collect()
+}
+
+/// The word for a state.
+pub const fn state_word(state: &RequestState) -> &'static str {
+    match state {
+        RequestState::Pending { .. } => "pending",
+        RequestState::Approved { .. } => "approved",
+        RequestState::Ended(RequestEnd::Rejected { .. }) => "rejected",
+        RequestState::Ended(RequestEnd::Expired) => "expired",
+        RequestState::Ended(RequestEnd::Superseded { .. }) => "superseded",
+    }
+}
+
+pub(crate) fn opened(fleet: &mut Fleet, fact: &RequestOpened, at: At) {
+    fleet.put(ApprovalRequest {
+        id: RequestId::issue(at.lineage, at.position),
+        change: fact.change.clone(),
+        by: fact.by.clone(),
+        effects: fact.effects.clone(),
+        policies: fact.policies.clone(),
+        hash: fact.hash,
+        state: RequestState::Pending { expires: fact.expires },
+        meta: Meta::new(at),
+    });
+}
+
+pub(crate) fn approved(fleet: &mut Fleet, fact: &RequestApproved, at: At) -> Result<(), Contradiction> {
+    close(fleet, fact.request, RequestState::Approved { by: fact.by.clone() }, at)
+}
+
+pub(crate) fn ended(fleet: &mut Fleet, fact: &RequestEnded, at: At) -> Result<(), Contradiction> {
+    close(fleet, fact.request, RequestState::Ended(fact.end.clone()), at)
+}
+
+fn close(fleet: &mut Fleet, id: RequestId, state: RequestState, at: At) -> Result<(), Contradiction> {
+    fleet.change::<ApprovalRequest>(&id, |request| {
+        request.state = state;
+        request.meta.bump(at);
+    })?;
+    let ended = &fleet.index().requests.ended;
+    let surplus: Vec<_> = ended.iter().take(ended.len().saturating_sub(KEPT)).copied().collect();
+    surplus.into_iter().try_for_each(|id| fleet.remove::<ApprovalRequest>(&id))
+}

@@ -1,0 +1,534 @@
+//! Approval requests: what would end or move many replicas at once, or make approval weaker, is approved as a whole.
+
+use chancery_events::fact::{Fact, RequestEnd};
+use chancery_events::id::RequestId;
+use chancery_events::intent::{Intent, RequestApprove, RequestReject};
+use chancery_events::name::Actor;
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{
+    Approval, ApprovalPolicy, Day, NodeState, OperationKind, PolicyKind, PolicySpec, Rule, Window,
+};
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+use serde_json::{Value, json};
+
+use crate::request::{Ending, ending};
+use crate::state::{ApprovalRequest, RequestState};
+use crate::testing::{Dice, World, intent, name};
+
+fn world(approval: &str, count: u32) -> World {
+    let mut world = World::with_nodes(3);
+    world.plan_with(approval, &json!({"restart": "never", "sharing": "allowed"}));
+    world.running("d1", count);
+    world
+}
+
+fn four_eyes(world: &mut World, policy: &str, kinds: &[&str]) {
+    let spec = json!({"kinds": kinds, "rule": {"four_eyes": {}}});
+    world.must("policy.apply", &json!({"name": policy, "spec": spec}));
+}
+
+fn waiting(world: &World) -> Vec<ApprovalRequest> {
+    let all = world.fleet.approval_requests().sorted().into_iter();
+    all.filter(|request| matches!(request.state, RequestState::Pending { .. })).cloned().collect()
+}
+
+fn ask_as(world: &mut World, actor: &str, intent: Intent) -> Result<Vec<Fact>, Refusal> {
+    let mut request = world.request(intent);
+    request.actor = name::<Actor>(actor);
+    let facts = world.ask_request(&request);
+    world.run();
+    facts
+}
+
+fn approve_as(world: &mut World, actor: &str) -> Result<Vec<Fact>, Refusal> {
+    let request = waiting(world).remove(0);
+    ask_as(world, actor, RequestApprove { request: request.id, hash: request.hash }.into())
+}
+
+fn types(facts: &[Fact]) -> Vec<&str> {
+    facts.iter().map(|fact| fact.type_name().trim_end_matches(".v1")).collect()
+}
+
+/// Ways round a second person: what is asked, and the policy's kind that it would pass.
+fn ways() -> Vec<(&'static str, Value, &'static [&'static str])> {
+    let automatic = |world: &World| {
+        let mut spec = (**world.fleet.plans().get("web").expect("the plan").specs.newest()).clone();
+        spec.approval = ApprovalPolicy::all(Approval::Automatic);
+        json!({"name": "web", "spec": spec})
+    };
+    let automatic = automatic(&world("manual", 1));
+    let fewer = json!({"name": "two", "spec": {"kinds": ["create"], "rule": {"four_eyes": {}}}});
+    let passed = json!({"name": "quick", "spec": {"kinds": ["delete"], "rule": {"approve": {}}}});
+    vec![
+        ("plan.delete", json!({"name": "web", "cascade": "yes"}), &["delete"]),
+        ("node.delete", json!({"name": "node-1", "cascade": "yes"}), &["relocate"]),
+        ("disruption.approve", json!({"node": "node-1", "name": "power"}), &["relocate"]),
+        ("node.set_state", json!({"name": "node-1", "state": "expunged"}), &["expunge"]),
+        ("plan.apply", automatic, &["stop", "delete"]),
+        ("policy.apply", fewer, &["delete"]),
+        ("policy.apply", passed, &["delete"]),
+        ("policy.delete", json!({"name": "two"}), &["delete"]),
+    ]
+}
+
+fn disrupted(approval: &str) -> World {
+    let mut world = world(approval, 6);
+    let spec = json!({"evict": "yes"});
+    world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": spec}));
+    world
+}
+
+#[test]
+fn every_way_round_a_second_person_waits_for_one_and_is_carried_out_when_that_approves() {
+    for (type_name, data, kinds) in ways() {
+        let mut world = disrupted("manual");
+        four_eyes(&mut world, "two", kinds);
+        let facts = world.must(type_name, &data);
+        assert_eq!(types(&facts), ["request.opened"], "{type_name} {data}");
+        let request = waiting(&world).remove(0);
+        assert_eq!(request.policies, [name("two")], "{type_name}");
+        let refusal = approve_as(&mut world, "ann").expect_err("ann asked for it");
+        assert!(refusal.code == Code::Denied && refusal.detail.contains("two"), "{type_name}: {refusal:?}");
+        let facts =
+            approve_as(&mut world, "bob").unwrap_or_else(|refusal| panic!("{type_name}: {refusal:?}"));
+        assert_eq!(types(&facts)[0], "request.approved", "{type_name}");
+        assert!(facts.len() > 1, "{type_name} is carried out in the same commit: {facts:?}");
+        let state = &world.fleet.approval_requests().get(&request.id).expect("it is kept").state;
+        assert_eq!(*state, RequestState::Approved { by: name("bob") }, "{type_name}");
+    }
+}
+
+#[test]
+fn where_no_policy_and_no_plan_asks_for_a_person_nothing_waits() {
+    for (type_name, data, _) in ways() {
+        if type_name.starts_with("policy.delete") {
+            continue;
+        }
+        let mut world = disrupted("automatic");
+        let facts = world.must(type_name, &data);
+        assert!(!types(&facts).contains(&"request.opened"), "{type_name}: {facts:?}");
+        // A plan that approves by itself passes four eyes, and what goes by the plan does too.
+        let mut world = disrupted("automatic");
+        four_eyes(&mut world, "two", &["delete", "relocate", "stop"]);
+        if !type_name.starts_with("policy") {
+            let facts = world.must(type_name, &data);
+            assert!(!types(&facts).contains(&"request.opened"), "{type_name}: {facts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_cascade_of_a_manual_plan_waits_for_any_person() {
+    let mut world = world("manual", 3);
+    world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    let request = waiting(&world).remove(0);
+    assert!(request.policies.is_empty());
+    assert_eq!((request.effects[0].kind, request.effects[0].count), (PolicyKind::Delete, 3));
+    assert_eq!(request.effects[0].replicas.len(), 3, "they are named");
+    let facts = approve_as(&mut world, "ann").expect("who asked may approve, as of a single delete");
+    assert_eq!(types(&facts), ["request.approved", "plan.removing"]);
+    world.obey();
+    world.run();
+    assert!(world.fleet.plans().get("web").is_none(), "it is gone, with all that it had");
+}
+
+#[test]
+fn the_same_again_is_one_request_and_something_else_supersedes_it() {
+    let mut world = world("manual", 3);
+    let all = json!({"name": "web", "cascade": "yes"});
+    world.must("plan.delete", &all);
+    let first = waiting(&world).remove(0);
+    let again = ask_as(&mut world, "bob", intent("plan.delete", &all)).expect("one that waits");
+    assert!(again.is_empty(), "{again:?}");
+    let Some((_, Fact::IntentAccepted(said))) =
+        world.folded.iter().rev().find(|(_, fact)| matches!(fact, Fact::IntentAccepted(_)))
+    else {
+        panic!("a verdict")
+    };
+    assert_eq!(said.subject, Some(Subject::Request(first.id)), "the verdict says what waits");
+    world.deploy("d2", 4);
+    world.approve_all();
+    let facts = world.must("plan.delete", &all);
+    assert_eq!(types(&facts), ["request.opened", "request.ended"]);
+    let second = waiting(&world).remove(0);
+    assert_ne!(first.hash, second.hash);
+    let state = &world.fleet.approval_requests().get(&first.id).expect("kept").state;
+    assert_eq!(*state, RequestState::Ended(RequestEnd::Superseded { by: second.id }));
+}
+
+#[test]
+fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_replaced() {
+    type Change = fn(&mut World);
+    let void: [(&str, Value, Change); 5] = [
+        ("plan.delete", json!({"name": "web", "cascade": "yes"}), |world| {
+            world.deploy("d2", 7);
+            world.approve_all();
+        }),
+        ("node.delete", json!({"name": "node-1", "cascade": "yes"}), |world| {
+            let on_it = world.fleet.index().places.held(&name("node-1")).incarnations.first().cloned();
+            let replica = world.fleet.incarnations().get(&on_it.expect("one").1).expect("it").replica.clone();
+            world.must("replica.delete", &json!({"name": replica}));
+            world.approve_all();
+            world.obey();
+        }),
+        ("node.set_state", json!({"name": "node-1", "state": "expunged"}), |world| {
+            world.must("replica.create", &json!({"plan": "web", "node": "node-1"}));
+            world.run();
+            world.approve_all();
+        }),
+        ("policy.delete", json!({"name": "two"}), |world| {
+            let spec = json!({"rule": {"four_eyes": {}}});
+            world.must("policy.apply", &json!({"name": "two", "spec": spec}));
+        }),
+        (
+            "policy.apply",
+            json!({"name": "two", "spec": {"kinds": ["stop"], "rule": {"four_eyes": {}}}}),
+            |world| {
+                let spec =
+                    json!({"kinds": ["expunge", "delete", "stop", "start"], "rule": {"four_eyes": {}}});
+                world.must("policy.apply", &json!({"name": "two", "spec": spec}));
+            },
+        ),
+    ];
+    for (type_name, data, change) in void {
+        let mut world = world("manual", 6);
+        four_eyes(&mut world, "two", &["expunge"]);
+        world.must(type_name, &data);
+        assert_eq!(waiting(&world).len(), 1, "{type_name}");
+        change(&mut world);
+        let refusal = approve_as(&mut world, "bob").expect_err(type_name);
+        assert_eq!(refusal.code, Code::HashMismatch, "{type_name}: {refusal:?}");
+        world.must(type_name, &data);
+        approve_as(&mut world, "bob").unwrap_or_else(|refusal| panic!("{type_name}, again: {refusal:?}"));
+    }
+}
+
+#[test]
+fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
+    let mut world = world("manual", 2);
+    let all = json!({"name": "web", "cascade": "yes"});
+    world.must("plan.delete", &all);
+    let first = waiting(&world).remove(0);
+    let refusal = ask_as(
+        &mut world,
+        "bob",
+        RequestApprove { request: first.id, hash: "0".repeat(32).parse().expect("a digest") }.into(),
+    );
+    assert_eq!(refusal.expect_err("another hash").code, Code::HashMismatch);
+    let reject = || Intent::from(RequestReject { request: first.id, reason: "not on a Friday".into() });
+    ask_as(&mut world, "bob", reject()).expect("rejected");
+    assert_eq!(ask_as(&mut world, "bob", reject()).expect_err("it is over").code, Code::NotPending);
+    world.must("plan.delete", &all);
+    world.wait(24 * 60 * 60);
+    assert!(waiting(&world).is_empty(), "nobody approved it in a day");
+    let last = world.fleet.approval_requests().sorted().into_iter().last().expect("kept").clone();
+    assert_eq!(last.state, RequestState::Ended(RequestEnd::Expired));
+    assert!(world.fleet.plans().get("web").is_some_and(|plan| plan.removing.is_none()));
+    let gone: RequestId = RequestId::issue(last.id.lineage(), chancery_events::id::Position::new(999));
+    let refusal = ask_as(&mut world, "bob", RequestReject { request: gone, reason: String::new() }.into());
+    assert_eq!(refusal.expect_err("there is none").code, Code::NotFound);
+}
+
+#[test]
+fn an_expunge_that_cannot_wait_breaks_the_glass_and_says_so() {
+    let mut world = world("manual", 6);
+    four_eyes(&mut world, "two", &["expunge"]);
+    let expunge = |reason: &str| json!({"name": "node-1", "state": "expunged", "break_glass": reason});
+    for bad in ["", "a\nb", &"x".repeat(513)] {
+        assert_eq!(world.ask("node.set_state", &expunge(bad)).expect_err("no reason").code, Code::Invalid);
+    }
+    let elsewhere = json!({"name": "node-1", "state": "evicted", "break_glass": "fire"});
+    assert_eq!(world.ask("node.set_state", &elsewhere).expect_err("only an expunge").code, Code::Invalid);
+    let facts = world.must("node.set_state", &expunge("fire in row 3"));
+    assert_eq!(types(&facts), ["approval.bypassed", "node.moved"]);
+    let node = world.fleet.nodes().get("node-1").expect("the node");
+    let bypass = node.bypass.as_ref().expect("it stays with the node");
+    assert_eq!((bypass.by.as_str(), bypass.reason.as_str()), ("ann", "fire in row 3"));
+    assert_eq!((node.state, &bypass.policies[..]), (NodeState::Expunged, &[name("two")][..]));
+}
+
+#[test]
+fn what_waits_does_not_outlive_a_hundred_others_that_ended() {
+    let mut world = world("manual", 1);
+    let all = json!({"name": "web", "cascade": "yes"});
+    let mut first = None;
+    for _ in 0..110 {
+        world.must("plan.delete", &all);
+        let request = waiting(&world).remove(0);
+        first.get_or_insert(request.id);
+        ask_as(&mut world, "bob", RequestReject { request: request.id, reason: String::new() }.into())
+            .expect("rejected");
+    }
+    assert_eq!(world.fleet.approval_requests().sorted().len(), 100);
+    assert!(world.fleet.approval_requests().get(&first.expect("one")).is_none(), "the oldest is removed");
+}
+
+/// Whether one person can have such an operation carried out without another.
+fn alone(world: &World, plan: &str, kind: OperationKind, domain: Option<&str>, now: Time) -> bool {
+    let automatic = world
+        .fleet
+        .plans()
+        .get(plan)
+        .is_some_and(|plan| plan.policy().approval().of(kind) == Approval::Automatic);
+    let about = |spec: &PolicySpec| {
+        (spec.kinds.is_empty() || spec.kinds.contains(&kind.into()))
+            && (spec.plans.is_empty() || spec.plans.iter().any(|named| named.as_str() == plan))
+            && (spec.domains.is_empty()
+                || domain.is_some_and(|domain| spec.domains.iter().any(|of| of.as_str() == domain)))
+    };
+    let policies: Vec<_> = world.fleet.policies().sorted().into_iter().map(|policy| &policy.spec).collect();
+    let by_rule = policies.iter().any(|spec| match &spec.rule {
+        Rule::Approve { windows, in_flight } => {
+            // With two others in flight.
+            about(spec) && in_flight.is_none_or(|most| most > 2) && is_open(windows, now)
+        }
+        Rule::FourEyes {} => false,
+    });
+    let two = policies.iter().any(|spec| spec.rule == Rule::FourEyes {} && about(spec));
+    automatic || by_rule || !two
+}
+
+/// The minute of the week, by counting from a Monday.
+fn is_open(windows: &[Window], now: Time) -> bool {
+    let minute = now.micros() / 60_000_000 % (7 * 24 * 60);
+    windows.is_empty()
+        || windows.iter().any(|window| {
+            let days = if window.days.is_empty() { Day::ALL } else { &window.days };
+            days.iter().any(|day| {
+                let from = (*day as i64) * 24 * 60 + i64::from(window.from);
+                (minute - from).rem_euclid(7 * 24 * 60) < i64::from(window.minutes)
+            })
+        })
+}
+
+fn some<'a>(dice: &mut Dice, all: &[&'a str]) -> Vec<&'a str> {
+    if dice.below(2) == 0 {
+        return Vec::new();
+    }
+    all.iter().copied().filter(|_| dice.below(2) == 0).collect()
+}
+
+fn random_policy(dice: &mut Dice) -> Value {
+    let rule = if dice.below(3) > 0 {
+        json!({"four_eyes": {}})
+    } else {
+        let window = |dice: &mut Dice| {
+            let days = some(dice, &["mon", "wed", "sun"]);
+            json!({"days": days, "from": dice.below(1440), "minutes": 1 + dice.below(10080)})
+        };
+        let windows: Vec<_> = (0..dice.below(3)).map(|_| window(dice)).collect();
+        let in_flight = dice.of(&[None, Some(1), Some(2), Some(5)]);
+        json!({"approve": {"windows": windows, "in_flight": in_flight}})
+    };
+    let kinds = some(dice, &["create", "delete", "stop"]);
+    json!({"kinds": kinds, "plans": some(dice, &["web", "other"]), "domains": some(dice, &["d1", "d2"]), "rule": rule})
+}
+
+#[test]
+fn what_one_person_can_do_alone_never_grows_without_another_person() {
+    let (mut held, mut grown) = (0, 0);
+    for seed in 1..=400 {
+        let mut dice = Dice(seed * 0x9e37_79b9);
+        let mut world = World::new();
+        let kinds = [OperationKind::Create, OperationKind::Delete, OperationKind::Stop];
+        world.plan_with("manual", &json!({}));
+        for _ in 0..30 {
+            let ops: Vec<_> = (0..40)
+                .map(|_| {
+                    let domain = dice.of(&[None, Some("d1"), Some("d2"), Some("d3")]);
+                    // Since the epoch was a Thursday, `now` is counted from a Monday instead: any week will do.
+                    let now = Time::from_micros(
+                        i64::try_from(dice.below(7 * 24 * 60)).expect("small") * 60_000_000,
+                    );
+                    (dice.of(&["web", "other"]), dice.of(&kinds), domain, now)
+                })
+                .collect();
+            let all = |world: &World| -> Vec<bool> {
+                ops.iter().map(|(plan, kind, domain, now)| alone(world, plan, *kind, *domain, *now)).collect()
+            };
+            let before = all(&world);
+            let policy = dice.of(&["p", "q", "r"]);
+            let (type_name, data) = match dice.below(4) {
+                0 => ("policy.delete", json!({"name": policy})),
+                1 => {
+                    let mut spec = (**world.fleet.plans().get("web").expect("it").specs.newest()).clone();
+                    spec.approval.delete = dice.of(Approval::ALL);
+                    spec.approval.stop = dice.of(Approval::ALL);
+                    ("plan.apply", json!({"name": "web", "spec": spec}))
+                }
+                _ => ("policy.apply", json!({"name": policy, "spec": random_policy(&mut dice)})),
+            };
+            let facts = world.ask(type_name, &data).unwrap_or_default();
+            let after = all(&world);
+            if types(&facts).contains(&"request.opened") {
+                held += 1;
+                assert_eq!(before, after, "nothing changes before it is approved");
+                approve_as(&mut world, "bob").expect("bob did not ask");
+                grown += usize::from(all(&world).iter().zip(&before).any(|(now, before)| *now && !before));
+                continue;
+            }
+            for ((op, before), after) in ops.iter().zip(&before).zip(&after) {
+                assert!(*before || !after, "seed {seed}: {type_name} {data} lets one person do {op:?} alone");
+            }
+        }
+    }
+    assert!(held > 500 && grown > 200, "{held} waited, {grown} of them made something possible alone");
+}
+
+#[test]
+fn changes_that_ask_for_as_much_or_more_hold_immediately() {
+    let eyes = |more: Value| {
+        let mut spec = json!({"rule": {"four_eyes": {}}});
+        for (key, value) in more.as_object().expect("an object") {
+            spec[key] = value.clone();
+        }
+        spec
+    };
+    let kinds: Vec<_> = PolicyKind::ALL.iter().map(|kind| kind.word()).collect();
+    let nights = |from: u64, minutes: u64| json!({"kinds": ["delete"], "rule": {"approve": {"windows": [{"from": from, "minutes": minutes}]}}});
+    // The policy that is there, the one that it becomes, and whether that is less.
+    let table = [
+        (eyes(json!({"kinds": ["stop"]})), eyes(json!({"kinds": ["stop", "delete"]})), false, "more kinds"),
+        (eyes(json!({"kinds": ["stop", "delete"]})), eyes(json!({"kinds": ["stop"]})), true, "fewer kinds"),
+        (eyes(json!({"kinds": ["stop"]})), eyes(json!({})), false, "every kind"),
+        (eyes(json!({})), eyes(json!({"kinds": kinds})), false, "every kind by name"),
+        (eyes(json!({})), eyes(json!({"plans": ["web"]})), true, "one plan of all"),
+        (eyes(json!({"plans": ["web"]})), eyes(json!({"plans": ["web", "db"]})), false, "one plan more"),
+        (eyes(json!({"domains": ["d1"]})), eyes(json!({"domains": ["d2"]})), true, "another domain"),
+        (eyes(json!({})), json!({"rule": {"approve": {}}}), true, "a rule in the place of people"),
+        (json!({"rule": {"approve": {}}}), eyes(json!({})), false, "people in the place of a rule"),
+        (nights(22 * 60, 480), nights(23 * 60, 60), false, "a shorter window within"),
+        (nights(23 * 60, 60), nights(22 * 60, 480), true, "a longer window"),
+        (nights(22 * 60, 480), json!({"kinds": ["delete"], "rule": {"approve": {}}}), true, "any time"),
+    ];
+    for (from, to, less, why) in table {
+        let mut world = World::new();
+        // What a rule that approves passes.
+        four_eyes(&mut world, "deletes", &["delete"]);
+        if world
+            .must("policy.apply", &json!({"name": "p", "spec": from}))
+            .iter()
+            .any(|fact| matches!(fact, Fact::RequestOpened(_)))
+        {
+            approve_as(&mut world, "bob").expect("the one that is there");
+        }
+        let facts = world.must("policy.apply", &json!({"name": "p", "spec": to}));
+        assert_eq!(types(&facts) == ["request.opened"], less, "{why}: {facts:?}");
+    }
+    // Another policy still asks for it.
+    let mut world = World::new();
+    four_eyes(&mut world, "all", &[]);
+    four_eyes(&mut world, "deletes", &["delete"]);
+    assert_eq!(types(&world.must("policy.delete", &json!({"name": "deletes"}))), ["policy.deleted"]);
+    assert_eq!(types(&world.must("policy.delete", &json!({"name": "all"}))), ["request.opened"]);
+}
+
+#[test]
+fn a_deployment_of_none_waits_for_another_person_as_each_delete_does() {
+    let mut world = world("manual", 2);
+    four_eyes(&mut world, "two", &["delete"]);
+    world.deploy("d2", 0);
+    let pending: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
+    assert_eq!(pending.len(), 2);
+    for id in pending {
+        assert_eq!(world.approve(id).expect_err("ann deployed it").code, Code::Denied);
+    }
+    assert_eq!(world.fleet.replicas().sorted().len(), 2);
+}
+
+/// What an intent can end, and what approves that; nothing for one that ends nothing.
+fn told(type_name: &str, ending: Ending) -> Option<(&'static str, &'static str)> {
+    const RULE: &str = "each operation by the plan's rule, a policy or a person";
+    Some(match (ending, type_name) {
+        (Ending::Nothing, _) => return None,
+        (Ending::Request(PolicyKind::Delete), "plan.delete.v1") => (
+            "with `cascade`: every replica of the plan",
+            "a request, where the plan's `delete` is manual: any person; another person where a four-eyes policy covers a delete",
+        ),
+        (Ending::Request(PolicyKind::Relocate), "node.delete.v1") => (
+            "with `cascade`: every incarnation on the node, replaced elsewhere",
+            "a request, where a plan's `relocate` is manual: any person; another person where a four-eyes policy covers a move",
+        ),
+        (Ending::Request(PolicyKind::Relocate), "disruption.approve.v1") => (
+            "every incarnation on the node, replaced elsewhere, if the disruption evicts",
+            "the intent itself; a request for another person where a four-eyes policy covers a move that is manual",
+        ),
+        (Ending::Request(PolicyKind::Expunge), "node.set_state.v1") => (
+            "`expunged`: every incarnation and volume on the node",
+            "a request for another person where a four-eyes policy covers `expunge`; none with `break_glass`",
+        ),
+        (Ending::Weakens, "plan.apply.v1") => (
+            "nothing; a kind that becomes automatic needs no person any more",
+            "a request for another person where a four-eyes policy covers that kind",
+        ),
+        (Ending::Weakens, "policy.apply.v1" | "policy.delete.v1") => (
+            "nothing; less may need a second person afterwards",
+            "a request for another person where one person could do alone what took two",
+        ),
+        (Ending::Operations, "deployment.create.v1") => {
+            ("replicas beyond `count`, and replaced incarnations; with `supersede`, what a cancel ends", RULE)
+        }
+        (Ending::Operations, "plan.rollback.v1") => {
+            ("replicas beyond the count, and replaced incarnations; what a cancel ends", RULE)
+        }
+        (Ending::Operations, "deployment.promote.v1") => ("the replicas of the old set", RULE),
+        (Ending::Operations, "deployment.cancel.v1") => (
+            "incarnations that are not ready yet, of operations that are aborted; replicas of the new set, which does not \
+             count yet, and those that are being created",
+            "none for what is aborted; the rule `deployment/PLAN/NAME/rollback` for replicas",
+        ),
+        (Ending::Operations, "deployment.withdraw.v1") => {
+            ("replicas of the new set, which does not count yet", "the rule `deployment/PLAN/NAME/rollback`")
+        }
+        (Ending::Operations, "deployment.resume.v1") => ("what the deployment ends", RULE),
+        (Ending::Operations, "replica.create.v1" | "replica.start.v1") => ("nothing that runs", RULE),
+        (Ending::Operations, "replica.delete.v1") => ("the replica", RULE),
+        (Ending::Operations, "replica.stop.v1") => ("the incarnation; the replica stays", RULE),
+        (Ending::Operations, "replica.relocate.v1" | "replica.restart.v1") => {
+            ("the incarnation, replaced", RULE)
+        }
+        (Ending::Approves, "operation.approve.v1") => {
+            ("what the operations end", "this is the approval, on their hashes")
+        }
+        (Ending::Approves, "request.approve.v1") => {
+            ("what the request ends or changes", "this is the approval, on its hash")
+        }
+        (Ending::Withdraws, "operation.reject.v1" | "request.reject.v1") => ("only what waits", "none"),
+        (Ending::Withdraws, "disruption.complete.v1") => ("only moves that were not started", "none"),
+        (ending, type_name) => {
+            panic!("{type_name} ends something by {ending:?}: say what, and what approves it")
+        }
+    })
+}
+
+#[test]
+fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
+    let sample = |type_name: &str| {
+        let path = format!("{}/../schemas/samples/{type_name}.json", env!("CARGO_MANIFEST_DIR"));
+        let line = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let line: Value = serde_json::from_str(&line).expect("a line");
+        Intent::read(type_name, &line["d"].to_string()).expect("known").expect("good")
+    };
+    let mut lines = vec!["| intent | what it can end | approval |\n|---|---|---|\n".to_owned()];
+    let mut others = Vec::new();
+    for type_name in Intent::TYPES {
+        let short = type_name.trim_end_matches(".v1");
+        match told(type_name, ending(&sample(type_name))) {
+            Some((what, by)) => lines.push(format!("| `{short}` | {what} | {by} |\n")),
+            None => others.push(format!("`{short}`")),
+        }
+    }
+    lines.push(format!("\nAll other intents end nothing: {}.\n", others.join(", ")));
+    let table = lines.concat();
+    let path = format!("{}/../docs/approvals.md", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).expect("the page");
+    let (before, rest) = text.split_once("<!-- intents -->\n").expect("where the table begins");
+    let (found, after) = rest.split_once("<!-- end -->").expect("where the table ends");
+    if std::env::var_os("UPDATE").is_some() {
+        let text = format!("{before}<!-- intents -->\n{table}<!-- end -->{after}");
+        std::fs::write(&path, text).expect("written");
+    } else {
+        assert_eq!(found, table, "docs/approvals.md: run this test with UPDATE=1");
+    }
+}

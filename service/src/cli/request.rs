@@ -1,0 +1,287 @@
+//! Approval requests: changes that wait for approval as a whole. `get requests` lists them, `describe request/ID` shows what
+//! each would end or replace, `approve request/ID` and `reject request/ID` decide them.
+
+use std::io::Write;
+
+use chancery_events::fact::RequestedChange;
+use chancery_events::intent::{Intent, RequestApprove, RequestReject};
+use chancery_projector::rows::{RequestRow, RequestWord};
+use clap::ValueEnum as _;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::approve::Decision;
+use super::client::Client;
+use super::columns::typed;
+use super::context::Output;
+use super::error::{CliError, Exit};
+use super::get::{list, one};
+use super::kind::Kind;
+use super::table::add;
+
+use crate::note;
+
+/// Maximum number of waiting requests that are named beside something else.
+const NAMED: u64 = 20;
+
+/// The ids of the requests that the words of `approve` or `reject` name: `request/ID`, or `request ID`.
+pub(super) fn named(words: &[String]) -> Result<Vec<String>, CliError> {
+    let is_request = |word: &str| Kind::from_str(word, true) == Ok(Kind::Request);
+    let (words, all) = match words.split_first() {
+        Some((first, [])) if is_request(first) => {
+            return Err(CliError::usage("write which request: request/ID"));
+        }
+        Some((first, rest)) if is_request(first) => (rest, true),
+        _ => (words, false),
+    };
+    let id = |word: &String| match word.split_once('/') {
+        Some((kind, id)) if is_request(kind) => Some(id.to_owned()),
+        None if all => Some(word.clone()),
+        Some(_) | None => None,
+    };
+    let ids: Vec<_> = words.iter().filter_map(id).collect();
+    if !ids.is_empty() && ids.len() < words.len() {
+        return Err(CliError::usage("write either requests or operations, not both"));
+    }
+    Ok(ids)
+}
+
+/// The change in a few words, as `delete plan/web (12 replicas)`.
+pub(super) fn change(row: &RequestRow) -> String {
+    let subject = &row.subject;
+    let what = match &row.change {
+        RequestedChange::PlanDelete { .. } | RequestedChange::NodeDelete { .. } => {
+            format!("delete {subject} with cascade")
+        }
+        RequestedChange::NodeExpunge { .. } => format!("expunge {subject}"),
+        RequestedChange::DisruptionApprove { node, name } => format!("approve disruption/{node}/{name}"),
+        RequestedChange::PlanApply { .. } | RequestedChange::PolicyApply { from: Some(_), .. } => {
+            format!("change {subject}")
+        }
+        RequestedChange::PolicyApply { from: None, .. } => format!("create {subject}"),
+        RequestedChange::PolicyDelete { .. } => format!("delete {subject}"),
+    };
+    let count: u64 = row.effects.iter().map(|effect| u64::from(effect.count)).sum();
+    match count {
+        0 => what,
+        1 => format!("{what} (1 replica)"),
+        count => format!("{what} ({count} replicas)"),
+    }
+}
+
+/// What it ends or moves, as `delete 12 of plan web`.
+pub(super) fn effects(row: &RequestRow) -> String {
+    let effects = row.effects.iter();
+    let each = effects.map(|effect| format!("{} {} of plan {}", effect.kind, effect.count, effect.plan));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// Everything about a request, as people read it before they decide.
+pub(super) fn page(row: &RequestRow) -> String {
+    let mut text = format!("request/{}\n", row.id);
+    let line = |text: &mut String, name: &str, value: &str| {
+        if !value.is_empty() {
+            add(text, format_args!("  {:<14} {value}\n", format!("{name}:")));
+        }
+    };
+    line(&mut text, "change", &change(row));
+    line(&mut text, "state", row.state.word());
+    line(&mut text, "message", &row.message);
+    line(&mut text, "asked by", row.by.as_str());
+    line(&mut text, "asked at", &row.created.to_string());
+    line(&mut text, "expires at", &row.expires.map(|expires| expires.to_string()).unwrap_or_default());
+    line(&mut text, "hash", &row.hash.to_string());
+    for effect in &row.effects {
+        let count = effect.count;
+        let replicas = if count == 1 { "replica" } else { "replicas" };
+        line(&mut text, verb(effect.kind.word()), &format!("{count} {replicas} of plan {}", effect.plan));
+        for replica in &effect.replicas {
+            add(&mut text, format_args!("    replica/{replica}\n"));
+        }
+        let more = u64::from(count).saturating_sub(effect.replicas.len() as u64);
+        if more > 0 {
+            add(&mut text, format_args!("    and {more} more\n"));
+        }
+    }
+    let difference = difference(&row.change);
+    if !difference.is_empty() {
+        text.push_str("  difference:\n");
+        for changed in difference {
+            add(&mut text, format_args!("    {changed}\n"));
+        }
+    }
+    if row.state == RequestWord::Pending {
+        let who = if row.policies.is_empty() { "any person" } else { "another person" };
+        add(&mut text, format_args!("\nWaits for\n  {who}: chancery approve request/{}\n", row.id));
+    }
+    text
+}
+
+fn verb(kind: &str) -> &str {
+    match kind {
+        "delete" => "deletes",
+        "relocate" => "moves",
+        "expunge" => "declares lost",
+        other => other,
+    }
+}
+
+/// Each field that the change sets, with what it replaces: `approval.delete: manual -> automatic`.
+fn difference(change: &RequestedChange) -> Vec<String> {
+    fn value(spec: &impl Serialize) -> Value {
+        serde_json::to_value(spec).unwrap_or_default()
+    }
+    let (from, to) = match change {
+        RequestedChange::PlanApply { from, to, .. } => (value(from), value(to)),
+        RequestedChange::PolicyApply { from, to, .. } => (value(from), value(to)),
+        RequestedChange::PolicyDelete { from, .. } => (value(from), Value::Null),
+        RequestedChange::PlanDelete { .. }
+        | RequestedChange::NodeDelete { .. }
+        | RequestedChange::NodeExpunge { .. }
+        | RequestedChange::DisruptionApprove { .. } => return Vec::new(),
+    };
+    let mut found = Vec::new();
+    compare("", &from, &to, &mut found);
+    found
+}
+
+fn compare(path: &str, from: &Value, to: &Value, found: &mut Vec<String>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let (none, nothing) = (serde_json::Map::new(), Value::Null);
+    match (from, to) {
+        _ if from == to => {}
+        (Value::Object(_), Value::Object(_) | Value::Null) | (Value::Null, Value::Object(_)) => {
+            let (from, to) = (from.as_object().unwrap_or(&none), to.as_object().unwrap_or(&none));
+            let names: std::collections::BTreeSet<_> = from.keys().chain(to.keys()).collect();
+            for name in names {
+                let at = |map: &'_ serde_json::Map<String, Value>| map.get(name).cloned();
+                let (from, to) = (at(from), at(to));
+                compare(
+                    &below(name),
+                    from.as_ref().unwrap_or(&nothing),
+                    to.as_ref().unwrap_or(&nothing),
+                    found,
+                );
+            }
+        }
+        _ => found.push(format!("{path}: {} -> {}", shown(from), shown(to))),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) if items.is_empty() => "all".to_owned(),
+        Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
+}
+
+/// Writes how a request that waits is approved.
+pub(super) fn hint(client: &Client<'_>, id: &str) -> Result<(), CliError> {
+    let row: RequestRow = typed(&one(client, Kind::Request, id)?)?;
+    note!("request/{id} {}: {}", row.message, change(&row));
+    note!("what it would do: chancery describe request/{id}");
+    let who = if row.policies.is_empty() { "" } else { ", by another person" };
+    note!("to approve it{who}: chancery approve request/{id}");
+    Ok(())
+}
+
+/// Names the requests that wait, beside operations that do or do not.
+pub(super) fn waiting(client: &Client<'_>) -> Result<(), CliError> {
+    let filters = [("state", RequestWord::Pending.to_string())];
+    for item in list(client, Kind::Request, &filters, NAMED)?.items {
+        let row: RequestRow = typed(&item)?;
+        note!("request/{} {}: {}; chancery approve request/{}", row.id, row.message, change(&row), row.id);
+    }
+    Ok(())
+}
+
+/// Approves or rejects requests, each exactly as it is shown.
+pub(super) fn decide(
+    decision: Decision<'_>,
+    ids: &[String],
+    client: &Client<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let (verb, done) = decision.words();
+    let output = client.context.output(&[Output::Table, Output::Name, Output::Jsonl])?;
+    let mut rows = Vec::new();
+    for id in ids {
+        let row: RequestRow = typed(&one(client, Kind::Request, id)?)?;
+        if row.state != RequestWord::Pending {
+            let what = format!("{verb} request/{id}: the request is {}, not pending", row.state);
+            return Err(CliError::new(Exit::Conflict, format!("{what}; nothing was sent")));
+        }
+        rows.push(row);
+    }
+    for row in rows {
+        note!("to {verb}:\n{}", page(&row).split("\nWaits for").next().unwrap_or_default().trim_end());
+        let name = format!("request/{}", row.id);
+        let intent: Intent = match decision {
+            Decision::Approve => RequestApprove { request: row.id, hash: row.hash }.into(),
+            Decision::Reject { reason } => {
+                RequestReject { request: row.id, reason: reason.to_owned() }.into()
+            }
+        };
+        let verdict = client.ask(&format!("{verb} {name}"), &intent)?;
+        match output {
+            Output::Name => writeln!(out, "{name}")?,
+            Output::Jsonl => {
+                let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
+                writeln!(out, "{json}")?;
+            }
+            _ => writeln!(out, "{name} {done}: {}", change(&row))?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_named_by_one_word_or_two_and_ids_of_operations_are_not_taken_for_them() {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for (line, wanted) in [
+            ("request/7", vec!["7"]),
+            ("request 7 8", vec!["7", "8"]),
+            ("req/7 request/8", vec!["7", "8"]),
+            ("7", vec![]),
+            ("operation/7", vec![]),
+            ("", vec![]),
+        ] {
+            assert_eq!(named(&words(line)).expect(line), wanted, "{line}");
+        }
+        for line in ["request", "request/7 8", "8 request/7"] {
+            assert!(named(&words(line)).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_request_shows_what_it_ends_what_it_changes_and_who_can_approve_it() {
+        let row = |change: Value, effects: Value, policies: &[&str]| -> RequestRow {
+            let id = "00000000-0000-8755-9f3a-5c7e9b2d4f60";
+            let row = json!({
+                "id": id, "state": "pending", "kind": "plan_delete", "subject": "policy/two", "change": change,
+                "effects": effects, "by": "ann", "policies": policies, "hash": "9f86d081884c7d659a2feaa0c55ad015",
+                "expires": "2026-11-22T09:00:00Z", "decided": null, "message": "waits", "version": 1,
+                "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 3,
+            });
+            serde_json::from_value(row).expect("a row")
+        };
+        let eyes =
+            |kinds: &[&str]| json!({"kinds": kinds, "plans": [], "domains": [], "rule": {"four_eyes": {}}});
+        let change = json!({"policy_apply": {"name": "two", "from": eyes(&["delete", "stop"]), "to": eyes(&["stop"])}});
+        let text = page(&row(change, json!([]), &["two"]));
+        assert!(text.contains("  change:        change policy/two\n"), "{text}");
+        assert!(text.contains("  difference:\n    kinds: delete, stop -> stop\n"), "{text}");
+        assert!(text.contains("\nWaits for\n  another person: chancery approve request/0000"), "{text}");
+        let effects = json!([{"kind": "delete", "plan": "web", "count": 3, "replicas": ["web-1", "web-2"]}]);
+        let text = page(&row(json!({"plan_delete": {"name": "web"}}), effects, &[]));
+        assert!(text.contains("  deletes:       3 replicas of plan web\n    replica/web-1\n    replica/web-2\n    and 1 more\n"), "{text}");
+        assert!(text.contains("  any person: chancery approve"), "{text}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Tests across crates and of the real program, in one binary: linking is what costs.
 
+mod approvals;
 mod bad_input;
 mod browser;
 mod bulk;

@@ -325,17 +325,19 @@ fn newest(copies: &[Copy; 2]) -> Option<&Whole> {
     whole.max_by_key(|whole| whole.count)
 }
 
-/// Opens what stands at a path, if it is a plain file. A pipe or a device in its place, or a link to one, is never waited
-/// for.
+/// Opens what stands at a path, if it is a plain file. A pipe or a device in its place is never waited for, and no link in its
+/// place is followed: programs can write to folders of the executor.
 pub(crate) fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
     let not_plain =
         || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no plain file", path.display()));
     match options.custom_flags(flags.bits().cast_signed()).open(path) {
         Ok(file) if file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(not_plain()),
-        // A pipe without a reader, or a socket.
-        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => Err(not_plain()),
+        // A pipe without a reader, or a socket; a link.
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NXIO | Errno::LOOP)) => {
+            Err(not_plain())
+        }
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => Err(not_plain()),
         Err(error) => Err(error),
     }

@@ -42,7 +42,8 @@ pub struct Step {
 /// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
 #[derive(Clone, Debug)]
 pub struct Agenda {
-    /// Deadlines do not ring before: after a takeover, everybody has a lease to come back.
+    /// Deadlines do not ring before: after a takeover everybody has a lease to come back, and after a time in which nobody was
+    /// heard a part of it.
     pub grace: Time,
     /// When it was last asked for a step.
     now: Time,

@@ -12,6 +12,8 @@ use crate::durable;
 
 /// The end of an output that is looked at for its last lines, at most.
 const TAIL: u64 = 1 << 20;
+/// Attempts to read what was found to be there.
+const LOOKS: usize = 8;
 
 /// A place in an output. What rotation has dropped before it was read is passed over.
 #[derive(Debug)]
@@ -95,7 +97,8 @@ impl Reader {
     /// What is new and was written about one time, at most `most` bytes, with that time in microseconds since 1970;
     /// nothing if nothing is. Leaves nothing open: a program may have thousands of outputs.
     pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
-        while let Some(time) = self.next_time()? {
+        for _ in 0..LOOKS {
+            let Some(time) = self.next_time()? else { return Ok((0, Vec::new())) };
             let block = self.blocks.get(1).map_or(u64::MAX, |next| next.offset - self.at);
             let bytes = self.read_file(most.min(usize::try_from(block).unwrap_or(usize::MAX)))?;
             self.file = None;
@@ -104,13 +107,17 @@ impl Reader {
             }
             // It was dropped meanwhile.
         }
-        Ok((0, Vec::new()))
+        Err(io::Error::other(format!("{} changes while it is read", part(&self.base, self.number).display())))
     }
 
     /// Whether the file where it is has more.
     fn has_more(&self) -> io::Result<bool> {
-        match part(&self.base, self.number).symlink_metadata() {
-            Ok(found) => Ok(found.len() > self.at),
+        let path = part(&self.base, self.number);
+        match path.symlink_metadata() {
+            Ok(found) if found.is_file() => Ok(found.len() > self.at),
+            Ok(_) => {
+                Err(io::Error::new(ErrorKind::InvalidData, format!("{} is no plain file", path.display())))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
@@ -403,6 +410,18 @@ mod tests {
         std::fs::remove_file(part(&base, 2)).unwrap();
         std::os::unix::fs::symlink("/dev/zero", part(&base, 2)).unwrap();
         assert!(Reader::last(&base, 1).is_err());
+        // A link to a plain file is none of ours either, and may be longer or shorter than its name.
+        for text in ["", &"x".repeat(1000)] {
+            let other = folder.path().join("other");
+            std::fs::write(&other, text).unwrap();
+            std::fs::remove_file(part(&base, 2)).unwrap();
+            let mut reader = Reader::last(&base, u64::MAX).unwrap();
+            std::os::unix::fs::symlink(&other, part(&base, 2)).unwrap();
+            assert!(Reader::last(&base, 1).is_err());
+            assert_eq!(reader.read_block(1000).unwrap().1, b"one\n");
+            assert!(reader.read_block(1000).is_err());
+            assert!(reader.next_time().is_err());
+        }
         folder.close().unwrap();
     }
 

@@ -60,8 +60,6 @@ pub(super) struct Sessions {
     pub(super) retries: BTreeSet<(Time, ObjectId)>,
     /// Those of them that an executor only has to look after, each once.
     pub(super) looking: BTreeSet<ObjectId>,
-    /// None is lost before this: there was too much that nobody heard.
-    spared: Time,
 }
 
 impl Sessions {
@@ -358,7 +356,7 @@ impl Core {
             self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
-        if now < self.agenda.grace.max(self.sessions.spared) {
+        if now < self.agenda.grace {
             return;
         }
         let lease = self.lease();
@@ -371,11 +369,11 @@ impl Core {
     }
 
     /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
-    /// one to be heard: an executor says something three times in each.
+    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over.
     pub fn unheard(&mut self, span: Duration, now: Time) {
         let lease = self.lease();
         if span > lease / 4 {
-            self.sessions.spared = self.sessions.spared.max(now + lease / 2);
+            self.agenda.grace = self.agenda.grace.max(now + lease / 2);
         }
     }
 
@@ -387,8 +385,8 @@ impl Core {
     pub(super) fn next_session_due(&self) -> Option<Time> {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
         let lease = self.lease();
-        let spared = self.agenda.grace.max(self.sessions.spared);
-        let lost = self.sessions.live.values().map(|live| spared.max(live.heard + lease)).min();
+        let grace = self.agenda.grace;
+        let lost = self.sessions.live.values().map(|live| grace.max(live.heard + lease)).min();
         // One microsecond past the lease: being heard at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }

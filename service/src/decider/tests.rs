@@ -145,11 +145,18 @@ impl Rig {
     }
 
     fn plan_and_deployment(&mut self) {
+        self.plan_and_deployment_with(&json!({}));
+    }
+
+    /// The same, with more in the plan's spec.
+    fn plan_and_deployment_with(&mut self, more: &serde_json::Value) {
         let auto =
             json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
         let payload =
             json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
-        let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto});
+        let mut spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": auto});
+        let more = more.as_object().cloned().unwrap_or_default();
+        spec.as_object_mut().expect("an object").extend(more);
         self.must("plan.apply", &json!({"name": "web", "spec": spec}));
         self.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     }

@@ -370,3 +370,45 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
 }
+
+#[test]
+fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() {
+    for (then, ended) in [(ProcessStatus::Online, false), (unready(), true)] {
+        let mut rig = Rig::new();
+        rig.cluster();
+        rig.hello(1, "ex", None);
+        let effects = rig.settle();
+        let [FromDecider::Welcome { envelope, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let attach = envelope.attach;
+        rig.say(1, ToDecider::Level { attach, reports: vec![], part: Part::Last });
+        rig.plan_and_deployment_with(&json!({"unready": {"after": 60_000, "action": "restart"}}));
+        let effects = rig.settle();
+        let [FromDecider::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let object = command.object;
+        let say = |rig: &mut Rig, sequence, status: ProcessStatus| {
+            let ready = status == ProcessStatus::Online;
+            let processes =
+                vec![Process { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
+            let saw = if ready { Saw::Ready { processes } } else { Saw::NotReady { processes } };
+            let report = Report { object, revision: 1, saw };
+            rig.say(1, ToDecider::Report { attach, sequence, report });
+            rig.settle();
+        };
+        say(&mut rig, 1, ProcessStatus::Online);
+        say(&mut rig, 2, unready());
+        // The server stands still until after the deadline, and then finds what waits.
+        rig.now = rig.now + Duration::from_secs(90);
+        rig.core.unheard(Duration::from_secs(90), rig.now);
+        let before = rig.journal.len();
+        rig.settle();
+        assert!(!rig.types(before).contains(&"incarnation.commanded.v1"), "{then:?}");
+        say(&mut rig, 3, then.clone());
+        rig.now = rig.now + LEASE / 2;
+        rig.settle();
+        assert_eq!(rig.types(before).contains(&"incarnation.commanded.v1"), ended, "{then:?}");
+    }
+}
+
+fn unready() -> ProcessStatus {
+    ProcessStatus::Unready { error: chancery_events::observation::ProbeError::Refused }
+}

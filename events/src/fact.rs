@@ -81,6 +81,12 @@ bodies! {
         PlanApplied = "plan.applied.v1",
         /// A plan takes deployments, or not.
         PlanActivityChanged = "plan.activity_changed.v1",
+        /// The spread of a plan at rest has become uneven, or even.
+        PlanBalanceChanged = "plan.balance_changed.v1",
+        /// Replicas of a plan are moved until the spread is even.
+        PlanRebalanceStarted = "plan.rebalance_started.v1",
+        /// No more replicas of a plan are moved for its spread.
+        PlanRebalanceEnded = "plan.rebalance_ended.v1",
         /// A plan is to go, with all that it has.
         PlanRemoving = "plan.removing.v1",
         /// A plan is forgotten.

@@ -98,6 +98,8 @@ bodies! {
         PlanSetActivity = "plan.set_activity.v1",
         /// A plan should run again what an earlier completed deployment of it had.
         PlanRollback = "plan.rollback.v1",
+        /// Replicas of a plan should be moved until its spread is even.
+        PlanRebalance = "plan.rebalance.v1",
         /// A plan should be forgotten.
         PlanDelete = "plan.delete.v1",
         /// A version of a plan's payloads should run, so many times.
@@ -268,6 +270,14 @@ pub struct PlanRollback {
     /// plan has now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<DeploymentName>,
+}
+
+/// Body of [`Intent::PlanRebalance`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRebalance {
+    /// Name of the plan.
+    pub name: PlanName,
 }
 
 /// Body of [`Intent::PlanDelete`].
@@ -566,6 +576,7 @@ impl Intent {
             Intent::PlanApply(x) => Subject::Plan(x.name.clone()),
             Intent::PlanSetActivity(x) => Subject::Plan(x.name.clone()),
             Intent::PlanRollback(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
+            Intent::PlanRebalance(x) => Subject::Plan(x.name.clone()),
             Intent::PlanDelete(x) => Subject::Plan(x.name.clone()),
             Intent::DeploymentCreate(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),
             Intent::DeploymentCancel(x) => Subject::Deployment(x.plan.clone(), x.name.clone()),

@@ -133,6 +133,10 @@ bugs! {
     ExceedsBudget,
     /// Whoever asked for an operation may approve it, whatever a policy says.
     ApprovesOwn,
+    /// A replacement is placed as if its predecessor stayed.
+    CountsPredecessor,
+    /// A rebalance moves replicas that are as well where they are.
+    MovesForNothing,
     /// A policy approves more than it may at once.
     ApprovesTooMany,
     /// A policy approves outside its windows.

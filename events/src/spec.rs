@@ -78,6 +78,27 @@ words! {
         /// As many as fit.
         Allowed = "allowed",
     }
+    /// Where among the nodes that will do a replica is placed.
+    Placement {
+        /// Evenly over update domains: in the domain with the fewest of the plan's replicas, on the node with the
+        /// fewest of them, then on that with the least free. A replica that is moved or updated stays in its domain
+        /// where others have as few.
+        Spread = "spread",
+        /// On the node with the least free that has enough, in whichever domain it is.
+        Pack = "pack",
+    }
+    /// Whether a move of one replica would make the spread of its plan more even.
+    Balance {
+        /// No move that is allowed would.
+        Even = "even",
+        /// A move would: a rebalance makes it.
+        Uneven = "uneven",
+    }
+    /// The purpose of an operation, where the kind and the asker do not imply it.
+    Purpose {
+        /// One move of a plan's rebalance.
+        Rebalance = "rebalance",
+    }
     /// A transport protocol.
     Protocol {
         /// TCP.

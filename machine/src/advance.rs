@@ -14,8 +14,9 @@ use chancery_events::time::Time;
 use crate::context::Context;
 use crate::fleet::Fleet;
 use crate::index::{Alarm, Timer};
+use crate::rebalance::Rounds;
 use crate::scheduler::Search;
-use crate::{deployment, disruption, incarnation, operation, policy, replica, request, volume};
+use crate::{deployment, disruption, incarnation, operation, policy, rebalance, replica, request, volume};
 
 /// How far the outdated places of a plan were checked.
 #[derive(Clone, Debug)]
@@ -52,6 +53,7 @@ pub struct Agenda {
     tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
     /// Plans with outdated places, and how far those were checked.
     checked: BTreeMap<PlanName, Checked>,
+    rounds: Rounds,
     parked: BTreeSet<Subject>,
     at_work: Option<(Subject, Position)>,
 }
@@ -66,6 +68,7 @@ impl Agenda {
             last: None,
             tried: BTreeMap::new(),
             checked: BTreeMap::new(),
+            rounds: Rounds::default(),
             parked: BTreeSet::new(),
             at_work: None,
         }
@@ -88,17 +91,26 @@ impl Agenda {
 
     /// Turns to it, unless it is left alone. Whether it did.
     fn begin(&mut self, subject: &Subject, cause: Position) -> bool {
-        let may = !self.is_parked(subject);
-        if may {
-            self.turn_to(subject, cause);
-        }
-        may
+        begin(&self.parked, &mut self.at_work, subject, cause)
     }
 
     /// What was worked on last. After a panic, that is what it was about.
     pub fn at_work(&mut self) -> Option<(Subject, Position)> {
         self.at_work.take()
     }
+}
+
+fn begin(
+    parked: &BTreeSet<Subject>,
+    at_work: &mut Option<(Subject, Position)>,
+    subject: &Subject,
+    cause: Position,
+) -> bool {
+    let may = !parked.contains(subject);
+    if may {
+        *at_work = Some((subject.clone(), cause));
+    }
+    may
 }
 
 /// The next step, if anything is due at `ctx.now`.
@@ -113,7 +125,9 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
         .or_else(|| disturb(fleet, agenda, ctx))
         .or_else(|| approve(fleet, agenda, ctx))
         .or_else(|| deploy(fleet, agenda, ctx))
+        .or_else(|| rebalance(fleet, agenda, ctx))
         .or_else(|| prepare(fleet, agenda, ctx))
+        .or_else(|| look(fleet, agenda, ctx))
 }
 
 /// When something will be due next, if nothing happens before.
@@ -121,7 +135,8 @@ pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
     let (index, now) = (fleet.index(), agenda.now);
     let alarm = index.alarms.first().map(|(when, _)| agenda.grace.max(*when));
     let timer = index.timers.first().map(|(when, _)| *when);
-    let others = [timer, disruption::next_start(fleet, now), policy::next_window(fleet, now)];
+    let round = rebalance::next_round(fleet, &agenda.rounds, now);
+    let others = [timer, disruption::next_start(fleet, now), policy::next_window(fleet, now), round];
     others.into_iter().flatten().chain(alarm).min()
 }
 
@@ -256,6 +271,18 @@ fn replace(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
         }
     }
     None
+}
+
+/// The next move of a rebalance, or its end.
+fn rebalance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let Agenda { rounds, search, parked, at_work, .. } = agenda;
+    rebalance::advance(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
+}
+
+/// Plans whose spread has become uneven, or even.
+fn look(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
+    let Agenda { rounds, search, parked, at_work, .. } = agenda;
+    rebalance::look(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
 /// What policies approve.

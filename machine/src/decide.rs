@@ -18,8 +18,8 @@ use crate::keys::{AHEAD, Accepted, Keys, Known};
 use crate::meta::At;
 use crate::state::{ApprovalRequest, Cluster, Incarnation, Operation, Plan, Replica, RequestState, Volume};
 use crate::{
-    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, replica, request, session,
-    volume,
+    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, rebalance, replica,
+    request, session, volume,
 };
 
 /// Whether an intent is new.
@@ -102,6 +102,7 @@ fn by_type(fleet: &Fleet, intent: &Intent, ctx: &Context) -> Result<Vec<Fact>, R
         Intent::PlanApply(ask) => plan::apply(fleet, ask),
         Intent::PlanSetActivity(ask) => plan::set_activity(fleet, ask),
         Intent::PlanRollback(ask) => deployment::rollback(fleet, ask, ctx),
+        Intent::PlanRebalance(ask) => rebalance::ask(fleet, ask, ctx),
         Intent::PlanDelete(ask) => plan::delete(fleet, ask, ctx),
         Intent::DeploymentCreate(ask) => deployment::create(fleet, ask, ctx),
         Intent::DeploymentCancel(ask) => deployment::cancel(fleet, ask),
@@ -247,6 +248,9 @@ pub fn evolve(fleet: &mut Fleet, fact: &Fact, at: At) -> Result<(), Contradictio
         Fact::DisruptionDeleted(fact) => return disruption::deleted(fleet, fact, at),
         Fact::PolicyApplied(fact) => return policy::applied(fleet, fact, at),
         Fact::PolicyDeleted(fact) => return policy::deleted(fleet, fact),
+        Fact::PlanBalanceChanged(fact) => return rebalance::balance_changed(fleet, fact, at),
+        Fact::PlanRebalanceStarted(fact) => return rebalance::started(fleet, fact, at),
+        Fact::PlanRebalanceEnded(fact) => return rebalance::ended(fleet, fact, at),
         Fact::PlanRemoving(fact) => return plan::removing(fleet, fact, at),
         Fact::PlanApplied(fact) => return plan::applied(fleet, fact, at),
         Fact::PlanActivityChanged(fact) => return plan::activity_changed(fleet, fact, at),

@@ -262,7 +262,7 @@ fn has_begun(fleet: &Fleet, incarnation: &Incarnation) -> bool {
 
 /// The replica of a run that may be moved away now: it counts, nothing that has begun or that ends it is open, and its
 /// volumes can go with it.
-fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Option<&'a Replica> {
+pub(crate) fn movable<'a>(fleet: &'a Fleet, plan: &Plan, incarnation: &Incarnation) -> Option<&'a Replica> {
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));

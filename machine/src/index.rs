@@ -4,6 +4,7 @@
 
 mod plan;
 mod policies;
+mod spread;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +33,11 @@ use crate::state::{
     ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica,
 };
 
+pub(crate) use plan::Victims;
 pub use plan::{DeploymentIndex, PlanIndex, Queue, Queues};
 pub use policies::{Policies, PolicyIndex};
+use spread::ReplicaMoves;
+pub use spread::{DomainCount, NodeCount, PlanSpread};
 pub use volumes::Volumes;
 
 /// What has a deadline.
@@ -167,6 +171,10 @@ pub struct Index {
     pub unplaced: BTreeSet<PlanName>,
     /// Plans with places that are only held and were found by an earlier policy.
     pub outdated: BTreeSet<PlanName>,
+    /// Plans at rest whose spread may be uneven, or was found to be.
+    pub crowded: BTreeSet<PlanName>,
+    /// Plans that are being rebalanced.
+    pub rebalancing: BTreeSet<PlanName>,
     /// Deadlines.
     pub alarms: BTreeSet<(Time, Alarm)>,
     /// Work that is due later.
@@ -316,6 +324,9 @@ impl Index {
             if let Some(until) = marks.and_then(|marks| marks.setback) {
                 mark(&mut self.setbacks, (until, this.name.clone()), up);
             }
+            if marks.is_some_and(|marks| marks.rebalancing) {
+                mark(&mut self.rebalancing, this.name.clone(), up);
+            }
         }
         let (was, is) = (old.map(|marks| &marks.spec), new.map(|marks| &marks.spec));
         let edited = match (was, is) {
@@ -397,7 +408,6 @@ impl Index {
         let present = |marks: Option<&'a ReplicaMarks>| marks.filter(|marks| !marks.going);
         let count =
             |plan: &mut PlanIndex, deployment: &mut DeploymentIndex, replica: &ReplicaMarks, up: bool| {
-                let other = if up { old } else { new };
                 let by = |count: &mut u32| if up { *count += 1 } else { *count -= 1 };
                 if !same {
                     by(&mut deployment.replicas);
@@ -413,27 +423,24 @@ impl Index {
                 } else {
                     by(&mut plan.present);
                 }
-                let moves = |place: &&(NodeName, _)| other.is_none_or(|other| !other.holds(place));
-                for (node, domain) in replica.places.iter().flatten().filter(moves) {
-                    plan.hosts.step(node, up);
-                    plan.domains.step(domain, up);
-                    if !up {
-                        plan.eased = Arc::new(());
-                    }
-                }
             };
         // What there is to do for the plan is looked at once, if it is one of the same deployment before and after.
         if let Some((old, new)) = both.filter(|_| same) {
+            let moves = ReplicaMoves::new(&self.places, Some(old), Some(new));
             return self.with_deployment(&this.plan, &new.deployment, |plan, deployment| {
                 count(plan, deployment, old, false);
                 count(plan, deployment, new, true);
+                plan.spread.replica(&moves);
                 deployment.replica(this, present(Some(old)), present(Some(new)));
             });
         }
         for (replica, up) in old.map(|r| (r, false)).into_iter().chain(new.map(|r| (r, true))) {
+            let (old, new) = if up { (None, new) } else { (old, None) };
+            let moves = ReplicaMoves::new(&self.places, old, new);
             self.with_deployment(&this.plan, &replica.deployment, |plan, deployment| {
                 count(plan, deployment, replica, up);
-                let (old, new) = if up { (None, present(new)) } else { (present(old), None) };
+                plan.spread.replica(&moves);
+                let (old, new) = (present(old), present(new));
                 deployment.replica(this, old, new);
             });
         }
@@ -572,6 +579,10 @@ impl Index {
         let unplaced = !index.unplaced.is_empty();
         if due != std::mem::replace(&mut index.is_due, due) {
             mark(&mut self.due, name.clone(), due);
+        }
+        let crowded = index.may_be_uneven();
+        if crowded != std::mem::replace(&mut index.is_crowded, crowded) {
+            mark(&mut self.crowded, name.clone(), crowded);
         }
         if unplaced != std::mem::replace(&mut index.is_unplaced, unplaced) {
             mark(&mut self.unplaced, name.clone(), unplaced);

@@ -24,6 +24,7 @@ pub mod operation;
 pub mod places;
 mod plan;
 mod policy;
+mod rebalance;
 mod refuse;
 pub mod replica;
 pub mod request;

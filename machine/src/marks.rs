@@ -14,7 +14,7 @@ use chancery_events::name::{
     ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{Approval, OperationKind, PlanSpec, Strategy};
+use chancery_events::spec::{Approval, Balance, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
 use crate::state::{
@@ -57,6 +57,8 @@ pub(crate) struct PlanMarks {
     pub(crate) spec: Arc<PlanSpec>,
     /// Until when no disruption moves a replica of it.
     pub(crate) setback: Option<Time>,
+    pub(crate) uneven: bool,
+    pub(crate) rebalancing: bool,
 }
 
 impl From<&Plan> for PlanMarks {
@@ -70,6 +72,8 @@ impl From<&Plan> for PlanMarks {
             updates_alone: plan.policy().approval().of(OperationKind::Update) == Approval::Automatic,
             generation: plan.generation,
             spec: Arc::clone(plan.policy().shared()),
+            uneven: plan.balance == Balance::Uneven,
+            rebalancing: plan.rebalance.is_some(),
         }
     }
 }
@@ -160,6 +164,8 @@ pub(crate) struct ReplicaMarks {
     pub(crate) ailing: bool,
     /// Where it holds a place, the one that counts first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],
+    /// Which of them it has when everything that is under way has succeeded.
+    pub(crate) remains: Option<(NodeName, DomainName)>,
     pub(crate) healthy: bool,
     /// Whether a disruption's move has brought it down.
     pub(crate) downed: bool,
@@ -190,6 +196,7 @@ impl From<&Replica> for ReplicaMarks {
             free: replica.is_free(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
             places: [active.map(place), other.map(place)],
+            remains: replica.remaining().map(place),
             healthy,
             downed: replica.downed,
             again: replica.again.filter(|_| replica.is_idle()).map(|again| again.at),

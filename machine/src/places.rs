@@ -118,7 +118,12 @@ struct Spot {
     domain: DomainName,
     room: Amounts,
     shelf: usize,
+    number: SiteNumber,
 }
+
+/// A node as a number, which is quicker to look up than its name. It follows from the past: another fold gives another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct SiteNumber(u32);
 
 /// What is known of a node here.
 #[derive(Clone, Debug, Default)]
@@ -138,6 +143,11 @@ pub struct Places {
     spare: Vec<usize>,
     sites: FxHashMap<NodeName, Site>,
     shape: Arc<()>,
+    freed: Arc<()>,
+    /// Nodes as numbers, and the last of them. Those of deleted nodes are kept: what is rolled back may name one before
+    /// it exists again.
+    numbers: FxHashMap<NodeName, SiteNumber>,
+    last: SiteNumber,
 }
 
 impl Places {
@@ -156,8 +166,18 @@ impl Places {
         self.shape = Arc::new(());
     }
 
+    /// The same as long as no node has more free than it had.
+    pub(crate) fn freed(&self) -> &Arc<()> {
+        &self.freed
+    }
+
     pub(crate) fn shelf(&self, number: usize) -> &Shelf {
         &self.shelves[number]
+    }
+
+    /// The node as a number, if it exists.
+    pub(crate) fn number(&self, node: &NodeName) -> Option<SiteNumber> {
+        self.numbers.get(node).copied()
     }
 
     /// What placements hold of the node.
@@ -199,8 +219,9 @@ impl Places {
         if up {
             *site.held.stored.entry(class.clone()).or_default() += bytes;
         } else {
+            self.freed = Arc::new(());
             give_back(&mut site.held.stored, class, bytes);
-            let Site { spot, held, storage, is_expunged } = site;
+            let Site { spot, held, storage, is_expunged, .. } = site;
             if *held == Held::default() && storage.is_empty() && !*is_expunged && spot.is_none() {
                 // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
                 self.sites.remove(node);
@@ -224,6 +245,16 @@ impl Places {
     }
 
     pub(crate) fn node(&mut self, name: &NodeName, new: Option<&Node>) {
+        self.freed = Arc::new(());
+        let number = match (self.numbers.get(name), new) {
+            (Some(number), _) => *number,
+            (None, Some(new)) => {
+                self.last.0 += 1;
+                self.numbers.insert(new.name.clone(), self.last);
+                self.last
+            }
+            (None, None) => return,
+        };
         let mut site = self.sites.remove(name).unwrap_or_default();
         if let Some(spot) = site.spot.take() {
             self.shelves[spot.shelf].take(&spot.free(&site.held, name));
@@ -235,7 +266,7 @@ impl Places {
             site.is_expunged = new.state == NodeState::Expunged;
             let open = new.is_undisturbed() || planted::is(Bug::PlacesOnDisturbed);
             if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
-                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new));
+                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), number);
                 self.shelves[spot.shelf].add(spot.free(&site.held, name));
                 site.spot = Some(spot);
             }
@@ -247,7 +278,7 @@ impl Places {
     }
 
     /// A spot on the shelf of the class and domain, which may be a new one.
-    fn join(&mut self, class: ClassKey, domain: &DomainName, room: Amounts) -> Spot {
+    fn join(&mut self, class: ClassKey, domain: &DomainName, room: Amounts, number: SiteNumber) -> Spot {
         let class = match self.classes.get_key_value(&class) {
             Some((class, _)) => Arc::clone(class),
             None => Arc::new(class),
@@ -264,7 +295,7 @@ impl Places {
             self.shape = Arc::new(());
             at
         };
-        Spot { class, domain: domain.clone(), room, shelf: at }
+        Spot { class, domain: domain.clone(), room, shelf: at, number }
     }
 
     /// Gives up the shelf if nobody stands there any more.
@@ -299,6 +330,7 @@ impl Places {
                 *held.volumes.entry(class.clone()).or_default() += bytes;
             }
         } else {
+            self.freed = Arc::new(());
             let times = match () {
                 () if planted::is(Bug::NeverReleases) => 0,
                 () if planted::is(Bug::ReleasesTwice) => 2,
@@ -370,7 +402,7 @@ impl fmt::Debug for Places {
 impl Spot {
     fn free(&self, held: &Held, node: &NodeName) -> Free {
         let held = if planted::is(Bug::IgnoresHeld) { Amounts::ZERO } else { held.amounts };
-        Free::new(self.room.checked_sub(held).unwrap_or(Amounts::ZERO), node.clone())
+        Free::new(self.room.checked_sub(held).unwrap_or(Amounts::ZERO), node.clone(), self.number)
     }
 }
 

@@ -22,7 +22,7 @@ use chancery_events::name::PortName;
 use chancery_events::observation::PROCESSES_BYTES;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
-    Activity, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
+    Activity, Balance, OnDelete, Payload, PlanSpec, Probe, Protocol, port_variable, volume_variable,
 };
 use chancery_events::subject::Subject;
 use chancery_events::template;
@@ -298,6 +298,8 @@ pub(crate) fn applied(fleet: &mut Fleet, fact: &PlanApplied, at: At) -> Result<(
         unfit: Vec::new(),
         setback: None,
         totals: BTreeMap::new(),
+        balance: Balance::Even,
+        rebalance: None,
         removing: None,
         parked: None,
         meta: Meta::new(at),

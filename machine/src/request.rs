@@ -84,6 +84,7 @@ pub const fn ending(intent: &Intent) -> Ending {
         | Intent::DeploymentCancel(_)
         | Intent::DeploymentResume(_)
         | Intent::PlanRollback(_)
+        | Intent::PlanRebalance(_)
         | Intent::DeploymentPromote(_)
         | Intent::DeploymentWithdraw(_)
         | Intent::ReplicaCreate(_)
@@ -237,7 +238,8 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     let manual = plan.policy().approval().of(OperationKind::Delete);
     let mut policies = BTreeSet::new();
     if manual == Approval::Manual {
-        let domains: Vec<_> = index.domains.keys().map(Some).chain([None]).collect();
+        let nodes = index.nodes().filter_map(|node| fleet.nodes().get(node));
+        let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         policies = four_eyes(fleet, PolicyKind::Delete, name, &domains);
     }
     let change = RequestedChange::PlanDelete { name: name.clone() };
@@ -251,7 +253,7 @@ fn four_eyes(
     fleet: &Fleet,
     kind: PolicyKind,
     plan: &PlanName,
-    domains: &[Option<&DomainName>],
+    domains: &BTreeSet<Option<&DomainName>>,
 ) -> BTreeSet<PolicyName> {
     let all = fleet.index().policies.four_eyes.iter();
     let about = all.filter(|(_, spec)| {
@@ -264,11 +266,12 @@ fn four_eyes(
 fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>) {
     let (mut manual, mut policies) = (Approval::Automatic, BTreeSet::new());
     let members = on_node(fleet, &node.name);
+    let domain = BTreeSet::from([Some(&node.spec.domain)]);
     for plan in members.keys() {
         let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
         if by == Some(Approval::Manual) {
             manual = Approval::Manual;
-            policies.extend(four_eyes(fleet, PolicyKind::Relocate, plan, &[Some(&node.spec.domain)]));
+            policies.extend(four_eyes(fleet, PolicyKind::Relocate, plan, &domain));
         }
     }
     (members, manual, policies)

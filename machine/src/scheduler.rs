@@ -1,8 +1,16 @@
 //! Where a replica may run, and why not elsewhere. Pure, and the same for the same state.
 //!
 //! Filters, in the order in which a node's first failure is its reason: state and disruptions, cluster, zone,
-//! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then: the update domain with
-//! the fewest of the plan's replicas (by name on a tie), in it the node on which the least is left, then by name.
+//! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then, by the plan's
+//! placement:
+//!
+//! | placement | first | then | then | on a tie |
+//! |---|---|---|---|---|
+//! | `spread` | the update domain with the fewest of the plan's replicas, its own before others | in it, the node with the fewest of them | the node on which the least is left | by name |
+//! | `pack` | the node on which the least is left | | | by name |
+//!
+//! Replicas are counted where they remain when everything that is under way has succeeded ([`PlanSpread`]), without
+//! the one that is placed. While two sets exist (`graceful`), each is counted alone: one of them will be deleted.
 //!
 //! An affinity that may be broken counts like any other at first; only if there is no place, those are left out, and
 //! the place says which it breaks.
@@ -23,21 +31,23 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
+use chancery_events::digest::Digest;
 use chancery_events::fact::Unfit;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
 };
+use chancery_events::planted::{self, Bug};
 use chancery_events::size::cut;
 use chancery_events::spec::{
-    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, PlanPolicy, PlanSpec,
+    Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, Placement, PlanPolicy, PlanSpec,
     PlanVersion, Sharing,
 };
 
 use crate::fleet::Fleet;
-use crate::index::PlanIndex;
-use crate::places::{ClassKey, class_of};
-use crate::shelf::Free;
-use crate::state::{Capability, Incarnation, Node};
+use crate::index::{NodeCount, PlanIndex, PlanSpread};
+use crate::places::{ClassKey, SiteNumber, class_of};
+use crate::shelf::{Free, Shelf};
+use crate::state::{Active, Capability, Incarnation, Node};
 
 /// Maximum number of reasons, and
 const REASONS: usize = 32;
@@ -81,6 +91,8 @@ pub struct Limits<'a> {
     pub own: Option<&'a Incarnation>,
     /// A place that is reserved for the replica already, and is judged: it keeps itself from nowhere either.
     pub held: Option<&'a Incarnation>,
+    /// The run that the place is to replace, if the replica remains there without that: it does not count.
+    pub leaves: Option<&'a Active>,
     /// The volumes that it is to use and that are there already: their cluster alone will do.
     pub stored: &'a [Stored],
 }
@@ -162,6 +174,7 @@ struct Field {
     domains: Vec<(DomainName, Vec<usize>)>,
     /// By load, then by name; a load may have grown since.
     order: BTreeSet<(u32, usize)>,
+    least: Least,
 }
 
 impl Search {
@@ -187,16 +200,16 @@ impl Search {
     }
 
     fn best(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, strict: Strict) -> Option<Place> {
+        let loads = Loads::new(fleet, need, limits);
         if let Some(few) = few(fleet, need.policy, limits, strict) {
-            return best_of(fleet, need, limits, strict, few);
+            return best_of(fleet, need, limits, strict, &loads, few);
         }
-        let index = fleet.index().plan_index(need.plan);
         let key = (need.plan.clone(), need.deployment.clone());
-        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, index, need));
+        let known = self.0.get(&key).is_some_and(|field| field.holds(fleet, &loads, need));
         if !known {
-            self.0.insert(key.clone(), Field::of(fleet, index, need));
+            self.0.insert(key.clone(), Field::new(fleet, &loads, need));
         }
-        self.0.get_mut(&key).and_then(|field| field.best(fleet, index, need, limits, strict))
+        self.0.get_mut(&key).and_then(|field| field.best(fleet, need, &loads, limits, strict))
     }
 
     /// Keeps what is known of these plans only.
@@ -205,12 +218,72 @@ impl Search {
     }
 }
 
-fn load(index: Option<&PlanIndex>, domain: &DomainName) -> u32 {
-    index.map_or(0, |index| index.domains.get(domain))
+/// The replicas that count where one is placed.
+struct Loads<'a> {
+    fleet: &'a Fleet,
+    plan: &'a PlanName,
+    index: Option<&'a PlanIndex>,
+    /// Only those of the same set, while there are two: the version of the new one, and whether it is that.
+    set: Option<(Digest, bool)>,
+    leaves: Option<&'a Active>,
+}
+
+impl<'a> Loads<'a> {
+    fn new(fleet: &'a Fleet, need: &Need<'a>, limits: &Limits<'a>) -> Loads<'a> {
+        let index = fleet.index().plan_index(need.plan);
+        let set = index.and_then(|index| {
+            let new = index.new_set()?;
+            Some((new, index.deployments.get(need.deployment)?.version == Some(new)))
+        });
+        let leaves = limits.leaves.filter(|_| !planted::is(Bug::CountsPredecessor));
+        Loads { fleet, plan: need.plan, index, set, leaves }
+    }
+
+    fn spread(&self) -> Option<&'a PlanSpread> {
+        self.index.map(|index| &index.spread)
+    }
+
+    /// Replicas in the domain.
+    fn domain(&self, domain: &DomainName) -> u32 {
+        let own = u32::from(self.leaves.is_some_and(|leaves| leaves.domain == *domain));
+        let all = match (self.index, self.set) {
+            (None, _) => 0,
+            (Some(index), None) => index.spread.in_domain(domain),
+            (Some(index), Some((version, is_new))) => index.in_domain_of_set(version, is_new, domain),
+        };
+        all.saturating_sub(own)
+    }
+
+    /// Replicas on the node.
+    fn node(&self, node: &NodeName, known: NodeCount) -> u32 {
+        let own = u32::from(self.leaves.is_some_and(|leaves| leaves.node == *node));
+        let all = match self.set.zip(self.index) {
+            None => known.remaining,
+            Some(((version, is_new), index)) => {
+                let runs = self.fleet.index().places.held(node).of_plan(self.plan, None);
+                let runs = runs.filter(|id| {
+                    let of = self.fleet.incarnations().get(id);
+                    let of = of.and_then(|run| self.fleet.replicas().get(&run.replica));
+                    of.is_some_and(|of| {
+                        let version_of = index.deployments.get(&of.deployment).and_then(|of| of.version);
+                        let remains = of.remaining().is_some_and(|run| run.incarnation == *id);
+                        remains && (version_of == Some(version)) == is_new
+                    })
+                });
+                u32::try_from(runs.count()).unwrap_or(u32::MAX)
+            }
+        };
+        all.saturating_sub(own)
+    }
+
+    /// Replicas of the plan on the node, of whichever set.
+    fn known(&self, node: SiteNumber) -> NodeCount {
+        self.index.map_or(NodeCount::default(), |index| index.spread.on_site(node))
+    }
 }
 
 impl Field {
-    fn of(fleet: &Fleet, index: Option<&PlanIndex>, need: &Need<'_>) -> Field {
+    fn new(fleet: &Fleet, loads: &Loads<'_>, need: &Need<'_>) -> Field {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
         let suits = |key: &ClassKey| class_unfit(fleet, need.policy, key).is_none();
@@ -220,46 +293,67 @@ impl Field {
         }
         let domains: Vec<_> =
             domains.into_iter().map(|(domain, shelves)| (domain.clone(), shelves)).collect();
+        // The one that is left counts here: it is another one each time.
+        let all = Loads { leaves: None, ..*loads };
         let order =
-            domains.iter().enumerate().map(|(rank, (domain, _))| (load(index, domain), rank)).collect();
+            domains.iter().enumerate().map(|(rank, (domain, _))| (all.domain(domain), rank)).collect();
         Field {
             policy: Arc::clone(need.policy.shared()),
             version: Arc::clone(need.version.shared()),
             shape: Arc::clone(places.shape()),
-            eased: index.map(|index| Arc::clone(&index.eased)).unwrap_or_default(),
+            eased: loads.spread().map(|spread| Arc::clone(&spread.eased)).unwrap_or_default(),
             needs: need.version.amounts(),
             domains,
             order,
+            least: Least::default(),
         }
     }
 
-    /// Whether it says what would be found out now, but for loads that have grown.
-    fn holds(&self, fleet: &Fleet, index: Option<&PlanIndex>, need: &Need<'_>) -> bool {
+    /// Whether it says what would be found out now, but for loads that have grown. Sets change too often to be known.
+    fn holds(&self, fleet: &Fleet, loads: &Loads<'_>, need: &Need<'_>) -> bool {
         Arc::ptr_eq(&self.policy, need.policy.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
             && Arc::ptr_eq(&self.shape, fleet.index().places.shape())
-            && index.is_some_and(|index| Arc::ptr_eq(&self.eased, &index.eased))
+            && loads.spread().is_some_and(|spread| Arc::ptr_eq(&self.eased, &spread.eased))
+            && loads.set.is_none()
     }
 
     fn best(
         &mut self,
         fleet: &Fleet,
-        index: Option<&PlanIndex>,
         need: &Need<'_>,
+        loads: &Loads<'_>,
         limits: &Limits<'_>,
         strict: Strict,
     ) -> Option<Place> {
-        let places = &fleet.index().places;
-        let suits = |node: &NodeName| {
-            limits.not != Some(node)
-                && !is_shared(need.policy, index, node, limits)
-                && strain(fleet, need.policy, node, limits, strict).is_none()
-                && has_storage(fleet, need.version, node, limits)
-        };
+        let pick = Pick { fleet, loads, limits, strict, need, needs: self.needs };
+        match need.policy.placement() {
+            Placement::Spread => self.most_even(&pick),
+            Placement::Pack => {
+                let shelves = self.domains.iter().enumerate();
+                let shelves =
+                    shelves.flat_map(|(rank, (_, shelves))| shelves.iter().map(move |at| (rank, at)));
+                let best = shelves.filter_map(|(rank, at)| Some((pick.tightest(*at)?, rank)));
+                best.min().map(|(free, rank)| self.place(free, rank))
+            }
+        }
+    }
+
+    fn place(&self, free: &Free, rank: usize) -> Place {
+        Place { node: free.node.clone(), domain: self.domains[rank].0.clone(), strained: None }
+    }
+
+    fn most_even(&mut self, pick: &Pick<'_>) -> Option<Place> {
+        let loads = pick.loads;
+        let all = Loads { leaves: None, ..*loads };
+        // The domain that is left has one less than the order says, and comes before others that have as many.
+        let mut own = loads.leaves.and_then(|leaves| {
+            let rank = self.domains.binary_search_by(|(domain, _)| domain.cmp(&leaves.domain)).ok()?;
+            Some((loads.domain(&leaves.domain), rank))
+        });
         let mut next = self.order.first().copied();
         while let Some((known, rank)) = next {
-            let (domain, shelves) = &self.domains[rank];
-            let now = load(index, domain);
+            let now = all.domain(&self.domains[rank].0);
             if now > known {
                 // Those behind it may come before it.
                 self.order.remove(&(known, rank));
@@ -267,13 +361,118 @@ impl Field {
                 next = self.order.range((known, rank)..).next().copied();
                 continue;
             }
-            let best = shelves.iter().filter_map(|at| places.shelf(*at).best(self.needs, suits)).min();
-            if let Some(free) = best {
-                return Some(Place { node: free.node.clone(), domain: domain.clone(), strained: None });
+            let is_own = own.is_some_and(|(_, own)| own == rank);
+            if let Some((load, own)) = own.take_if(|(load, _)| *load <= now || is_own)
+                && let Some(place) = self.in_domain(pick, own, load)
+            {
+                return Some(place);
+            }
+            if loads.leaves.is_none_or(|leaves| leaves.domain != self.domains[rank].0)
+                && let Some(place) = self.in_domain(pick, rank, now)
+            {
+                return Some(place);
             }
             next = self.order.range((Bound::Excluded((known, rank)), Bound::Unbounded)).next().copied();
         }
         None
+    }
+
+    /// The best node of a domain.
+    fn in_domain(&mut self, pick: &Pick<'_>, rank: usize, load: u32) -> Option<Place> {
+        // With none of the plan in the domain, there is none on any of its nodes.
+        let floor = if load == 0 { 0 } else { self.least.of(pick, rank) };
+        let mut best: Option<(u32, &Free)> = None;
+        for at in &self.domains[rank].1 {
+            pick.most_even(pick.fleet.index().places.shelf(*at), floor, &mut best);
+        }
+        let (count, free) = best?;
+        self.least.note(pick, rank, count);
+        Some(self.place(free, rank))
+    }
+}
+
+/// What is looked for on shelves.
+struct Pick<'a> {
+    fleet: &'a Fleet,
+    loads: &'a Loads<'a>,
+    limits: &'a Limits<'a>,
+    strict: Strict,
+    need: &'a Need<'a>,
+    needs: Amounts,
+}
+
+impl<'a> Pick<'a> {
+    fn suits(&self, node: &NodeName, known: NodeCount) -> bool {
+        let Pick { fleet, limits, strict, need, .. } = *self;
+        limits.not != Some(node)
+            && !is_shared(need.policy, known, node, limits)
+            && strain(fleet, need.policy, node, limits, strict).is_none()
+            && has_storage(fleet, need.version, node, limits)
+    }
+
+    /// The node with the least free.
+    fn tightest(&self, at: usize) -> Option<&'a Free> {
+        let nodes = self.fleet.index().places.shelf(at);
+        nodes.fitting(self.needs).find(|free| self.suits(&free.node, self.loads.known(free.site)))
+    }
+
+    /// The node with the fewest of the plan's replicas, then with the least free, if it is better than the best so far.
+    /// None has fewer than the floor.
+    fn most_even(&self, nodes: &'a Shelf, floor: u32, best: &mut Option<(u32, &'a Free)>) {
+        for free in nodes.fitting(self.needs) {
+            let known = self.loads.known(free.site);
+            if !self.suits(&free.node, known) {
+                continue;
+            }
+            let count = self.loads.node(&free.node, known);
+            if best.is_none_or(|best| (count, free) < best) {
+                *best = Some((count, free));
+            }
+            if count <= floor {
+                return;
+            }
+        }
+    }
+
+    /// Whether the same nodes suit each of the plan's replicas, as long as none has more free.
+    fn is_plain(&self) -> bool {
+        let Limits { only, not, own, held, leaves, stored } = self.limits;
+        let plain = only.is_none() && not.is_none() && own.is_none() && held.is_none();
+        let plain = plain && leaves.is_none() && stored.is_empty() && self.loads.set.is_none();
+        plain && self.need.policy.affinity().is_empty() && !self.need.version.has_volumes()
+    }
+}
+
+/// The fewest replicas that a node of each domain was found to have, of those that suit: as long as no node has more
+/// free, and none has fewer replicas, no node has fewer.
+#[derive(Clone, Debug, Default)]
+struct Least {
+    counts: BTreeMap<usize, u32>,
+    freed: Arc<()>,
+    thinned: Arc<()>,
+}
+
+impl Least {
+    /// Of the domain; none is known to have more than none.
+    fn of(&self, pick: &Pick<'_>, rank: usize) -> u32 {
+        let holds = pick.is_plain() && self.holds(pick);
+        if holds { self.counts.get(&rank).copied().unwrap_or(0) } else { 0 }
+    }
+
+    fn holds(&self, pick: &Pick<'_>) -> bool {
+        let spread = pick.loads.spread();
+        Arc::ptr_eq(&self.freed, pick.fleet.index().places.freed())
+            && spread.is_some_and(|spread| Arc::ptr_eq(&self.thinned, &spread.thinned))
+    }
+
+    fn note(&mut self, pick: &Pick<'_>, rank: usize, count: u32) {
+        let Some(spread) = pick.loads.spread().filter(|_| count > 0 && pick.is_plain()) else { return };
+        if !self.holds(pick) {
+            self.counts.clear();
+            self.freed = Arc::clone(pick.fleet.index().places.freed());
+            self.thinned = Arc::clone(&spread.thinned);
+        }
+        self.counts.insert(rank, count);
     }
 }
 
@@ -289,12 +488,12 @@ fn has_storage(fleet: &Fleet, version: PlanVersion<'_>, node: &NodeName, limits:
 /// Whether another replica of the plan is on the node, and may not be.
 pub(crate) fn is_shared(
     policy: PlanPolicy<'_>,
-    index: Option<&PlanIndex>,
+    known: NodeCount,
     node: &NodeName,
     limits: &Limits<'_>,
 ) -> bool {
     let own = u32::from(limits.runs(node).next().is_some());
-    *policy.sharing() == Sharing::Never && index.is_some_and(|index| index.hosts.get(node) > own)
+    *policy.sharing() == Sharing::Never && known.held > own
 }
 
 /// Of a group, how many others than the replica itself hold a place on the node.
@@ -354,14 +553,22 @@ fn best_of(
     need: &Need<'_>,
     limits: &Limits<'_>,
     strict: Strict,
+    loads: &Loads<'_>,
     few: BTreeSet<&NodeName>,
 ) -> Option<Place> {
-    let index = fleet.index().plan_index(need.plan);
     let nodes = few.into_iter().filter_map(|name| fleet.nodes().get(name));
     let fit = nodes.filter(|node| unfit(fleet, need, limits, node, strict).is_none());
     let best = fit.min_by_key(|node| {
-        let free = Free::new(fleet.index().places.free(node), node.name.clone());
-        (load(index, &node.spec.domain), node.spec.domain.clone(), free)
+        let places = &fleet.index().places;
+        let site = places.number(&node.name).unwrap_or_default();
+        let free = Free::new(places.free(node), node.name.clone(), site);
+        let domain = &node.spec.domain;
+        let other = loads.leaves.is_none_or(|leaves| leaves.domain != *domain);
+        let evenness = || {
+            let on_node = loads.node(&node.name, loads.known(site));
+            (loads.domain(domain), other, domain.clone(), on_node)
+        };
+        ((*need.policy.placement() == Placement::Spread).then(evenness), free)
     })?;
     Some(Place { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
 }
@@ -412,7 +619,8 @@ pub(crate) fn unfit(
         return Some(reason);
     }
     let places = &fleet.index().places;
-    if is_shared(need.policy, fleet.index().plan_index(need.plan), &node.name, limits) {
+    let known = fleet.index().plan_index(need.plan).map(|index| index.spread.on_node(places, &node.name));
+    if is_shared(need.policy, known.unwrap_or_default(), &node.name, limits) {
         return Some("a replica of the plan is there already".into());
     }
     if let Some(reason) = strain(fleet, need.policy, &node.name, limits, strict) {

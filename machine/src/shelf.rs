@@ -7,22 +7,33 @@
 use chancery_events::amount::Amounts;
 use chancery_events::name::NodeName;
 
+use crate::places::SiteNumber;
+
 /// A row with more nodes is cut in two; two neighbours with less than half of it are joined.
 const ROW: usize = 128;
 
 /// What is free on a node. Ordered by cores, memory, disk, name.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Free {
     cpu: u64,
     memory: u64,
     disk: u64,
     /// The node.
     pub(crate) node: NodeName,
+    /// The same as a number.
+    pub(crate) site: SiteNumber,
 }
 
 impl Free {
-    pub(crate) fn new(amounts: Amounts, node: NodeName) -> Free {
-        Free { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node }
+    pub(crate) fn new(amounts: Amounts, node: NodeName, site: SiteNumber) -> Free {
+        Free { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node, site }
+    }
+}
+
+impl std::fmt::Debug for Free {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Free { cpu, memory, disk, node, site: _ } = self;
+        f.debug_tuple("Free").field(cpu).field(memory).field(disk).field(node).finish()
     }
 }
 
@@ -54,15 +65,14 @@ pub(crate) struct Shelf {
 }
 
 impl Shelf {
-    /// The node with the least free that has enough and `suits`.
-    pub(crate) fn best(&self, needs: Amounts, suits: impl Fn(&NodeName) -> bool) -> Option<&Free> {
+    /// The nodes that have enough, the one with the least free first.
+    pub(crate) fn fitting(&self, needs: Amounts) -> impl Iterator<Item = &Free> {
         let from = self.rows.partition_point(|row| row.nodes.last().is_some_and(|last| last.cpu < needs.cpu));
         let rows = self.rows[from..].iter();
-        rows.filter(|row| needs.memory <= row.memory && needs.disk <= row.disk).find_map(|row| {
+        rows.filter(move |row| needs.memory <= row.memory && needs.disk <= row.disk).flat_map(move |row| {
             let from = row.nodes.partition_point(|free| free.cpu < needs.cpu);
-            row.nodes[from..]
-                .iter()
-                .find(|free| needs.memory <= free.memory && needs.disk <= free.disk && suits(&free.node))
+            let enough = move |free: &&Free| needs.memory <= free.memory && needs.disk <= free.disk;
+            row.nodes[from..].iter().filter(enough)
         })
     }
 
@@ -145,7 +155,7 @@ mod tests {
             // It grows to many rows, then shrinks to none.
             if dice.below(10) < if round < 3000 { 8 } else { 2 } {
                 let name = format!("node-{}", dice.below(900)).parse().expect("a name");
-                let free = Free::new(amounts(&mut dice), name);
+                let free = Free::new(amounts(&mut dice), name, SiteNumber::default());
                 all.insert(free.clone());
                 shelf.add(free);
             } else if !all.is_empty() {
@@ -162,7 +172,8 @@ mod tests {
                     && needs.disk <= free.disk
                     && suits(&free.node)
             };
-            assert_eq!(shelf.best(needs, suits), all.iter().find(fits), "round {round}, {needs:?}");
+            let found = shelf.fitting(needs).find(|free| suits(&free.node));
+            assert_eq!(found, all.iter().find(fits), "round {round}, {needs:?}");
         }
         assert!(shelf.iter().eq(all.iter()));
         for free in &all {

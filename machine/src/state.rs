@@ -19,8 +19,8 @@ use chancery_events::name::{
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
-    NodeState, OnDelete, OperationKind, PolicySpec, Runtime,
+    Activity, Balance, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState,
+    NodeSpec, NodeState, OnDelete, OperationKind, PolicySpec, Purpose, Runtime,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
@@ -153,12 +153,25 @@ pub struct Plan {
     pub totals: BTreeMap<(OperationKind, String), u64>,
     /// The last move of a replica by a disruption, if it failed.
     pub setback: Option<Setback>,
+    /// Whether a move would make the spread more even, as far as the plan was at rest.
+    pub balance: Balance,
+    /// The rebalance in progress.
+    pub rebalance: Option<Rebalance>,
     /// Who wants it to go, with all that it has.
     pub removing: Option<Actor>,
     /// Why it is left alone.
     pub parked: Option<String>,
     /// Its history.
     pub meta: Meta,
+}
+
+/// Replicas of a plan are moved until its spread is even.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Rebalance {
+    /// Actor on whose behalf the moves are requested.
+    pub requested_by: Actor,
+    /// Why no further move is made: one of them failed, was rejected or expired.
+    pub stops: Option<String>,
 }
 
 /// A move by a disruption that failed.
@@ -255,6 +268,8 @@ pub struct Active {
     pub domain: DomainName,
     /// Whether it runs, and all its processes were online in the last report.
     pub healthy: bool,
+    /// Whether the incarnation was asked to end, or has lost its role: the replica does not remain there.
+    pub ending: bool,
 }
 
 /// What a replica keeps of an operation that is not over.
@@ -343,6 +358,8 @@ pub struct Operation {
     pub version: DeploymentName,
     /// The only node that will do, if there is such a one.
     pub wants: Option<NodeName>,
+    /// The purpose, where the kind and the asker do not imply it.
+    pub purpose: Option<Purpose>,
     /// Its state.
     pub state: OperationState,
     /// Whether volumes say where it can go: those that the replica has already, or that have names.

@@ -23,6 +23,7 @@ mod requests;
 mod rollbacks;
 mod scopes;
 mod setting;
+mod spread;
 mod strategies;
 mod undo;
 mod volumes;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | incarnation | its command's; its replica's; its node's, when it takes or frees its place; its plan's, while a deployment of that is carried out |
 //! | operation | its replica's; its plan's, when its state changes, or while a deployment of that is carried out |
-//! | replica | its plan's, when its phase changes, or while a deployment of that is carried out |
+//! | replica | its plan's, when its phase or the update domain in which it remains changes, or while a deployment of that is carried out |
 //! | node | that of the cluster that it came into or left |
 //! | deployment | its plan's |
 //! | plan | those of its current deployment, and of the one that waits for its turn |
@@ -22,11 +22,12 @@ use chancery_events::name::{
 };
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
+use chancery_machine::state::Replica;
 use rustc_hash::FxHashSet;
 use sled::IVec;
 
 use crate::counts::{Counts, Step};
-use crate::fold::{Past, Touched};
+use crate::fold::{Past, Touched, View};
 use crate::index::Entries;
 use crate::kind::{Row, RowKey};
 use crate::row_of;
@@ -248,10 +249,15 @@ impl<S: Rows> Visit<'_, S> {
         for name in drain(&mut self.sets.replicas) {
             let (old, new) = (row_of::replica(&self.past, &name), row_of::replica(self.fleet, &name));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
-            if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) {
+            let domain = |of: Option<&Replica>| of.and_then(Replica::remaining).map(|run| run.domain.clone());
+            let moved = domain(self.past.replica(&name)) != domain(self.fleet.replica(&name));
+            if !self.follow(&RowKey::Replica(name), old.as_ref(), new.as_ref()) && !moved {
                 continue;
             }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
+            if moved {
+                self.sets.plans.insert(row.plan.clone());
+            }
             if old.as_ref().map(|row| row.phase) == new.as_ref().map(|row| row.phase) {
                 continue;
             }

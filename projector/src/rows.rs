@@ -15,8 +15,8 @@ use chancery_events::name::{
 };
 use chancery_events::observation::Process;
 use chancery_events::spec::{
-    Activity, Coordinates, DisruptionState, Evict, NodeState, OnDelete, OperationKind, PlanSpec, PolicySpec,
-    Runtime, Strategy,
+    Activity, Balance, Coordinates, DisruptionState, Evict, NodeState, OnDelete, OperationKind, PlanSpec,
+    PolicySpec, Runtime, Strategy,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
@@ -198,6 +198,8 @@ rows! {
         operations: BTreeMap<String, BTreeMap<String, u64>>,
         /// Why operations without a place have none, by node.
         waiting: Vec<Unfit>,
+        /// How the replicas are spread over update domains.
+        spread: SpreadRow,
         /// Why it is as it is.
         message: String,
     }
@@ -489,6 +491,18 @@ pub struct BypassRow {
     pub reason: String,
     /// Policies that required the approval of another person.
     pub policies: Vec<PolicyName>,
+}
+
+/// Spread of a plan's replicas over update domains, as it is when everything under way has succeeded.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SpreadRow {
+    /// Replicas by update domain; without those that are being deleted or stopped.
+    pub domains: BTreeMap<DomainName, u32>,
+    /// Whether a move that is allowed would make the spread more even. It is looked at while nothing else is being done
+    /// for the plan, at most every ten seconds.
+    pub balance: Balance,
+    /// Actor on whose behalf a rebalance is in progress.
+    pub rebalance_requested_by: Option<Actor>,
 }
 
 /// Storage of one class on a node.

@@ -28,7 +28,7 @@ use crate::changes::{Changes, Rows};
 use crate::kind::{Row, RowKind, with_row};
 
 /// Counts the changes to rows, entries and keys that their schemas do not show: what a row says, above all.
-const LAYOUT: u32 = 5;
+const LAYOUT: u32 = 6;
 
 const CURSOR: &[u8] = b"\0cursor";
 

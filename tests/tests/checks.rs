@@ -546,3 +546,34 @@ fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
     assert_eq!(status, Some(1), "{text}");
     assert!(text.starts_with("processes: no executor starts here: cannot read /no/such/directory"), "{text}");
 }
+
+#[test]
+fn a_fleet_that_grew_is_evened_out_by_a_rebalance() {
+    let server = Server::start();
+    let client = server.client();
+    set_up(&client, &sleeper());
+    let mut spec = client.read("plans/web")["spec"].clone();
+    spec["approval"]["relocate"] = json!("manual");
+    client.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    deploy(&client, "d1", 6);
+    client.wait_for("web", "running", 6);
+    let spec = json!({"domain": "another", "total": {"cpu": 8000, "memory": 16u64 << 30, "disk": 0}});
+    client.must("node.apply", &json!({"name": "later-1", "cluster": "local", "spec": spec}));
+    let spread = || client.read("plans/web")["spread"].clone();
+    until("the plan says that it is uneven", || (spread()["balance"] == "uneven").then_some(()));
+    let message = client.read("plans/web")["message"].clone();
+    assert!(message.as_str().is_some_and(|text| text.contains("rebalance would even it out")), "{message}");
+    server.cli(&["rebalance", "web"]);
+    until("two moves wait for approval", || {
+        let waiting = client.items("operations?plan=web&kind=relocate&state=pending_approval");
+        (waiting.len() == 2).then_some(())
+    });
+    server.cli(&["approve", "--plan", "web", "--all"]);
+    until("it is evened out", || {
+        let plan = client.read("plans/web");
+        let ended = plan["spread"]["rebalance_requested_by"].is_null() && plan["spread"]["balance"] == "even";
+        (ended && plan["spread"]["domains"]["another"] == 2).then_some(())
+    });
+    client.wait_for("web", "running", 6);
+    assert!(server.cli(&["rebalance", "web"]).contains("unchanged"), "there is nothing left to do");
+}

@@ -32,6 +32,8 @@ const WORK: &[&str] = &[
     "approval.bypassed.v1",
     "session.closed.v1",
     "plan.waiting.v1",
+    "plan.balance_changed.v1",
+    "plan.rebalance_ended.v1",
     "letter",
     "inbox.refused.v1",
     "inbox.advanced.v1",

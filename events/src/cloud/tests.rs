@@ -34,6 +34,7 @@ fn shown(position: u64, line: &[u8]) -> (serde_json::Value, About) {
 #[test]
 fn a_fact_that_issues_an_id_is_about_it_first() {
     let fact: Fact = OperationOpened {
+        purpose: None,
         replica: "nginx-7f3k".parse().expect("a name"),
         kind: OperationKind::Create,
         deployment: None,

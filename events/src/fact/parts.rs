@@ -151,6 +151,19 @@ pub enum OperationEnd {
     },
 }
 
+/// How a rebalance of a plan ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RebalanceEnd {
+    /// No move that is allowed would make the spread more even.
+    Completed,
+    /// No further move is made.
+    Stopped {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
 /// How a deployment ends.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

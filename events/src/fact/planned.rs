@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Approver, Asker, Begins, DeploymentEnd, OperationEnd, Proposal, Rollback, Unfit};
+use super::{Approver, Asker, Begins, DeploymentEnd, OperationEnd, Proposal, RebalanceEnd, Rollback, Unfit};
 use crate::digest::Digest;
 use crate::id::{IncarnationId, OperationId};
 use crate::name::{Actor, DeploymentName, NodeName, PlanName, ReplicaName, VolumeName};
-use crate::spec::{Activity, DeploymentSpec, OperationKind, PlanSpec};
+use crate::spec::{Activity, Balance, DeploymentSpec, OperationKind, PlanSpec, Purpose};
 use crate::time::Time;
 
 body! {
@@ -29,6 +29,27 @@ body! {
         name: PlanName,
         /// What it is.
         activity: Activity,
+    }
+    /// Body of [`Fact::PlanBalanceChanged`].
+    PlanBalanceChanged {
+        /// Name of the plan.
+        plan: PlanName,
+        /// Whether a move of one replica would make the spread more even.
+        balance: Balance,
+    }
+    /// Body of [`Fact::PlanRebalanceStarted`].
+    PlanRebalanceStarted {
+        /// Name of the plan.
+        plan: PlanName,
+        /// Actor on whose behalf the moves are requested.
+        requested_by: Actor,
+    }
+    /// Body of [`Fact::PlanRebalanceEnded`].
+    PlanRebalanceEnded {
+        /// Name of the plan.
+        plan: PlanName,
+        /// Outcome of the rebalance.
+        end: RebalanceEnd,
     }
     /// Body of [`Fact::PlanRemoving`].
     PlanRemoving {
@@ -166,6 +187,9 @@ body! {
         /// What may be approved, where no place has to be found first.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         proposal: Option<Proposal>,
+        /// The purpose, where the kind and the asker do not imply it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        purpose: Option<Purpose>,
     }
     /// Body of [`Fact::PlanWaiting`].
     PlanWaiting {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::{
-    Affinity, ApprovalPolicy, Matcher, Payload, PlanSpec, Restart, Sharing, Succession, Timeouts, Unready,
-    VolumeClaim,
+    Affinity, ApprovalPolicy, Matcher, Payload, Placement, PlanSpec, Restart, Sharing, Succession, Timeouts,
+    Unready, VolumeClaim,
 };
 use crate::amount::Amounts;
 use crate::name::{
@@ -87,6 +87,7 @@ classes! {
         selectors: BTreeMap<Key, String>,
         matchers: Vec<Matcher>,
         sharing: Sharing,
+        placement: Placement,
         affinity: Vec<Affinity>,
         restart: Restart,
         cooldown: u64,

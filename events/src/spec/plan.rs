@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Approval, Company, Matcher, OperationKind, Otherwise, Payload, Restart, Sharing, Succession,
+    Approval, Company, Matcher, OperationKind, Otherwise, Payload, Placement, Restart, Sharing, Succession,
     UnreadyAction, VolumeClaim,
 };
 use crate::amount::Amounts;
@@ -203,6 +203,9 @@ pub struct PlanSpec {
     /// Whether its replicas may share a node.
     #[serde(default = "never")]
     pub sharing: Sharing,
+    /// Where its replicas are placed, among the nodes that will do.
+    #[serde(default = "spread")]
+    pub placement: Placement,
     /// Where its replicas may be, given those of groups; at most one entry a group.
     #[serde(default)]
     pub affinity: Vec<Affinity>,
@@ -234,6 +237,10 @@ pub struct PlanSpec {
 
 fn never() -> Sharing {
     Sharing::Never
+}
+
+fn spread() -> Placement {
+    Placement::Spread
 }
 
 fn best_effort() -> Restart {

@@ -1,5 +1,7 @@
 //! Taking a deployment one step further: from what there is to do to what becomes true.
 
+use std::cmp::Reverse;
+
 use chancery_events::fact::{
     Asker, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentEnding, DeploymentStalled,
     DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaAssigned, ReplicaCreated,
@@ -11,6 +13,7 @@ use super::work::Work;
 use super::{is_begun, rollback, waits};
 use crate::context::{Context, Draft};
 use crate::fleet::{DeploymentKey, Fleet};
+use crate::index::Victims;
 use crate::operation::{self, Want};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
 
@@ -156,12 +159,28 @@ fn delete(fleet: &Fleet, victim: Option<&Replica>, want: &Want<'_>, ctx: &Contex
     }
 }
 
-/// Whom to take when there are too many: first on a node that is disturbed (of several, by name), then as the index
-/// says.
+/// The replica to take when there are too many: on a node that is disturbed (of several, by name); else of those that
+/// the index names, on the node where the most of the plan's remain, and there the newest.
 fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
     let disturbed = index.victim_is_well().then(|| on_disturbed_node(fleet, plan)).flatten();
-    disturbed.or_else(|| index.victim().and_then(|name| fleet.replicas().get(name)))
+    disturbed.or_else(|| {
+        let victims = index.victims()?;
+        on_crowded_node(fleet, plan, &victims).or_else(|| fleet.replicas().get(victims.newest()?))
+    })
+}
+
+fn on_crowded_node<'a>(fleet: &'a Fleet, plan: &Plan, victims: &Victims<'_>) -> Option<&'a Replica> {
+    let spread = &fleet.index().plan_index(&plan.name)?.spread;
+    spread.crowded_nodes(victims.domain.as_ref()?).find_map(|(_, node)| {
+        let held = fleet.index().places.held(node).of_plan(&plan.name, None);
+        let runs = held.filter_map(|id| fleet.incarnations().get(&id));
+        let replicas = runs.filter_map(|run| fleet.replicas().get(&run.replica));
+        let victims = replicas
+            .filter(|replica| replica.remaining().is_some_and(|run| run.node == *node))
+            .filter(|replica| victims.contains(replica));
+        victims.min_by_key(|replica| (Reverse(replica.meta.created.position), &replica.name))
+    })
 }
 
 fn on_disturbed_node<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {

@@ -47,7 +47,8 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         operation.meta.bump(at);
     })?;
     let plan = fleet.change_and(&fact.replica, |replica: &mut Replica| {
-        let run = Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false });
+        let run =
+            Some(Active { incarnation: id, node: fact.node.clone(), domain, healthy: false, ending: false });
         if replica.active.is_none() {
             replica.active = run;
         } else {
@@ -249,7 +250,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
             let old = replica.active.take();
             replica.active = replica.passive.take().map(|run| *run);
-            replica.passive = old.map(Box::new);
+            replica.passive = old.map(|old| Box::new(Active { ending: true, ..old }));
         }
         replica.deployment = deployment;
     })?;
@@ -289,19 +290,22 @@ fn session_of(fleet: &Fleet, id: IncarnationId) -> Option<SessionId> {
     fleet.clusters().get(&fleet.incarnations().get(&id)?.cluster)?.session
 }
 
-/// The replica remembers whether its run is a good one.
+/// The replica remembers whether its run is a good one, and whether it stays.
 fn set_health(fleet: &mut Fleet, id: IncarnationId, at: At) -> Result<(), Contradiction> {
     let incarnation = fleet.want::<Incarnation>(&id)?;
     let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
+    let ending = matches!(incarnation.state, IncarnationState::Stopping(_));
     let name = incarnation.replica.clone();
-    let known = fleet.want::<Replica>(&name)?.runs().find(|run| run.incarnation == id).map(|run| run.healthy);
-    if known.is_none_or(|known| known == healthy) {
+    let known = fleet.want::<Replica>(&name)?.runs().find(|run| run.incarnation == id);
+    // What has lost its role does not get it back.
+    if known.is_none_or(|known| known.healthy == healthy && known.ending >= ending) {
         return Ok(());
     }
     fleet.change::<Replica>(&name, |replica| {
         let mut runs = replica.active.iter_mut().chain(replica.passive.as_deref_mut());
         if let Some(run) = runs.find(|run| run.incarnation == id) {
             run.healthy = healthy;
+            run.ending |= ending;
         }
         replica.meta.touch(at);
     })

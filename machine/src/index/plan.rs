@@ -3,17 +3,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{OperationKind, Strategy};
+use chancery_events::spec::{OperationKind, Purpose, Strategy};
 use chancery_events::time::Time;
 
-use super::{Tally, mark};
+use super::{PlanSpread, Tally, mark};
 use crate::marks::{OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
 use crate::state::{Operation, Replica, Set};
 
@@ -121,14 +120,16 @@ pub struct PlanIndex {
     pub present: u32,
     /// Those that are going: a delete of each is open, or was carried out in part.
     pub(super) going: BTreeSet<ReplicaName>,
-    /// How many hold a place, by node.
-    pub hosts: Tally<NodeName>,
     /// How many of its runs hold a place, by node.
     pub(super) runs: Tally<NodeName>,
-    /// How many hold a place, by update domain.
-    pub domains: Tally<DomainName>,
-    /// The same until a domain has one less.
-    pub eased: Arc<()>,
+    /// Where its replicas are.
+    pub spread: PlanSpread,
+    /// Whether its spread was found to be uneven.
+    uneven: bool,
+    /// Whether there may be something to say about its spread.
+    pub(super) is_crowded: bool,
+    /// Moves of its rebalance that are not over.
+    pub(crate) moves: BTreeSet<OperationId>,
     /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
     /// that each look for another place than they have, which stand alone.
     pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,
@@ -142,6 +143,11 @@ impl PlanIndex {
     /// Its replicas.
     pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.deployments.values().flat_map(DeploymentIndex::members).chain(&self.going)
+    }
+
+    /// Nodes on which runs of it hold a place.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.runs.keys()
     }
 }
 
@@ -162,6 +168,19 @@ impl DeploymentIndex {
     /// Its replicas that are not going, those that are not well first.
     pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.candidates.values().flatten().map(|(_, name)| name)
+    }
+
+    /// Its replicas that remain in the domain.
+    fn in_domain(&self, domain: &DomainName) -> u32 {
+        let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
+        let count: usize = groups.into_iter().flatten().map(BTreeSet::len).sum();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    /// The names of those.
+    pub(crate) fn in_domain_by_name(&self, domain: &DomainName) -> impl Iterator<Item = &ReplicaName> {
+        let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
+        groups.into_iter().flatten().flatten().map(|(_, name)| name)
     }
 
     /// One of its replicas that is not going, if there is one: the newest of the first group.
@@ -193,9 +212,8 @@ impl DeploymentIndex {
         of(&mut self.idle, |marks| marks.idle);
         of(&mut self.still, |marks| marks.still);
         of(&mut self.free, |marks| marks.free);
-        let group = |marks: &ReplicaMarks| {
-            (marks.healthy, marks.places[0].as_ref().map(|(_, domain)| domain.clone()))
-        };
+        let group =
+            |marks: &ReplicaMarks| (marks.healthy, marks.remains.as_ref().map(|(_, domain)| domain.clone()));
         let (was, is) = (old.map(group), new.map(group));
         if was == is {
             return;
@@ -258,6 +276,26 @@ impl DeploymentIndex {
     }
 }
 
+/// Replicas of whom one is to be taken.
+pub(crate) struct Victims<'a> {
+    /// Their update domain.
+    pub(crate) domain: Option<DomainName>,
+    sets: Vec<&'a BTreeSet<Newest>>,
+}
+
+impl<'a> Victims<'a> {
+    /// The newest, on a tie the first by name.
+    pub(crate) fn newest(&self) -> Option<&'a ReplicaName> {
+        self.sets.iter().filter_map(|set| set.first()).min().map(|(_, name)| name)
+    }
+
+    /// Whether the replica is one of them.
+    pub(crate) fn contains(&self, replica: &Replica) -> bool {
+        let key = (Reverse(replica.meta.created.position), replica.name.clone());
+        self.sets.iter().any(|set| set.contains(&key))
+    }
+}
+
 impl PlanIndex {
     /// The deployment that is being carried out.
     pub(crate) fn current(&self) -> Option<(&DeploymentName, &DeploymentIndex)> {
@@ -282,6 +320,7 @@ impl PlanIndex {
         self.removing = plan.is_some_and(|plan| plan.removing);
         self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
         self.generation = plan.map_or(0, |plan| plan.generation);
+        self.uneven = plan.is_some_and(|plan| plan.uneven);
     }
 
     /// Says whether any place was found by an earlier policy, where that changed.
@@ -300,6 +339,12 @@ impl PlanIndex {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let held = self.held.range((from, Bound::Unbounded)).copied();
         held.take_while(|(placed_by, _)| *placed_by < self.generation)
+    }
+
+    /// Whether nothing is being done for the plan, and its spread may be uneven, or was found to be.
+    pub(super) fn may_be_uneven(&self) -> bool {
+        let busy = self.open > 0 || self.current.is_some() || self.waiting || self.removing || self.parked;
+        !busy && (self.uneven || self.spread.is_crowded())
     }
 
     pub(super) fn operation(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
@@ -322,6 +367,22 @@ impl PlanIndex {
         if operation.evicts() {
             by(&mut self.evictions);
         }
+        if operation.purpose == Some(Purpose::Rebalance) {
+            mark(&mut self.moves, operation.id, up);
+        }
+    }
+
+    /// The version of the new set, while a graceful deployment has both.
+    pub(crate) fn new_set(&self) -> Option<Digest> {
+        let (_, current) = self.current()?;
+        let two = matches!(current.strategy, Strategy::Graceful { .. }) && current.set == Set::Old;
+        current.version.filter(|_| two)
+    }
+
+    /// Replicas of one of two sets that remain in the domain.
+    pub(crate) fn in_domain_of_set(&self, version: Digest, is_new: bool, domain: &DomainName) -> u32 {
+        let of_set = self.deployments.values().filter(|of| (of.version == Some(version)) == is_new);
+        of_set.map(|of| of.in_domain(domain)).sum()
     }
 
     /// The candidates of each deployment that has any, with whether it is of another version than is wanted.
@@ -333,10 +394,9 @@ impl PlanIndex {
         })
     }
 
-    /// Whom to take when there are too many: unhealthy ones first, then those of another version than is wanted, then
-    /// in the fullest domain (of several as full, the first by name), then the newest there, then by name. The same
-    /// journal gives the same choice.
-    pub fn victim(&self) -> Option<&ReplicaName> {
+    /// Those of whom one is taken when there are too many: unhealthy ones first, then those of another version than is
+    /// wanted, then those of the domain in which the most remain (of several as full, the first by name).
+    pub(crate) fn victims(&self) -> Option<Victims<'_>> {
         // Those on their way out count no more.
         let mut stay: BTreeMap<&DomainName, usize> = BTreeMap::new();
         for (_, (_, domain), set) in self.candidates() {
@@ -350,12 +410,10 @@ impl PlanIndex {
             (!*healthy, stale, fullness(domain), Reverse(domain.clone()))
         };
         let best = self.candidates().map(|(stale, key, _)| rank(stale, key)).max()?;
-        let newest = self
-            .candidates()
-            .filter(|(stale, key, _)| rank(*stale, key) == best)
-            .filter_map(|(_, _, set)| set.first())
-            .min()?;
-        Some(&newest.1)
+        let sets = self.candidates().filter(|(stale, key, _)| rank(*stale, key) == best);
+        let sets = sets.map(|(_, _, set)| set).collect();
+        let Reverse(domain) = best.3;
+        Some(Victims { domain, sets })
     }
 
     /// Whether nobody that could be taken is unhealthy.

@@ -16,7 +16,7 @@ use crate::meta::{At, Meta, Stamp};
 use crate::state::{
     Deployment, IncarnationState, Open, Operation, OperationState, Plan, Replica, Setback, Will,
 };
-use crate::{deployment, incarnation};
+use crate::{deployment, incarnation, rebalance};
 
 /// A disruption does not move another replica of a plan sooner than this after a move that failed.
 const SETBACK: Duration = Duration::from_secs(1);
@@ -78,6 +78,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
         by: fact.by.clone().map(Box::new),
         version,
         wants: fact.node.clone(),
+        purpose: fact.purpose,
         stores,
         state,
         hash: fact.proposal.map(|proposal| proposal.hash),
@@ -205,6 +206,7 @@ pub(crate) fn close(
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = operation.evicts();
+    let stops = rebalance::stops_after(operation, end);
     let failed = matches!(end, OperationEnd::Failed { .. });
     let aborted = matches!(end, OperationEnd::Cancelled { .. }) && operation.replaces();
     // With a start that has not begun, the rule has done what it promised, unless another took the place of it.
@@ -247,6 +249,9 @@ pub(crate) fn close(
     let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.change::<Plan>(&plan, |plan| {
         *plan.totals.entry((kind, end_word(end).to_owned())).or_default() += 1;
+        if let (Some(rebalance), Some(_)) = (&mut plan.rebalance, &stops) {
+            rebalance.stops = stops;
+        }
         match (end, run) {
             (OperationEnd::Succeeded, _) if evicts => plan.setback = None,
             (OperationEnd::Failed { .. }, Some(run)) if evicts => plan.setback = Some(setback(plan, run, at)),

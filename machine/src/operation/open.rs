@@ -4,7 +4,7 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{Asker, OperationEnd, OperationOpened, Proposal, ReplicaDeleted};
 use chancery_events::id::OperationId;
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{OperationKind, Purpose};
 
 use super::begin::{Begun, How};
 use super::end::{end, holds_place};
@@ -26,17 +26,19 @@ pub(crate) struct Want<'a> {
     pub(crate) version: Option<&'a DeploymentName>,
     /// The only node that will do.
     pub(crate) node: Option<&'a NodeName>,
+    /// The purpose, where the kind and the asker do not imply it.
+    pub(crate) purpose: Option<Purpose>,
 }
 
 impl<'a> Want<'a> {
     /// Of a deployment.
     pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> Want<'a> {
-        Want { kind, deployment: Some(deployment), by: None, version: None, node: None }
+        Want { kind, deployment: Some(deployment), by: None, version: None, node: None, purpose: None }
     }
 
     /// Of whoever asks.
     pub(crate) fn by(kind: OperationKind, by: Option<Asker>) -> Want<'a> {
-        Want { kind, deployment: None, by, version: None, node: None }
+        Want { kind, deployment: None, by, version: None, node: None, purpose: None }
     }
 }
 
@@ -105,6 +107,7 @@ pub(crate) fn push_opened(
         version: want.version.cloned(),
         node: want.node.cloned(),
         proposal,
+        purpose: want.purpose,
     });
 }
 

@@ -5,16 +5,17 @@ use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{NodeName, ReplicaName};
 use chancery_events::planted::{self, Bug};
-use chancery_events::spec::{NodeState, OperationKind, PlanVersion, Succession};
+use chancery_events::spec::{NodeState, OperationKind, PlanVersion, Purpose, Succession};
 
 use super::begin::{Begun, How};
 use super::end::holds_place;
 use super::{begin, end, obstacle, rule, version_of};
 use crate::context::{Context, Draft};
 use crate::fleet::Fleet;
+use crate::index::NodeCount;
 use crate::scheduler::{self, Limits, Need, Place, Search, Stored, Strict};
 use crate::state::{Deployment, Incarnation, Node, Operation, OperationState, Plan, Replica};
-use crate::{deployment, disruption, incarnation, volume};
+use crate::{deployment, disruption, incarnation, rebalance, volume};
 
 /// Looks for a place for an operation of the plan that has none: facts if something came of it, `None` if the
 /// answer is the same as before, or if it does not speak for all of the plan's that have none.
@@ -43,9 +44,19 @@ pub(crate) fn prepare(
     let stored = volume::stored(fleet, version, &replica.name);
     let found =
         stored.map_err(|reason| vec![Unfit { reason, count: 0, nodes: Vec::new() }]).and_then(|stored| {
-            find(fleet, search, plan, operation, old, (deployment, version), &stored)
+            find(fleet, search, plan, &Sought::by(operation), (replica, old), (deployment, version), &stored)
                 .map(|found| (found, stored))
         });
+    if operation.purpose == Some(Purpose::Rebalance) {
+        let spread = fleet.index().plan_index(&plan.name).map(|index| &index.spread);
+        let to = found.as_ref().ok().map(|(found, _)| &found.place);
+        let improves = |((spread, from), to)| rebalance::improves(fleet, spread, from, to);
+        if !spread.zip(replica.remaining()).zip(to).is_some_and(improves) {
+            let reason = "the spread would not be more even by it any more".to_owned();
+            end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
+            return Some(draft.done());
+        }
+    }
     match found {
         Ok((found, stored)) => {
             reserve(fleet, plan, operation, replica, deployment, &found, &stored, ctx, &mut draft);
@@ -54,6 +65,41 @@ pub(crate) fn prepare(
         Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
     }
     Some(draft.done())
+}
+
+/// The place that a move of the replica would find now.
+pub(crate) fn place_of_move(
+    fleet: &Fleet,
+    search: &mut Search,
+    plan: &Plan,
+    replica: &Replica,
+) -> Option<Place> {
+    let deployment = fleet.deployments().get(&(plan.name.clone(), replica.deployment.clone()))?;
+    let version = plan.version_of(deployment.generation);
+    let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    let stored = volume::stored(fleet, version, &replica.name).ok()?;
+    let sought = Sought { kind: OperationKind::Relocate, wants: None };
+    let found = find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored);
+    found.ok().map(|found| found.place)
+}
+
+/// Replicas of the plan on the node.
+fn on_node(fleet: &Fleet, plan: &Plan, node: &Node) -> NodeCount {
+    let index = fleet.index();
+    index.plan_index(&plan.name).map(|of| of.spread.on_node(&index.places, &node.name)).unwrap_or_default()
+}
+
+/// What an operation looks for.
+struct Sought<'a> {
+    kind: OperationKind,
+    /// The only node that will do, if there is such a one.
+    wants: Option<&'a NodeName>,
+}
+
+impl<'a> Sought<'a> {
+    fn by(operation: &'a Operation) -> Sought<'a> {
+        Sought { kind: operation.kind, wants: operation.wants.as_ref() }
+    }
 }
 
 /// A place, and the run that must be over before it is used.
@@ -66,31 +112,32 @@ fn find(
     fleet: &Fleet,
     search: &mut Search,
     plan: &Plan,
-    operation: &Operation,
-    old: Option<&Incarnation>,
+    sought: &Sought<'_>,
+    (replica, old): (&Replica, Option<&Incarnation>),
     (deployment, version): (&Deployment, PlanVersion<'_>),
     stored: &[Stored],
 ) -> Result<Found, Vec<Unfit>> {
-    let stop_first = stops_first(plan, operation, version, old);
+    let stop_first = stops_first(plan, sought.kind, &replica.name, version, old);
     // What runs is not stopped for what cannot begin yet.
     if let Some(old) = old.filter(|_| stop_first)
-        && let Some(reason) = volume::used_by_another(fleet, version, &operation.replica, old)
+        && let Some(reason) = volume::used_by_another(fleet, version, &replica.name, old)
     {
         return Err(vec![Unfit { reason, count: 0, nodes: Vec::new() }]);
     }
     let follows = old.filter(|_| stop_first).map(|old| old.id);
     if let Some(old) = old.filter(|_| stop_first)
-        && operation.wants.is_none()
-        && operation.kind != OperationKind::Relocate
+        && sought.wants.is_none()
+        && sought.kind != OperationKind::Relocate
         && let Some(place) = stays(fleet, plan, version, old, stored)
     {
         return Ok(Found { place, follows });
     }
     let limits = Limits {
-        only: operation.wants.as_ref(),
-        not: old.filter(|_| operation.kind == OperationKind::Relocate).map(|old| &old.node),
+        only: sought.wants,
+        not: old.filter(|_| sought.kind == OperationKind::Relocate).map(|old| &old.node),
         own: old,
         held: None,
+        leaves: replica.remaining(),
         stored,
     };
     let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
@@ -108,15 +155,15 @@ fn find(
 /// Whether the old run is over before the new one is started.
 fn stops_first(
     plan: &Plan,
-    operation: &Operation,
+    kind: OperationKind,
+    replica: &ReplicaName,
     version: PlanVersion<'_>,
     old: Option<&Incarnation>,
 ) -> bool {
     // What is in a volume cannot be in two places.
-    let shares = |old: &Incarnation| {
-        volume::names(version, &operation.replica).iter().any(|name| old.ties.mounts.contains(name))
-    };
-    let by_kind = match operation.kind {
+    let shares =
+        |old: &Incarnation| volume::names(version, replica).iter().any(|name| old.ties.mounts.contains(name));
+    let by_kind = match kind {
         OperationKind::Restart => true,
         OperationKind::Update => *plan.policy().update() == Succession::StopFirst,
         OperationKind::Create
@@ -176,8 +223,8 @@ impl<'a> Outdated<'a> {
     fn forbidden(&self, fleet: &Fleet) -> Option<String> {
         let policy = self.plan.policy();
         scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
-            let index = fleet.index().plan_index(&self.plan.name);
-            let shared = scheduler::is_shared(policy, index, &self.node.name, &self.limits());
+            let known = on_node(fleet, self.plan, self.node);
+            let shared = scheduler::is_shared(policy, known, &self.node.name, &self.limits());
             shared.then(|| "a replica of the plan is there already".into())
         })
     }
@@ -193,7 +240,8 @@ impl<'a> Outdated<'a> {
             return Some(reason);
         }
         let (_, version) = version_of(fleet, self.plan, operation)?;
-        let stop_first = self.old.is_some() && stops_first(self.plan, operation, version, self.old);
+        let stop_first = self.old.is_some()
+            && stops_first(self.plan, operation.kind, &operation.replica, version, self.old);
         (stop_first != self.held.ties.follows.is_some())
             .then(|| "its replicas are updated in another order".into())
     }
@@ -220,7 +268,7 @@ fn stays(
     }
     let policy = plan.policy();
     let limits = Limits { own: Some(old), ..Limits::default() };
-    let alone = !scheduler::is_shared(policy, fleet.index().plan_index(&plan.name), &node.name, &limits);
+    let alone = !scheduler::is_shared(policy, on_node(fleet, plan, node), &node.name, &limits);
     let more = version.amounts().less(old.amounts);
     let places = &fleet.index().places;
     let storage = scheduler::storage(version, stored, &node.name);

@@ -48,6 +48,13 @@ impl Replica {
         self.active.is_some() && self.passive.is_none() && self.operation.is_none() && !self.recovers
     }
 
+    /// The run where the replica remains when everything that is under way has succeeded: of two, the one that was not
+    /// asked to end, the replacement first. None of a replica that is going, or stops.
+    pub fn remaining(&self) -> Option<&Active> {
+        let runs = self.passive.as_deref().into_iter().chain(&self.active);
+        runs.filter(|_| !self.is_going()).find(|run| !run.ending)
+    }
+
     /// Its incarnations that are not over, the one that counts first.
     pub fn runs(&self) -> impl Iterator<Item = &Active> {
         self.active.iter().chain(self.passive.as_deref())

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use chancery_events::fact::Fact;
 use chancery_events::name::{NodeName, PlanName};
-use chancery_events::spec::{PlanPolicy, PlanSpec, PlanVersion};
+use chancery_events::spec::{Placement, PlanPolicy, PlanSpec, PlanVersion};
 use serde_json::{Value, json};
 
 use crate::scheduler::{Limits, Need, Search, Strict, unfit};
-use crate::state::Replica;
+use crate::state::{Node, Replica};
 use crate::testing::{Counted, World, name};
 
 /// Four nodes with GPUs of score 10, 20, 30, 40, the first with fast storage, zones and labels.
@@ -131,7 +131,7 @@ fn storage_of_a_class_is_counted_over_replicas() {
 }
 
 #[test]
-fn replicas_are_spread_over_domains_and_then_put_where_the_least_is_left() {
+fn replicas_are_spread_over_domains_then_over_nodes_and_then_put_where_the_least_is_left() {
     let mut world = World::with_nodes(0);
     for (i, domain) in ["a", "a", "b", "b", "c", "c"].iter().enumerate() {
         world.add_node(&format!("node-{i}"), domain);
@@ -143,10 +143,24 @@ fn replicas_are_spread_over_domains_and_then_put_where_the_least_is_left() {
     domains.sort();
     assert_eq!(domains.iter().map(ToString::to_string).collect::<Vec<_>>(), ["a", "a", "b", "b", "c", "c"]);
 
+    let cases = [
+        (vec!["node-1"], "the smaller of the two"),
+        (vec!["node-1", "node-3"], "one of the plan is on the smaller one already"),
+        (vec!["node-1", "node-1", "node-3"], "they have as many"),
+    ];
+    for (nodes, why) in cases {
+        let mut world = self::world();
+        let domain = json!({"sharing": "allowed", "zone": "z1", "cluster": "local"});
+        world.must("plan.apply", &plan(&domain));
+        world.deploy("d", u32::try_from(nodes.len()).expect("few"));
+        assert_eq!(placed(&world), nodes, "{why}");
+    }
+
     let mut world = self::world();
-    world.must("plan.apply", &plan(&json!({"sharing": "allowed", "zone": "z0", "cluster": "local"})));
-    world.deploy("d", 2);
-    assert_eq!(placed(&world), ["node-2", "node-2"], "node-2 is the smaller of the two");
+    let packed = json!({"sharing": "allowed", "placement": "pack", "cluster": "local"});
+    world.must("plan.apply", &plan(&packed));
+    world.deploy("d", 3);
+    assert_eq!(placed(&world), ["node-1", "node-1", "node-2"], "the smallest as long as it has enough");
 }
 
 #[test]
@@ -222,24 +236,41 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
     assert_eq!(placed(&world), ["far-1"], "the new one has its place, though the start still waits");
 }
 
-/// What the rule says, by a walk over everything.
-fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>) -> Option<NodeName> {
+/// What the rule says, by a walk over everything; for another run of a replica, if one is given.
+fn by_walk(world: &World, plan: &PlanName, spec: &Arc<PlanSpec>, of: Option<&Replica>) -> Option<NodeName> {
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
-    let load = |domain| {
-        let there = |r: &&&Replica| r.plan == *plan && r.active.as_ref().is_some_and(|a| a.domain == domain);
-        replicas.iter().filter(there).count()
+    let others = || {
+        let others = replicas.iter().filter(|r| r.plan == *plan && of.is_none_or(|of| of.name != r.name));
+        others.filter_map(|r| r.remaining())
     };
+    let own = of.and_then(Replica::remaining);
+    let limits = limits(world, of);
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
         let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
         let need = Need { plan, deployment: &name("d"), policy, version };
-        unfit(fleet, &need, &Limits::default(), node, Strict::All).is_none()
+        unfit(fleet, &need, &limits, node, Strict::All).is_none()
     });
-    fits.min_by_key(|node| {
-        let (free, domain) = (fleet.index().places.free(node), node.spec.domain.clone());
-        (load(domain.clone()), domain, free.cpu, free.memory, free.disk, node.name.clone())
-    })
-    .map(|node| node.name.clone())
+    let free = |node: &Node| {
+        let free = fleet.index().places.free(node);
+        (free.cpu, free.memory, free.disk, node.name.clone())
+    };
+    let best = match spec.placement {
+        Placement::Spread => fits.min_by_key(|node| {
+            let domain = node.spec.domain.clone();
+            let in_domain = others().filter(|run| run.domain == domain).count();
+            let on_node = others().filter(|run| run.node == node.name).count();
+            (in_domain, own.is_none_or(|own| own.domain != domain), domain, on_node, free(node))
+        }),
+        Placement::Pack => fits.min_by_key(|node| free(node)),
+    };
+    best.map(|node| node.name.clone())
+}
+
+/// The limits of another run of a replica.
+fn limits<'a>(world: &'a World, of: Option<&'a Replica>) -> Limits<'a> {
+    let own = of.and_then(|of| world.fleet.incarnations().get(&of.active.as_ref()?.incarnation));
+    Limits { own, leaves: of.and_then(Replica::remaining), ..Limits::default() }
 }
 
 #[test]
@@ -255,6 +286,9 @@ fn what_a_search_remembers_changes_no_answer() {
         "payloads": [{"name": "app", "resources": {"cpu": 300, "memory": 2}, "run": {"argv": ["app"]}}],
         "approval": automatic}});
     world.must("plan.apply", &other);
+    let mut packed = other;
+    (packed["name"], packed["spec"]["placement"]) = (json!("packed"), json!("pack"));
+    world.must("plan.apply", &packed);
     let mut search = Search::default();
     let mut seed = 11u64;
     let mut pick = |bound: u64| {
@@ -274,7 +308,7 @@ fn what_a_search_remembers_changes_no_answer() {
                 world.ask("node.apply", &body).ok();
             }
             3..6 => {
-                let (plan, count) = (["web", "never"][pick(2) as usize], pick(7));
+                let (plan, count) = (["web", "never", "packed"][pick(3) as usize], pick(9));
                 let body = json!({"plan": plan, "name": format!("r{round}"), "spec": {"count": count}});
                 world.ask("deployment.create", &body).ok();
             }
@@ -294,14 +328,19 @@ fn what_a_search_remembers_changes_no_answer() {
         }
         world.run();
         world.obey();
-        for plan in ["web", "never"] {
+        for plan in ["web", "never", "packed"] {
             let plan: PlanName = name(plan);
             let spec = Arc::clone(world.fleet.plans().get(&plan).expect("the plan").specs.newest());
             let (policy, version) = (PlanPolicy::of(&spec), PlanVersion::of(&spec));
             let need = Need { plan: &plan, deployment: &name("d"), policy, version };
-            let place = search.place(&world.fleet, &need, &Limits::default()).ok().map(|place| place.node);
-            assert_eq!(place, by_walk(&world, &plan, &spec), "round {round}, plan {plan}");
-            if place.is_some() { found += 1 } else { not_found += 1 }
+            let replicas = world.fleet.replicas().sorted().into_iter().filter(|r| r.plan == plan);
+            for of in replicas.map(Some).chain([None]) {
+                let place = search.place(&world.fleet, &need, &limits(&world, of)).ok();
+                let place = place.map(|place| place.node);
+                let why = of.map(|of| &of.name);
+                assert_eq!(place, by_walk(&world, &plan, &spec, of), "round {round}, plan {plan}, {why:?}");
+                if place.is_some() { found += 1 } else { not_found += 1 }
+            }
         }
     }
     assert!(found > 100 && not_found > 100, "{found} found, {not_found} not");

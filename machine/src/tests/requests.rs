@@ -472,6 +472,7 @@ fn told(type_name: &str, ending: Ending) -> Option<(&'static str, &'static str)>
         (Ending::Operations, "plan.rollback.v1") => {
             ("replicas beyond the count, and replaced incarnations; what a cancel ends", RULE)
         }
+        (Ending::Operations, "plan.rebalance.v1") => ("incarnations that are moved, replaced", RULE),
         (Ending::Operations, "deployment.promote.v1") => ("the replicas of the old set", RULE),
         (Ending::Operations, "deployment.cancel.v1") => (
             "incarnations that are not ready yet, of operations that are aborted; replicas of the new set, which does not \

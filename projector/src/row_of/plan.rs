@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::PlanName;
-use chancery_events::spec::{OperationKind, Strategy};
+use chancery_events::spec::{Balance, OperationKind, Strategy};
 use chancery_machine::deployment::waits_for;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
 
 use super::{row, waits_because};
 use crate::counts::{Counts, OPEN, PlanCounts};
-use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord};
+use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord, SpreadRow};
 
 /// The row of a plan.
 pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
@@ -29,8 +29,17 @@ pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> 
         replicas: replicas(of),
         operations: operations(plan, of),
         waiting: if is_waiting { plan.unfit.clone() } else { Vec::new() },
+        spread: spread(fleet, plan),
         message: plan_message(fleet, plan, of, is_waiting),
     }))
+}
+
+fn spread(fleet: &Fleet, plan: &Plan) -> SpreadRow {
+    SpreadRow {
+        domains: fleet.index().plan_index(&plan.name).map(|index| index.spread.domains()).unwrap_or_default(),
+        balance: plan.balance,
+        rebalance_requested_by: plan.rebalance.as_ref().map(|rebalance| rebalance.requested_by.clone()),
+    }
 }
 
 /// By phase, every one of them, and `total`.
@@ -78,7 +87,21 @@ fn plan_message(fleet: &Fleet, plan: &Plan, of: &PlanCounts, is_waiting: bool) -
         Some(last) if matches!(last.state, DeploymentState::Ended(DeploymentEnd::Failed { .. })) => {
             format!("{}: {}", last.name, deployment_message(fleet, last, of))
         }
-        _ => String::new(),
+        _ => spread_message(fleet, plan),
+    }
+}
+
+fn spread_message(fleet: &Fleet, plan: &Plan) -> String {
+    let SpreadRow { domains, balance, rebalance_requested_by } = spread(fleet, plan);
+    let counts = domains.values().map(ToString::to_string).collect::<Vec<_>>().join("/");
+    match (rebalance_requested_by, balance) {
+        (Some(by), _) => {
+            format!("rebalance requested by {by} in progress: spread {counts} over update domains")
+        }
+        (None, Balance::Uneven) => {
+            format!("spread {counts} over update domains: rebalance would even it out")
+        }
+        (None, Balance::Even) => String::new(),
     }
 }
 

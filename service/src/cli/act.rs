@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use chancery_events::intent::{
     CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, InboxSkip, Intent,
-    NodeDelete, NodeSetState, PlanDelete, PlanSetActivity, PolicyDelete, VolumeDelete,
+    NodeDelete, NodeSetState, PlanDelete, PlanRebalance, PlanSetActivity, PolicyDelete, VolumeDelete,
 };
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
@@ -21,6 +21,7 @@ use super::get;
 use super::kind::Kind;
 use super::table::add;
 use super::{disruption, replica, request};
+use crate::note;
 
 /// Asks, and says what came of it: `done` for a change.
 pub(super) fn ask(
@@ -157,6 +158,22 @@ fn set_state(
     let cluster: Option<ClusterName> = cluster.map(|cluster| read(Kind::Cluster, cluster)).transpose()?;
     let intent = NodeSetState { name: read(Kind::Node, name)?, state, cluster, break_glass }.into();
     ask(client, verb, &intent, state.word(), out)
+}
+
+/// Starts a rebalance, or says why there is nothing to do.
+pub(super) fn rebalance(name: &str, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    let name = Kind::Plan.name_in(name)?;
+    let intent = PlanRebalance { name: read(Kind::Plan, name)? }.into();
+    client.context.output(FORMS)?;
+    let subject = format!("plan/{name}");
+    let verdict = client.ask(&format!("rebalance {subject}"), &intent)?;
+    shown(client, &subject, "rebalance started", &verdict, out)?;
+    if verdict.outcome == "unchanged" {
+        note!("a rebalance is in progress, or no move that is allowed would make the spread more even");
+    } else {
+        note!("its moves: chancery get operations -l plan={name} -l kind=relocate");
+    }
+    Ok(())
 }
 
 /// Gives up the message of the inbox at which the inbox stands.

@@ -164,6 +164,11 @@ pub enum Client {
         #[arg(long, value_name = "NODE")]
         to: Option<String>,
     },
+    /// Move replicas of a plan, one relocate each, until no move makes its spread over update domains and nodes more even
+    Rebalance {
+        /// Name of the plan
+        plan: String,
+    },
     /// End a replica's run, and bring it up again
     Restart {
         /// Its name

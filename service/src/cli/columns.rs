@@ -248,6 +248,10 @@ const PLAN: &[Column<PlanRow>] = &[
     ("MESSAGE", false, |r| r.message.clone()),
     ("GENERATION", true, |r| r.generation.to_string()),
     ("NEXT", true, |r| or_none(r.next.as_ref())),
+    ("SPREAD", true, |r| {
+        let counts = r.spread.domains.iter().map(|(domain, count)| format!("{domain}:{count}"));
+        counts.collect::<Vec<_>>().join(" ")
+    }),
     ("VERSION", true, |r| r.version.to_string()),
 ];
 

@@ -186,6 +186,7 @@ pub fn run(command: &ClientCommand, context: &Context, out: &mut impl Write) -> 
         ClientCommand::Stop { replica } => replica::stop(replica, &client, out),
         ClientCommand::Start { replica, on } => replica::start(replica, on.as_ref(), &client, out),
         ClientCommand::Relocate { replica, to } => replica::relocate(replica, to.as_ref(), &client, out),
+        ClientCommand::Rebalance { plan } => act::rebalance(plan, &client, out),
         ClientCommand::Restart { replica } => replica::restart(replica, &client, out),
         ClientCommand::Drain(what) => drain::drain(what, &client, out),
         ClientCommand::Undrain(what) => drain::undrain(what, &client, out),

@@ -30,6 +30,7 @@ fn plan() -> Value {
         "replicas": { "total": 3, "running": 1, "pending": 2 },
         "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1, "rejected": 2 }, "update": { "approved": 2, "running": 1 }, "stop": { "expired": 1 }, "relocate": { "superseded": 1 } },
         "waiting": [{ "reason": "no GPU of the score", "count": 3, "nodes": ["node-1", "node-2"] }],
+        "spread": { "domains": { "rack-1": 2, "rack-2": 1 }, "balance": "even", "rebalance_requested_by": null },
         "message": "",
     }))
 }
@@ -109,6 +110,7 @@ plan/nginx-deployment-plan
   State:       active
   Generation:  1
   Version:     3
+  Spread:      even, rack-1 2, rack-2 1
   Changed:     2026-11-21T09:00:01Z
 
 Policy (an edit takes effect immediately, for every later decision)
@@ -117,6 +119,7 @@ Policy (an edit takes effect immediately, for every later decision)
   selectors:   none
   matchers:    GPU gte nvidia-v100, nvidia-p100; CPU eq intel-xeon
   sharing:     never
+  placement:   spread
   affinity:    none
   restart:     best_effort
   cooldown:    10s

@@ -51,6 +51,7 @@ impl Page<'_> {
             ("Message", plan.message.clone()),
             ("Generation", plan.generation.to_string()),
             ("Version", plan.version.to_string()),
+            ("Spread", spread(plan)),
             ("Changed", short(plan.changed)),
         ];
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
@@ -259,6 +260,13 @@ fn operation(row: &OperationRow) -> String {
         one_line(&row.message)
     );
     format!("    {}\n", line.trim_end())
+}
+
+/// Replicas by update domain, and whether a move would make that more even.
+fn spread(plan: &PlanRow) -> String {
+    let domains = &plan.spread.domains;
+    let counts = domains.iter().map(|(domain, count)| format!("{domain} {count}")).collect::<Vec<_>>();
+    if counts.is_empty() { String::new() } else { format!("{}, {}", plan.spread.balance, counts.join(", ")) }
 }
 
 fn section(title: &str, count: usize, rows: &Rows) -> String {

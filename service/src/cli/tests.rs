@@ -163,6 +163,8 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery delete policy weekends", r#""type":"chancery.policy.delete.v1""#),
         ("chancery delete plan/web --cascade", r#""data":{"name":"web","cascade":"yes"}"#),
         ("chancery delete node node-1", r#""data":{"name":"node-1"}"#),
+        ("chancery rebalance web", r#""type":"chancery.plan.rebalance.v1""#),
+        ("chancery rebalance plan/web", r#""data":{"name":"web"}"#),
     ] {
         let (result, asked) = told(line, vec![verdict()]);
         assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");

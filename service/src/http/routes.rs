@@ -153,6 +153,13 @@ const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
             Members,
             "Deploys again what an earlier completed deployment of a plan had, and supersedes what is in progress.",
         ),
+        (
+            Method::POST,
+            "/plans/{name}/rebalance",
+            "plan.rebalance.v1",
+            Members,
+            "Moves replicas of a plan, one relocate each, until no move makes its spread more even.",
+        ),
         (Method::DELETE, "/plans/{name}", "plan.delete.v1", Members, "Forgets a plan."),
         (
             Method::POST,

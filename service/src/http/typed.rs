@@ -5,9 +5,9 @@ use chancery_events::intent::{
     ClusterSetActivity, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
     DeploymentResume, DeploymentWithdraw, DisruptionApprove, DisruptionComplete, DisruptionDelete,
     DisruptionSchedule, InboxSkip, Intent, NodeApply, NodeDelete, NodeSetState, OperationApprove,
-    OperationReject, PlanApply, PlanDelete, PlanRollback, PlanSetActivity, PolicyApply, PolicyDelete,
-    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop, RequestApprove,
-    RequestReject, VolumeDelete,
+    OperationReject, PlanApply, PlanDelete, PlanRebalance, PlanRollback, PlanSetActivity, PolicyApply,
+    PolicyDelete, ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+    RequestApprove, RequestReject, VolumeDelete,
 };
 use serde::de::DeserializeOwned;
 
@@ -75,6 +75,7 @@ bodies! {
     "plan.apply.v1" PlanApply
     "plan.set_activity.v1" PlanSetActivity
     "plan.rollback.v1" PlanRollback
+    "plan.rebalance.v1" PlanRebalance
     "plan.delete.v1" PlanDelete
     "deployment.create.v1" DeploymentCreate
     "deployment.cancel.v1" DeploymentCancel

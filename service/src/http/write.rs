@@ -272,6 +272,7 @@ impl Done {
             | Intent::InboxSkip(_) => Done::Now,
             Intent::DisruptionApprove(_)
             | Intent::PlanRollback(_)
+            | Intent::PlanRebalance(_)
             | Intent::DeploymentCreate(_)
             | Intent::DeploymentCancel(_)
             | Intent::DeploymentResume(_)

@@ -14,8 +14,8 @@ use chancery_events::name::{
 
 use chancery_events::spec::{
     Affinity, Approval, ApprovalPolicy, Comparator, Coordinates, DeploymentSpec, Matcher, NodeSpec, OnDelete,
-    PROGRESS_DEADLINE, Payload, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run, Sharing, Storage,
-    Succession, Timeouts, Unready, UnreadyAction, VolumeClaim,
+    PROGRESS_DEADLINE, Payload, Placement, PlanSpec, Port, Probe, ProbeTiming, Protocol, Restart, Run,
+    Sharing, Storage, Succession, Timeouts, Unready, UnreadyAction, VolumeClaim,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -377,6 +377,11 @@ pub(super) struct PlanForm {
     /// Whether its replicas may share a node.
     #[serde(default)]
     sharing: Option<Sharing>,
+    /// Where its replicas are placed, among the nodes that will do. `spread`: in the update domain with the fewest of the
+    /// plan's replicas, there on the node with the fewest of them, then on the node with the least free. `pack`: on the
+    /// node with the least free that has enough, whatever its domain. `spread`, unless set.
+    #[serde(default)]
+    placement: Option<Placement>,
     /// Its parts, at least one.
     #[serde(alias = "applications")]
     payloads: Vec<PayloadForm>,
@@ -416,6 +421,7 @@ impl From<PlanForm> for PlanSpec {
             selectors: form.selectors,
             matchers: form.matchers.into_iter().map(Matcher::from).collect(),
             sharing: form.sharing.unwrap_or(Sharing::Never),
+            placement: form.placement.unwrap_or(Placement::Spread),
             affinity: form.affinity,
             payloads: form.payloads.into_iter().map(Payload::from).collect(),
             restart: form.restart.unwrap_or(Restart::BestEffort),

@@ -26,6 +26,7 @@ impl World {
             (None, Some(Asker::Disruption { node, name })) => {
                 self.disruption_asks(fact, replica, node, name, at)
             }
+            (None, Some(Asker::Actor(_))) if fact.purpose.is_some() => self.rebalance_asks(fact, replica),
             (None, None | Some(Asker::Actor(_))) => {
                 let input = self.input_of(at);
                 let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {

@@ -13,6 +13,7 @@
 //! | 7 | nothing that brings it up is opened or approved on a replica that a user stopped, until a user wants something newer |
 //! | 8 | only objects that this journal issued and that are over are removed; a volume is destroyed when somebody asked for it, nothing uses it, and its end is proved; what is lost is used by nobody |
 //! | 10 | the watermark of the inbox is of one topic and never falls; what is refused of it stands between the last one and this, in order |
+//! | 12 | a replica is placed where it leaves those of its plan as even as can be, over domains, then nodes; a rebalance moves what makes them more even, within the budget; a plan at rest that a move would make more even says so |
 //! | 11 | a set that stands beside the old one takes its place when all of it is ready, or on somebody's word; before that the old one is left alone, and afterwards nothing of the new one is left if that came to nothing. What runs is stopped for another run beside it only when that is ready |
 //!
 //! In reading order: what is remembered (`state`), what a fact owes to the rest of its record (`debts`), then a room for
@@ -33,6 +34,7 @@ mod places;
 mod plans;
 mod requests;
 mod reserving;
+mod spread;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -171,6 +173,9 @@ impl Checker {
             }
             Fact::ClusterActivityChanged(x) => {
                 demand!(5, world.clusters.contains_key(&x.name), "there is no cluster {}", x.name);
+                if let Some(cluster) = world.clusters.get_mut(&x.name) {
+                    cluster.activity = x.activity;
+                }
                 Ok(())
             }
             Fact::ClusterDeleted(x) => world.cluster_deleted(&x.name),
@@ -198,6 +203,9 @@ impl Checker {
                 world.plan(&x.name)?.activity = x.activity;
                 Ok(())
             }
+            Fact::PlanBalanceChanged(x) => world.balance_changed(x),
+            Fact::PlanRebalanceStarted(x) => world.rebalance_started(x, at),
+            Fact::PlanRebalanceEnded(x) => world.rebalance_ended(x),
             Fact::PlanRemoving(x) => world.plan_removing(x, at),
             Fact::PlanDeleted(x) => world.plan_deleted(&x.name, at),
             Fact::PlanWaiting(x) => world.plan(&x.plan).map(|_| ()),
@@ -279,6 +287,11 @@ impl Checker {
     /// for each key; what surely was not recorded is not there.
     pub fn history(&self, history: &History) -> Result<(), Violation> {
         self.verdicts.history(history)
+    }
+
+    /// Invariant 12, once everything has settled: the first plan whose spread could be more even while nothing says so.
+    pub fn unsaid(&self) -> Option<String> {
+        self.world.unsaid()
     }
 
     /// Invariants 3, 4 and 6, for what truly runs: one incarnation of a replica executes, or two while one takes the

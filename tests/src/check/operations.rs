@@ -81,6 +81,7 @@ impl World {
             by: fact.by.clone(),
             version,
             wants: fact.node.clone(),
+            purpose: fact.purpose,
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
             begun: None,
             failed: false,

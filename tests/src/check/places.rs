@@ -11,7 +11,7 @@ use chancery_events::id::{IncarnationId, ObjectId, SessionId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
 use chancery_events::observation::{IncarnationReport, Observation, SessionEnd};
-use chancery_events::spec::NodeState;
+use chancery_events::spec::{Activity, NodeState};
 
 use super::chain::Chain;
 use super::state::{At, Cluster, Incarnation, Input, Node, Session, World};
@@ -192,7 +192,11 @@ impl World {
     pub(super) fn cluster_applied(&mut self, fact: &ClusterApplied) {
         let runtime = fact.spec.runtime;
         let cluster = self.clusters.entry(fact.name.clone());
-        cluster.and_modify(|known| known.runtime = runtime).or_insert(Cluster { runtime, session: None });
+        cluster.and_modify(|known| known.runtime = runtime).or_insert(Cluster {
+            runtime,
+            activity: Activity::Active,
+            session: None,
+        });
     }
 
     pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> Check {

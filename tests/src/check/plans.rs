@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chancery_events::fact::{PlanApplied, PlanRemoving, ReplicaAssigned, ReplicaCreated};
 use chancery_events::intent::{Cascade, Intent};
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName, VolumeName};
-use chancery_events::spec::{Activity, OperationKind, PlanSpec};
+use chancery_events::spec::{Activity, Balance, OperationKind, PlanSpec};
 
 use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, Will, World};
 use super::violation::{Check, Violation, demand};
@@ -37,6 +37,8 @@ impl World {
             had_replicas: None,
             ended: 0,
             replicas: 0,
+            balance: Balance::Even,
+            rebalance: None,
             counts: BTreeMap::new(),
         });
         let next = plan.generation + 1;

@@ -49,6 +49,7 @@ impl World {
         let (policy, placed_by) = (plan.latest()?.clone(), plan.generation);
         self.may_be_second(fact, &operation, &replica, (&policy, &version))?;
         self.suits(fact, &operation, &replica, &policy)?;
+        self.is_placed_evenly(fact, &operation, &replica, (&policy, &version))?;
         let incarnation = Incarnation { placed_by, ..self.held_by(fact, &version)? };
         self.hold(id, &incarnation)?;
         self.incarnations.insert(id, incarnation);

@@ -17,8 +17,8 @@ use chancery_events::name::{
 };
 use chancery_events::observation::Observation;
 use chancery_events::spec::{
-    Activity, Coordinates, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec, NodeState,
-    OperationKind, Payload, PlanSpec, PolicySpec, Runtime,
+    Activity, Balance, Coordinates, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec, NodeState,
+    OperationKind, Payload, PlanSpec, PolicySpec, Purpose, Runtime,
 };
 use chancery_events::time::Time;
 
@@ -78,6 +78,7 @@ impl Input {
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) runtime: Runtime,
+    pub(super) activity: Activity,
     /// Its open session.
     pub(super) session: Option<SessionId>,
 }
@@ -132,6 +133,10 @@ pub(super) struct Plan {
     /// How many deployments are over.
     pub(super) ended: u64,
     pub(super) replicas: u64,
+    /// What is said of its spread.
+    pub(super) balance: Balance,
+    /// Who asked for the rebalance in progress.
+    pub(super) rebalance: Option<Actor>,
     /// Of its replicas, those that are not on their way out, by the deployment that they run by.
     pub(super) counts: BTreeMap<DeploymentName, Count>,
 }
@@ -248,6 +253,7 @@ pub(super) struct Operation {
     pub(super) version: DeploymentName,
     /// The only node that will do.
     pub(super) wants: Option<NodeName>,
+    pub(super) purpose: Option<Purpose>,
     pub(super) stage: Stage,
     /// When it began.
     pub(super) begun: Option<Time>,

@@ -13,8 +13,8 @@ use chancery_events::name::{
 };
 use chancery_events::observation::{Process, SessionEnd};
 use chancery_events::spec::{
-    Activity, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState, NodeSpec,
-    NodeState, OperationKind, PlanSpec, PolicySpec,
+    Activity, Balance, CapabilitySpec, ClusterSpec, DeploymentSpec, DisruptionSpec, DisruptionState,
+    NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec,
 };
 use chancery_events::time::Time;
 
@@ -89,6 +89,9 @@ pub(super) struct Plan {
     /// All that it ever was, by generation.
     pub(super) specs: BTreeMap<u32, PlanSpec>,
     pub(super) waiting: Vec<Unfit>,
+    pub(super) balance: Balance,
+    /// Who asked for the rebalance in progress.
+    pub(super) rebalance: Option<Actor>,
     /// Operations that are over, ever: kind and outcome.
     pub(super) outcomes: Vec<(OperationKind, &'static str)>,
 }

@@ -10,7 +10,7 @@ use chancery_events::fact::{
 use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
-use chancery_events::spec::{Activity, DisruptionState, NodeState, OperationKind};
+use chancery_events::spec::{Activity, Balance, DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
 
 use super::entities::{
@@ -142,6 +142,9 @@ impl Entities {
             Fact::PlanApplied(_)
             | Fact::PlanActivityChanged(_)
             | Fact::PlanRemoving(_)
+            | Fact::PlanBalanceChanged(_)
+            | Fact::PlanRebalanceStarted(_)
+            | Fact::PlanRebalanceEnded(_)
             | Fact::PlanDeleted(_)
             | Fact::PlanWaiting(_)
             | Fact::DeploymentCreated(_)
@@ -285,6 +288,8 @@ impl Entities {
                     spec: x.spec.clone(),
                     specs: BTreeMap::from([(x.generation, x.spec.clone())]),
                     waiting: Vec::new(),
+                    balance: Balance::Even,
+                    rebalance: None,
                     outcomes: Vec::new(),
                 };
                 let change = |is: &mut Plan| {
@@ -307,6 +312,46 @@ impl Entities {
                     plan.is.waiting.clone_from(&x.reasons);
                 }
             }
+            Fact::PlanBalanceChanged(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.balance = x.balance;
+                }
+            }
+            Fact::PlanRebalanceStarted(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.rebalance = Some(x.requested_by.clone());
+                }
+            }
+            Fact::PlanRebalanceEnded(x) => {
+                if let Some(plan) = self.plans.get_mut(&x.plan) {
+                    plan.is.rebalance = None;
+                }
+            }
+            Fact::ReplicaCreated(x) => {
+                let (plan, deployment) = (x.plan.clone(), x.deployment.clone());
+                let (approved, active, passive, last, again) = (None, None, None, None, None);
+                let new = Replica { plan, deployment, approved, active, passive, last, again };
+                let mut kept = at.stamp(new);
+                kept.stamps.version = 0;
+                self.replicas.insert(x.name.clone(), kept);
+            }
+            Fact::ReplicaAssigned(x) => {
+                if let Some(replica) = self.replicas.get_mut(&x.name) {
+                    replica.is.deployment = x.deployment.clone();
+                }
+            }
+            Fact::ReplicaDeleted(x) => {
+                self.replicas.remove(&x.name);
+                self.incarnations.retain(|_, kept| kept.is.fact.replica != x.name);
+                self.operations.retain(|_, kept| kept.is.replica != x.name);
+            }
+            // Of a deployment, or not one of this group.
+            _ => self.deployed(fact, at),
+        }
+    }
+
+    fn deployed(&mut self, fact: &Fact, at: At) {
+        match fact {
             Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by, rollback }) => {
                 let new = Deployment {
                     born: at.position,
@@ -352,24 +397,6 @@ impl Entities {
                 self.deployment(&x.plan, &x.name, |is| {
                     (is.end, is.stalled) = (Some(x.end.clone()), None);
                 });
-            }
-            Fact::ReplicaCreated(x) => {
-                let (plan, deployment) = (x.plan.clone(), x.deployment.clone());
-                let (approved, active, passive, last, again) = (None, None, None, None, None);
-                let new = Replica { plan, deployment, approved, active, passive, last, again };
-                let mut kept = at.stamp(new);
-                kept.stamps.version = 0;
-                self.replicas.insert(x.name.clone(), kept);
-            }
-            Fact::ReplicaAssigned(x) => {
-                if let Some(replica) = self.replicas.get_mut(&x.name) {
-                    replica.is.deployment = x.deployment.clone();
-                }
-            }
-            Fact::ReplicaDeleted(x) => {
-                self.replicas.remove(&x.name);
-                self.incarnations.retain(|_, kept| kept.is.fact.replica != x.name);
-                self.operations.retain(|_, kept| kept.is.replica != x.name);
             }
             // Not one of this group.
             _ => {}

@@ -5,17 +5,19 @@ use std::collections::BTreeMap;
 use chancery_events::amount::Amounts;
 use chancery_events::fact::{DeploymentEnd, RequestEnd};
 use chancery_events::id::{RequestId, SessionId};
-use chancery_events::name::{DeploymentName, NodeName, PlanName};
+use chancery_events::name::{DeploymentName, DomainName, NodeName, PlanName};
 use chancery_events::observation::SessionEnd;
+use chancery_events::spec::OperationKind;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
     BypassRow, CapabilityRow, ClusterRow, DeploymentRow, DeploymentWord, DisruptionRow, NodeRow, PlanRow,
-    PolicyRow, RequestRow, RequestWord, RequestedKind, SessionRow, SessionWord, SetWord, StorageRow,
+    PolicyRow, RequestRow, RequestWord, RequestedKind, SessionRow, SessionWord, SetWord, SpreadRow,
+    StorageRow,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use super::entities::{Asked, Deployment, Entities, Kept, Node, Plan, Session};
+use super::entities::{Asked, Deployment, Entities, Kept, Life, Node, Plan, Session};
 use super::running::{command, incarnation, operation, phase, replica};
 use super::volumes;
 
@@ -215,12 +217,35 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
         replicas,
         operations,
         waiting,
+        spread: SpreadRow {
+            domains: remaining(all, name),
+            balance: kept.is.balance,
+            rebalance_requested_by: kept.is.rebalance.clone(),
+        },
         message: String::new(),
         version: kept.stamps.version,
         created: kept.stamps.created,
         changed: kept.stamps.changed,
         position: kept.stamps.position,
     }
+}
+
+/// Replicas by the update domain where they are when everything under way has succeeded.
+fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
+    let mut domains = BTreeMap::new();
+    for (name, kept) in all.replicas.iter().filter(|(_, kept)| kept.is.plan == *plan) {
+        let deletes = all.open(name).iter().any(|(_, it)| it.kind == OperationKind::Delete);
+        if deletes || kept.is.approved == Some(OperationKind::Delete) {
+            continue;
+        }
+        let runs = kept.is.passive.iter().chain(&kept.is.active).filter_map(|id| all.incarnations.get(id));
+        let mut stays = runs.filter(|run| !matches!(run.is.life, Life::Stopping | Life::Over(_)));
+        let node = stays.next().and_then(|run| all.nodes.get(&run.is.fact.node));
+        if let Some(node) = node {
+            *domains.entry(node.is.spec.domain.clone()).or_default() += 1;
+        }
+    }
+    domains
 }
 
 fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -> DeploymentRow {

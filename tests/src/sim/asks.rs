@@ -177,9 +177,11 @@ fn set(random: &mut Random, plans: u64, number: u64) -> Input {
 }
 
 fn drain(random: &mut Random, number: u64) -> Input {
-    match random.below(4) {
+    match random.below(5) {
         0 => Input::Approve { which: None },
-        1 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        // What is emptied, or is there again, leaves others fuller than it.
+        1 => input("plan.rebalance", json!({"name": format!("p{}", random.below(2))})),
+        2 => Input::OfDisruption { verb: "approve", which: random.below(8) },
         _ => {
             let node = format!("n{}", random.below(3));
             disruption_schedule(random, &node, number)
@@ -313,7 +315,9 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     });
     let mut spec = json!({
         "namespace": "ns", "service": format!("s{plan}"), "payloads": payloads, "approval": approval,
-        "timeouts": timeouts, "sharing": if drains || random.chance(600) { "allowed" } else { "never" },
+        "timeouts": timeouts,
+        "sharing": if drains || random.chance(600) { "allowed" } else { "never" },
+        "placement": if random.chance(850) { "spread" } else { "pack" },
         "restart": pick(random, &["always", "best_effort", "never"]),
         "cooldown": random.between(1, 60) * 100,
         "update": pick(random, &["beside", "stop_first"]),
@@ -404,7 +408,7 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
     let World { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(152) {
+    match random.below(157) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
@@ -463,6 +467,7 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
             let plan = random.below(plans);
             rollback(random, plan, number)
         }
+        147..=151 => input("plan.rebalance", json!({"name": plan})),
         // An approval of what was not shown.
         135..=137 => Input::Bad { which: 4 },
         138..=140 => Input::OfRequest { verb: "approve", which: random.below(4) },

@@ -193,6 +193,11 @@ impl Judge {
         ))
     }
 
+    /// A plan whose spread could be more even while nothing says so.
+    pub fn unsaid(&self) -> Option<String> {
+        self.checker.unsaid()
+    }
+
     /// What producers were told stands in the log.
     pub fn history(&self, history: &History) -> Result<(), Violation> {
         self.checker.history(history)

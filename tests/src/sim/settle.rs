@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, ScopeId};
 use chancery_events::name::VolumeName;
-use chancery_events::spec::{DisruptionState, NodeState, OperationKind, Strategy};
+use chancery_events::spec::{Balance, DisruptionState, NodeState, OperationKind, Strategy};
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
-    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Set, Volume,
+    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Plan, Set, Volume,
     VolumeState, Will,
 };
 use chancery_projector::Folding;
@@ -183,7 +183,7 @@ impl Universe {
         }
         let Some(state) = self.judge.state() else { return Some("nobody decides".into()) };
         let fleet = &state.fleet;
-        if let Some(stuck) = stuck_in(fleet) {
+        if let Some(stuck) = stuck_in(fleet).or_else(|| self.judge.unsaid()) {
             return Some(stuck);
         }
         let running: BTreeSet<IncarnationId> = fleet
@@ -280,6 +280,12 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
             _ => {}
         }
     }
+    // Half of the plans that say that they are uneven are evened out.
+    let uneven = |plan: &&Plan| plan.balance == Balance::Uneven && plan.rebalance.is_none();
+    let mut uneven = fleet.plans().sorted().into_iter().filter(uneven);
+    if let Some(plan) = uneven.find(|plan| plan.meta.version.is_multiple_of(2) && rounds < 4 * PATIENCE) {
+        return Some(("plan.rebalance", json!({"name": plan.name})));
+    }
     for node in fleet.nodes().sorted().into_iter().filter(|_| rounds > PATIENCE) {
         let approved = |disruption: &Disruption| disruption.state == DisruptionState::Approved;
         if let Some((name, _)) = node.disruptions.iter().find(|(_, disruption)| approved(disruption)) {
@@ -323,6 +329,9 @@ fn stuck_in_plans(fleet: &Fleet) -> Option<String> {
     for plan in fleet.plans().sorted() {
         if plan.removing.is_some() {
             return Some(format!("plan {} is to go, and does not", plan.name));
+        }
+        if plan.rebalance.is_some() && !waiting.contains(&plan.name) {
+            return Some(format!("the rebalance of plan {} goes no further", plan.name));
         }
         if let Some(current) = plan.current.as_ref().or(plan.next.as_ref())
             && !waiting.contains(&plan.name)

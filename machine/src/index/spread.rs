@@ -1,0 +1,199 @@
+//! Where the replicas of a plan are: those that hold a place now, by node, and those that remain when everything that
+//! is under way has succeeded, by node and update domain.
+//!
+//! A replica that is being replaced holds two places and remains in one: in that of the replacement, as long as that
+//! is not given up. One that is being deleted or stopped remains nowhere. Placements count what remains.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use chancery_events::name::{DomainName, NodeName};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::Lookup;
+use crate::marks::ReplicaMarks;
+use crate::places::{Places, SiteNumber};
+
+/// Replicas of a plan on a node.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct NodeCount {
+    /// Replicas that hold a place there now.
+    pub held: u32,
+    /// Replicas that remain there.
+    pub remaining: u32,
+}
+
+/// Replicas of a plan in an update domain.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DomainCount {
+    /// Replicas that remain there.
+    pub remaining: u32,
+    /// Nodes on which more than one remains, the fullest last.
+    pub crowded: BTreeSet<(u32, NodeName)>,
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct PlanSpread {
+    nodes: FxHashMap<SiteNumber, (NodeName, NodeCount)>,
+    domains: Lookup<DomainName, DomainCount>,
+    /// Domains in which more than one remains.
+    crowded: u32,
+    /// The same until fewer remain in a domain.
+    pub(crate) eased: Arc<()>,
+    /// The same until fewer remain on a node.
+    pub(crate) thinned: Arc<()>,
+}
+
+impl PlanSpread {
+    /// Replicas on the node.
+    pub(crate) fn on_site(&self, node: SiteNumber) -> NodeCount {
+        self.nodes.get(&node).map(|(_, count)| *count).unwrap_or_default()
+    }
+
+    /// The same, by name.
+    pub(crate) fn on_node(&self, places: &Places, node: &NodeName) -> NodeCount {
+        places.number(node).map(|number| self.on_site(number)).unwrap_or_default()
+    }
+
+    /// Replicas that remain in the domain.
+    pub fn in_domain(&self, domain: &DomainName) -> u32 {
+        self.domains.get(domain).map_or(0, |count| count.remaining)
+    }
+
+    /// Nodes of the domain on which more than one remains, the fullest first, of several as full the last by name.
+    pub(crate) fn crowded_nodes(&self, domain: &DomainName) -> impl Iterator<Item = &(u32, NodeName)> {
+        self.domains.get(domain).into_iter().flat_map(|count| count.crowded.iter().rev())
+    }
+
+    /// Whether more than one remains in a domain: else the spread is as even as can be.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded > 0
+    }
+
+    /// Replicas that remain, by domain.
+    pub fn domains(&self) -> BTreeMap<DomainName, u32> {
+        let remaining = self.domains.iter().filter(|(_, count)| count.remaining > 0);
+        remaining.map(|(domain, count)| (domain.clone(), count.remaining)).collect()
+    }
+
+    /// Follows a change of a replica.
+    pub(super) fn replica(&mut self, change: &ReplicaMoves) {
+        for (site, place, held, remaining) in &change.nodes {
+            self.step(*site, place, *held, *remaining);
+        }
+        for (domain, up) in [(&change.from, false), (&change.to, true)] {
+            if let Some(domain) = domain {
+                self.domain(domain, up);
+            }
+        }
+    }
+
+    fn step(
+        &mut self,
+        site: SiteNumber,
+        (node, domain): &(NodeName, DomainName),
+        held: (bool, bool),
+        remaining: (bool, bool),
+    ) {
+        let (_, count) = self.nodes.entry(site).or_insert_with(|| (node.clone(), NodeCount::default()));
+        let was = count.remaining;
+        count.held = count.held + u32::from(held.1) - u32::from(held.0);
+        count.remaining = was + u32::from(remaining.1) - u32::from(remaining.0);
+        let now = count.remaining;
+        if *count == NodeCount::default() {
+            self.nodes.remove(&site);
+        }
+        if (held.0 && !held.1) || (remaining.0 && !remaining.1) {
+            self.thinned = Arc::new(());
+        }
+        let is_crowded = |count: u32| count > 1;
+        if was != now && (is_crowded(was) || is_crowded(now)) {
+            let of = self.domains.entry(domain.clone()).or_default();
+            of.crowded.remove(&(was, node.clone()));
+            if is_crowded(now) {
+                of.crowded.insert((now, node.clone()));
+            }
+            self.drop_empty(domain);
+        }
+    }
+
+    fn domain(&mut self, domain: &DomainName, up: bool) {
+        let count = match self.domains.get_mut(domain) {
+            Some(count) => count,
+            None => self.domains.entry(domain.clone()).or_default(),
+        };
+        let was = count.remaining;
+        count.remaining = if up { was + 1 } else { was - 1 };
+        match (was, count.remaining) {
+            (1, 2) => self.crowded += 1,
+            (2, 1) => self.crowded -= 1,
+            _ => {}
+        }
+        if !up {
+            self.eased = Arc::new(());
+            self.drop_empty(domain);
+        }
+    }
+
+    fn drop_empty(&mut self, domain: &DomainName) {
+        if self.domains.get(domain).is_some_and(|count| *count == DomainCount::default()) {
+            self.domains.remove(domain);
+        }
+    }
+}
+
+impl fmt::Debug for PlanSpread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PlanSpread { nodes, domains, crowded, eased: _, thinned: _ } = self;
+        let nodes: BTreeMap<_, _> = nodes.values().map(|(node, count)| (node, count)).collect();
+        f.debug_tuple("PlanSpread").field(&nodes).field(domains).field(crowded).finish()
+    }
+}
+
+/// Where a replica held a place or remained before a change and does not after it, or the other way round.
+pub(super) struct ReplicaMoves {
+    nodes: SmallVec<[NodeMove; 2]>,
+    from: Option<DomainName>,
+    to: Option<DomainName>,
+}
+
+/// Node, with its domain; whether the replica held a place there and does, and whether it remained there and does.
+type NodeMove = (SiteNumber, (NodeName, DomainName), (bool, bool), (bool, bool));
+
+impl ReplicaMoves {
+    pub(super) fn new(
+        places: &Places,
+        old: Option<&ReplicaMarks>,
+        new: Option<&ReplicaMarks>,
+    ) -> ReplicaMoves {
+        let holds = |marks: Option<&ReplicaMarks>, place| marks.is_some_and(|marks| marks.holds(place));
+        let remains = |marks: Option<&ReplicaMarks>, place: &(NodeName, DomainName)| {
+            marks.is_some_and(|marks| marks.remains.as_ref() == Some(place))
+        };
+        let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
+        let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
+        let mut nodes = SmallVec::new();
+        for place in before.chain(after.filter(|place| !holds(old, place))) {
+            let held = (holds(old, place), holds(new, place));
+            let remaining = (remains(old, place), remains(new, place));
+            if held.0 != held.1 || remaining.0 != remaining.1 {
+                let site = places.number(&place.0);
+                debug_assert!(site.is_some(), "a node is known as long as there is a place on it");
+                nodes.extend(site.map(|site| (site, place.clone(), held, remaining)));
+            }
+        }
+        let domain = |marks: Option<&ReplicaMarks>| {
+            marks.and_then(|marks| marks.remains.as_ref()).map(|(_, domain)| domain.clone())
+        };
+        let (from, to) = (domain(old), domain(new));
+        if from == to {
+            ReplicaMoves { nodes, from: None, to: None }
+        } else {
+            ReplicaMoves { nodes, from, to }
+        }
+    }
+}

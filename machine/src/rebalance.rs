@@ -1,0 +1,407 @@
+//! Rebalancing: whether a move of one replica would make the spread of its plan more even, and the moves that people
+//! ask for.
+//!
+//! A move is an improvement if it goes to an update domain with at least two fewer of the plan's replicas, or to a node
+//! of the same domain with at least two fewer. Each makes the spread more even, so that a sequence of them ends.
+//!
+//! | | a rebalance is asked for | an improvement is found, and the budget allows it | none is found, or it is to stop |
+//! |---|---|---|---|
+//! | none in progress | → in progress, if there is an improvement; else unchanged | the plan is `uneven` | the plan is `even` |
+//! | in progress | unchanged | a relocate is created | → none, once its moves are over |
+//!
+//! A rebalance stops when a move of it fails, is rejected or expires, and when a deployment is created: the deployment places
+//! replicas itself. Moves that have not started are cancelled then.
+//!
+//! Plans at rest are checked in rounds, each not sooner than [`ROUND`] after the one before, and only
+//! of plans with more than one replica in a domain: no event costs a check of plans that it is not about.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::fact::{
+    Asker, Fact, OperationEnd, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted, RebalanceEnd,
+};
+use chancery_events::id::Position;
+use chancery_events::intent::PlanRebalance;
+use chancery_events::name::{DeploymentName, PlanName};
+use chancery_events::planted::{self, Bug};
+use chancery_events::refusal::{Code, Refusal};
+use chancery_events::spec::{
+    Activity, Approval, Balance, Company, OperationKind, Placement, PlanPolicy, PlanVersion, Purpose,
+};
+use chancery_events::subject::Subject;
+use chancery_events::time::Time;
+
+use crate::advance::Step;
+use crate::context::{Context, Draft};
+use crate::disruption;
+use crate::fleet::{Contradiction, Fleet};
+use crate::index::{PlanIndex, PlanSpread};
+use crate::meta::At;
+use crate::operation::{self, Want};
+use crate::refuse::not_found;
+use crate::scheduler::{Place, Search};
+use crate::state::{Active, Operation, OperationState, Plan, Rebalance, Replica};
+
+/// Minimum time from the start of one round of checks to the start of the next.
+const ROUND: Duration = Duration::from_secs(10);
+/// Maximum number of plans that are checked in one step.
+const STEP: usize = 64;
+
+/// Whether a place makes the spread more even than where the replica is now.
+pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &Place) -> bool {
+    if planted::is(Bug::MovesForNothing) {
+        return from.node != to.node;
+    }
+    if from.domain == to.domain {
+        let on_node = |node| spread.on_node(&fleet.index().places, node).remaining;
+        on_node(&to.node) + 1 < on_node(&from.node)
+    } else {
+        spread.in_domain(&to.domain) + 1 < spread.in_domain(&from.domain)
+    }
+}
+
+/// A replica whose move would make the spread of its plan more even, if there is one that may be moved now.
+///
+/// Of replicas that are alike (of one deployment, in one domain) one is checked, on the fullest node of them; where
+/// volumes or affinities make each another case, all are.
+pub(crate) fn improvement<'a>(fleet: &'a Fleet, search: &mut Search, plan: &Plan) -> Option<&'a Replica> {
+    let index = fleet.index().plan_index(&plan.name)?;
+    if *plan.policy().placement() == Placement::Pack || !index.spread.is_crowded() {
+        return None;
+    }
+    let mut domains: Vec<_> = index.spread.domains().into_iter().filter(|(_, count)| *count > 1).collect();
+    domains.sort_by_key(|(_, count)| Reverse(*count));
+    // In a domain with fewer replicas, one like it finds no better domain either.
+    let mut known: BTreeSet<&DeploymentName> = BTreeSet::new();
+    for (domain, _) in &domains {
+        for (name, of) in &index.deployments {
+            let deployment = fleet.deployments().get(&(plan.name.clone(), name.clone()));
+            let Some(deployment) = deployment.filter(|_| of.present > 0) else { continue };
+            let each = are_different(plan.policy(), plan.version_of(deployment.generation));
+            let is_crowded = index.spread.crowded_nodes(domain).next().is_some();
+            if known.contains(name) && !is_crowded && !each {
+                continue;
+            }
+            let in_domain = || of.in_domain_by_name(domain).filter_map(|name| fleet.replicas().get(name));
+            let of_deployment = |replica: &&Replica| replica.deployment == *name;
+            let crowded = index.spread.crowded_nodes(domain);
+            let on_crowded = crowded.flat_map(|(_, node)| {
+                let runs = fleet.index().places.held(node).of_plan(&plan.name, None);
+                runs.filter_map(|id| fleet.incarnations().get(&id))
+                    .filter_map(|run| fleet.replicas().get(&run.replica))
+            });
+            let candidates = on_crowded.filter(of_deployment).chain(in_domain());
+            let mut candidates = candidates.filter(|replica| is_movable(fleet, plan, replica));
+            let found = if each {
+                candidates.find(|replica| is_improved(fleet, search, plan, &index.spread, replica))
+            } else {
+                candidates.next().filter(|replica| {
+                    known.insert(name);
+                    is_improved(fleet, search, plan, &index.spread, replica)
+                })
+            };
+            if found.is_some() {
+                return found;
+            }
+        }
+    }
+    None
+}
+
+/// Whether the places that will do may differ between replicas of the version.
+fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
+    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.nodes == Company::Together)
+}
+
+/// Whether any replica of the plan is of a version with volumes: its old run is over before the new one is started.
+fn has_volumes(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> bool {
+    let used = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
+    let mut deployments = used.filter_map(|name| fleet.deployments().get(&(plan.name.clone(), name.clone())));
+    deployments.any(|deployment| plan.version_of(deployment.generation).has_volumes())
+}
+
+/// Whether nothing is being done about a replica that runs, and its volumes can go with it.
+fn is_movable(fleet: &Fleet, plan: &Plan, replica: &Replica) -> bool {
+    let run = replica.remaining().and_then(|run| fleet.incarnations().get(&run.incarnation));
+    let is_free = replica.open().next().is_none() && replica.passive.is_none();
+    is_free && run.is_some_and(|run| disruption::movable(fleet, plan, run).is_some())
+}
+
+fn is_improved(
+    fleet: &Fleet,
+    search: &mut Search,
+    plan: &Plan,
+    spread: &PlanSpread,
+    replica: &Replica,
+) -> bool {
+    let place = operation::place_of_move(fleet, search, plan, replica);
+    replica.remaining().zip(place).is_some_and(|(from, to)| improves(fleet, spread, from, &to))
+}
+
+pub(crate) fn ask(fleet: &Fleet, ask: &PlanRebalance, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    let plan = fleet.plans().get(&ask.name).ok_or_else(|| not_found(&Subject::Plan(ask.name.clone())))?;
+    let requested_by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "a rebalance needs an actor"))?;
+    if plan.rebalance.is_some() {
+        return Ok(vec![]);
+    }
+    if plan.removing.is_some() {
+        return Err(Refusal::new(Code::InUse, format!("plan {} is being removed", ask.name)));
+    }
+    if plan.activity == Activity::Inactive {
+        return Err(Refusal::new(Code::Inactive, format!("plan {} is inactive", ask.name)));
+    }
+    if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
+        let detail =
+            format!("deployment {current} of plan {} is not over, and places its replicas", ask.name);
+        return Err(Refusal::new(Code::InUse, detail));
+    }
+    if *plan.policy().placement() == Placement::Pack {
+        let detail = format!("plan {} has placement pack, which does not spread its replicas", ask.name);
+        return Err(Refusal::new(Code::Unsupported, detail));
+    }
+    if improvement(fleet, &mut Search::default(), plan).is_none() {
+        return match bound_by_volumes(fleet, plan) {
+            Some(reason) => Err(Refusal::new(Code::InUse, reason)),
+            None => Ok(vec![]),
+        };
+    }
+    Ok(vec![PlanRebalanceStarted { plan: ask.name.clone(), requested_by }.into()])
+}
+
+/// Why a plan whose replicas are unevenly spread over domains cannot be rebalanced, where volumes are the reason.
+fn bound_by_volumes(fleet: &Fleet, plan: &Plan) -> Option<String> {
+    let index = fleet.index().plan_index(&plan.name)?;
+    let spread = &index.spread;
+    let counts = spread.domains();
+    let (fewest, most) = (counts.values().min()?, counts.values().max()?);
+    let bound = has_volumes(fleet, plan, index) && (fewest + 1 < *most || counts.len() == 1 && *most > 1);
+    bound.then(|| {
+        format!(
+            "replicas of plan {} cannot be moved to where fewer are: their volumes bind them to their cluster, and \
+             no other node of it has the storage",
+            plan.name
+        )
+    })
+}
+
+/// Moves of the plan that may be open at once: as many as there are where people approve them and both runs are there
+/// at once; else no more than disruptions may move.
+fn bound(fleet: &Fleet, plan: &Plan, index: &PlanIndex) -> usize {
+    let by_rule = plan.policy().approval().of(OperationKind::Relocate) == Approval::Automatic;
+    if by_rule || has_volumes(fleet, plan, index) {
+        plan.policy().budget().saturating_sub(index.evictions) as usize
+    } else {
+        usize::MAX
+    }
+}
+
+/// Why no further move of the plan is made, if that is so.
+fn stops_because(plan: &Plan, rebalance: &Rebalance) -> Option<String> {
+    let deployment = || plan.current.as_ref().or(plan.next.as_ref());
+    let deployed = || deployment().map(|name| format!("deployment {name} places the replicas"));
+    let packs =
+        || (*plan.policy().placement() == Placement::Pack).then(|| "the placement is pack now".to_owned());
+    let inactive = || (plan.activity == Activity::Inactive).then(|| "the plan is inactive".to_owned());
+    let removed = || plan.removing.as_ref().map(|by| format!("{by} removes the plan"));
+    rebalance.stops.clone().or_else(deployed).or_else(packs).or_else(inactive).or_else(removed)
+}
+
+/// The next thing to do for a rebalance: a move, or its end. Empty if it waits.
+pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Context) -> Vec<Fact> {
+    let mut draft = Draft::new(ctx);
+    let (Some(rebalance), Some(index)) = (&plan.rebalance, fleet.index().plan_index(&plan.name)) else {
+        return Vec::new();
+    };
+    let name = plan.name.clone();
+    let mut moves = index.moves.iter().filter_map(|id| fleet.operations().get(id));
+    if let Some(reason) = stops_because(plan, rebalance) {
+        match moves.find(|operation| !matches!(operation.state, OperationState::Running)) {
+            Some(operation) => {
+                operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
+            }
+            None if index.moves.is_empty() => {
+                draft.push(PlanRebalanceEnded { plan: name, end: RebalanceEnd::Stopped { reason } });
+            }
+            None => {}
+        }
+        return draft.done();
+    }
+    // Until it has a place, the next one cannot be chosen.
+    if moves.any(|operation| operation.state == OperationState::Preparing) {
+        return Vec::new();
+    }
+    if index.moves.len() >= bound(fleet, plan, index) {
+        return Vec::new();
+    }
+    if let Some(replica) = improvement(fleet, search, plan) {
+        let by = Some(Asker::Actor(rebalance.requested_by.clone()));
+        let purpose = Some(Purpose::Rebalance);
+        let want = Want { purpose, ..Want::by(OperationKind::Relocate, by) };
+        operation::open(fleet, replica, &want, ctx, &mut draft);
+    } else if index.moves.is_empty() {
+        draft.push(PlanRebalanceEnded { plan: name, end: RebalanceEnd::Completed });
+    }
+    draft.done()
+}
+
+/// When nothing was left to do for a plan that is being rebalanced: the same holds until any of it changes.
+#[derive(Clone, Debug)]
+struct Waits {
+    at: Position,
+    open: u32,
+    thinned: Option<Arc<()>>,
+    freed: Arc<()>,
+    shape: Arc<()>,
+}
+
+impl Waits {
+    fn new(fleet: &Fleet, plan: &Plan) -> Waits {
+        let index = fleet.index();
+        let own = index.plan_index(&plan.name);
+        Waits {
+            at: plan.meta.changed.position,
+            open: own.map_or(0, |own| own.open),
+            thinned: own.map(|own| Arc::clone(&own.spread.thinned)),
+            freed: Arc::clone(index.places.freed()),
+            shape: Arc::clone(index.places.shape()),
+        }
+    }
+
+    fn holds(&self, fleet: &Fleet, plan: &Plan) -> bool {
+        let now = Waits::new(fleet, plan);
+        let thinned = self.thinned.as_ref().zip(now.thinned.as_ref());
+        let same = Arc::ptr_eq(&self.freed, &now.freed)
+            && Arc::ptr_eq(&self.shape, &now.shape)
+            && thinned.is_none_or(|(then, now)| Arc::ptr_eq(then, now));
+        same && (self.at, self.open) == (now.at, now.open)
+    }
+}
+
+/// State of the rounds of checks: not journaled, a new decider starts over.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rounds {
+    /// Time at which the last round started.
+    began: Time,
+    /// Head at which the last round started.
+    since: Position,
+    /// Plan that was checked last in the round that continues.
+    last: Option<PlanName>,
+    goes_on: bool,
+    waits: BTreeMap<PlanName, Waits>,
+}
+
+/// The next thing to do for the rebalances in progress.
+pub(crate) fn advance(
+    fleet: &Fleet,
+    rounds: &mut Rounds,
+    search: &mut Search,
+    ctx: &Context,
+    mut begin: impl FnMut(&Subject, Position) -> bool,
+) -> Option<Step> {
+    let rebalancing = &fleet.index().rebalancing;
+    rounds.waits.retain(|name, _| rebalancing.contains(name));
+    for plan in rebalancing.iter().filter_map(|name| fleet.plans().get(name)) {
+        let (subject, cause) = (Subject::Plan(plan.name.clone()), plan.meta.changed.position);
+        let waits = rounds.waits.get(&plan.name).is_some_and(|waits| waits.holds(fleet, plan));
+        if waits || !begin(&subject, cause) {
+            continue;
+        }
+        let facts = step(fleet, search, plan, ctx);
+        if !facts.is_empty() {
+            return Some(Step { subject, cause, facts });
+        }
+        rounds.waits.insert(plan.name.clone(), Waits::new(fleet, plan));
+    }
+    None
+}
+
+/// The next plan whose balance has changed since it was recorded.
+pub(crate) fn look(
+    fleet: &Fleet,
+    rounds: &mut Rounds,
+    search: &mut Search,
+    ctx: &Context,
+    mut begin: impl FnMut(&Subject, Position) -> bool,
+) -> Option<Step> {
+    if !rounds.goes_on {
+        if next_round(fleet, rounds, ctx.now).is_none_or(|next| ctx.now < next) {
+            return None;
+        }
+        (rounds.began, rounds.since, rounds.last, rounds.goes_on) = (ctx.now, fleet.head(), None, true);
+    }
+    let crowded = &fleet.index().crowded;
+    let behind = rounds.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+    let mut left = STEP;
+    for name in crowded.range((behind, Bound::Unbounded)).take(STEP) {
+        left -= 1;
+        rounds.last = Some(name.clone());
+        let Some(plan) = fleet.plans().get(name) else { continue };
+        let (subject, cause) = (Subject::Plan(name.clone()), plan.meta.changed.position);
+        if !begin(&subject, cause) {
+            continue;
+        }
+        let balance =
+            if improvement(fleet, search, plan).is_some() { Balance::Uneven } else { Balance::Even };
+        if balance != plan.balance {
+            let facts = vec![PlanBalanceChanged { plan: name.clone(), balance }.into()];
+            return Some(Step { subject, cause, facts });
+        }
+    }
+    rounds.goes_on = left == 0;
+    None
+}
+
+/// Time of the next round, if anything has happened since the last one started.
+pub(crate) fn next_round(fleet: &Fleet, rounds: &Rounds, now: Time) -> Option<Time> {
+    if rounds.goes_on {
+        return Some(now);
+    }
+    let owed = !fleet.index().crowded.is_empty() && fleet.head() > rounds.since;
+    owed.then(|| rounds.began + ROUND)
+}
+
+pub(crate) fn balance_changed(
+    fleet: &mut Fleet,
+    fact: &PlanBalanceChanged,
+    at: At,
+) -> Result<(), Contradiction> {
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.balance = fact.balance;
+        plan.meta.bump(at);
+    })
+}
+
+pub(crate) fn started(fleet: &mut Fleet, fact: &PlanRebalanceStarted, at: At) -> Result<(), Contradiction> {
+    let requested_by = fact.requested_by.clone();
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.rebalance = Some(Rebalance { requested_by, stops: None });
+        plan.meta.bump(at);
+    })
+}
+
+pub(crate) fn ended(fleet: &mut Fleet, fact: &PlanRebalanceEnded, at: At) -> Result<(), Contradiction> {
+    fleet.change::<Plan>(&fact.plan, |plan| {
+        plan.rebalance = None;
+        plan.meta.bump(at);
+    })
+}
+
+/// Why a rebalance goes no further after this end of one of its moves, if that is so.
+pub(crate) fn stops_after(operation: &Operation, end: &OperationEnd) -> Option<String> {
+    let why = match end {
+        OperationEnd::Failed { reason } => format!("failed: {reason}"),
+        OperationEnd::Rejected { by, reason } if reason.is_empty() => format!("was rejected by {by}"),
+        OperationEnd::Rejected { by, reason } => format!("was rejected by {by}: {reason}"),
+        OperationEnd::Expired => "was not approved in time".to_owned(),
+        OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => {
+            return None;
+        }
+    };
+    let is_move = operation.purpose == Some(Purpose::Rebalance);
+    is_move.then(|| format!("the relocate of {} {why}", operation.replica))
+}

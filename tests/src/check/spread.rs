@@ -1,0 +1,304 @@
+//! Spread; invariant 12: a replica is placed where it leaves its plan's replicas as even as can be, a rebalance moves only
+//! what makes them more even, and what is said of the spread of a plan at rest is so.
+//!
+//! Replicas count where they are when everything under way has succeeded. Each look goes over all nodes, so that it
+//! depends on nothing that the machine keeps; plans with volumes, affinities or matchers are left to the machine's own
+//! tests.
+
+use std::collections::BTreeMap;
+
+use chancery_events::fact::{
+    IncarnationReserved, OperationOpened, PlanBalanceChanged, PlanRebalanceEnded, PlanRebalanceStarted,
+};
+use chancery_events::intent::Intent;
+use chancery_events::name::{DomainName, NodeName, PlanName, ReplicaName};
+use chancery_events::spec::{
+    Activity, Approval, Balance, NodeState, OperationKind, Placement, PlanSpec, Purpose, Sharing, Strategy,
+};
+
+use super::state::{At, Incarnation, Input, Life, Operation, Plan, Replica, World};
+use super::violation::{Check, demand};
+
+/// What is known of moves of a plan that would make its spread more even.
+enum Improvement<'a> {
+    /// Nothing, for its rules of placement are not known here.
+    Unknown,
+    /// There is none.
+    Nothing,
+    /// This replica, to this node.
+    Move(&'a ReplicaName, &'a NodeName),
+}
+
+/// Replicas that count, by domain and by node.
+#[derive(Default)]
+struct Counts<'a> {
+    domains: BTreeMap<&'a DomainName, u32>,
+    nodes: BTreeMap<&'a NodeName, u32>,
+}
+
+impl Counts<'_> {
+    fn domain(&self, domain: &DomainName) -> u32 {
+        self.domains.get(domain).copied().unwrap_or(0)
+    }
+
+    fn node(&self, node: &NodeName) -> u32 {
+        self.nodes.get(node).copied().unwrap_or(0)
+    }
+}
+
+/// Whether the places that suit it are known here.
+fn is_plain(policy: &PlanSpec, version: &PlanSpec) -> bool {
+    !version.has_volumes() && policy.affinity.is_empty() && policy.matchers.is_empty()
+}
+
+impl Plan {
+    /// Whether the places that suit any replica of it are known here.
+    fn is_plain(&self) -> bool {
+        self.latest().is_ok_and(|policy| self.specs.values().all(|version| is_plain(policy, version)))
+    }
+}
+
+impl World {
+    /// The run where the replica is when everything under way has succeeded.
+    fn remaining(&self, replica: &Replica) -> Option<&Incarnation> {
+        let runs = replica.passive.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
+        let stays = |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, Life::Stopping(_));
+        runs.filter(|_| !self.is_going(replica)).find(stays)
+    }
+
+    /// Of the replicas of a plan but one, those that count beside one of the version.
+    fn counts(&self, plan: &PlanName, version: usize, but: &ReplicaName) -> Counts<'_> {
+        let mut counts = Counts::default();
+        let Some(of) = self.plans.get(plan) else { return counts };
+        let current = of.current.as_ref().and_then(|current| of.deployments.get(current));
+        let sets = current.filter(|current| {
+            matches!(current.spec.strategy, Strategy::Graceful { .. }) && !current.has_cut_over
+        });
+        let counted = |replica: &Replica| {
+            sets.is_none_or(|new| {
+                let own = of.deployments.get(&replica.deployment).map(|of| of.version);
+                (own == Some(new.version)) == (version == new.version)
+            })
+        };
+        for (name, replica) in &self.replicas {
+            let counts_here = replica.plan == *plan && name != but && counted(replica);
+            let Some(run) = self.remaining(replica).filter(|_| counts_here) else { continue };
+            let Some(node) = self.nodes.get(&run.node) else { continue };
+            *counts.domains.entry(&node.spec.domain).or_default() += 1;
+            *counts.nodes.entry(&run.node).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The nodes that will do for another run of the replica.
+    fn fitting<'a>(
+        &'a self,
+        name: &ReplicaName,
+        replica: &Replica,
+        (policy, version): (&PlanSpec, &PlanSpec),
+    ) -> Vec<&'a NodeName> {
+        let needs = version.amounts();
+        let fits = |(_, node): &(&'a NodeName, &'a super::state::Node)| {
+            let cluster = node.cluster.as_ref();
+            let active = cluster.and_then(|cluster| self.clusters.get(cluster));
+            let is_active = active.is_some_and(|cluster| cluster.activity == Activity::Active);
+            let allowed = node.state == NodeState::Allocated && !node.is_disturbed() && is_active;
+            let wanted = policy.cluster.is_none() || policy.cluster.as_ref() == cluster;
+            let wanted = wanted && (policy.zone.is_none() || policy.zone == node.spec.zone);
+            let wanted = wanted
+                && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
+            let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or_default();
+            let free = room.checked_sub(node.held).unwrap_or_default();
+            let others = node.places.iter().filter_map(|id| self.incarnations.get(id)).any(|run| {
+                let of = self.replicas.get(&run.replica);
+                run.replica != *name && of.is_some_and(|of| of.plan == replica.plan)
+            });
+            allowed && wanted && needs.fits(free) && !(others && policy.sharing == Sharing::Never)
+        };
+        self.nodes.iter().filter(fits).map(|(name, _)| name).collect()
+    }
+
+    fn domain_of(&self, node: &NodeName) -> Option<&DomainName> {
+        self.nodes.get(node).map(|node| &node.spec.domain)
+    }
+
+    /// Whether no place would leave the plan's replicas more even.
+    pub(super) fn is_placed_evenly(
+        &self,
+        fact: &IncarnationReserved,
+        operation: &Operation,
+        replica: &Replica,
+        (policy, version): (&PlanSpec, &PlanSpec),
+    ) -> Check {
+        let old = replica.active.and_then(|id| self.incarnations.get(&id)).map(|run| &run.node);
+        let stays = fact.follows.is_some() && old == Some(&fact.node);
+        let spreads = policy.placement == Placement::Spread;
+        if !spreads || !is_plain(policy, version) || operation.wants.is_some() || stays {
+            return Ok(());
+        }
+        let of = self.plans.get(&replica.plan).and_then(|plan| plan.deployments.get(&fact.deployment));
+        let Some(set) = of.map(|of| of.version) else { return Ok(()) };
+        let counts = self.counts(&replica.plan, set, &fact.replica);
+        let Some(domain) = self.domain_of(&fact.node) else { return Ok(()) };
+        let leaves = old.filter(|_| operation.kind == OperationKind::Relocate);
+        let nodes = self.fitting(&fact.replica, replica, (policy, version));
+        for node in nodes.into_iter().filter(|node| Some(*node) != leaves) {
+            let Some(other) = self.domain_of(node) else { continue };
+            let (here, there) = (counts.domain(domain), counts.domain(other));
+            demand!(
+                12,
+                here <= there,
+                "replica {} gets a place on {} of domain {domain}, in which {here} others remain, and in domain {other}, \
+                 where {node} will do, {there}",
+                fact.replica,
+                fact.node
+            );
+            let (here, there) = (counts.node(&fact.node), counts.node(node));
+            demand!(
+                12,
+                other != domain || here <= there,
+                "replica {} gets a place on {}, where {here} others remain, and on {node} {there}",
+                fact.replica,
+                fact.node
+            );
+        }
+        Ok(())
+    }
+
+    /// A node to which a move of the replica would make the spread more even.
+    fn better(&self, name: &ReplicaName, replica: &Replica) -> Option<&NodeName> {
+        let run = self.remaining(replica)?;
+        let plan = self.plans.get(&replica.plan)?;
+        let deployment = plan.deployments.get(&replica.deployment)?;
+        let spec = (&**plan.latest().ok()?, &**plan.specs.get(&deployment.generation)?);
+        let version = deployment.version;
+        let counts = self.counts(&replica.plan, version, name);
+        let own = self.domain_of(&run.node)?;
+        self.fitting(name, replica, spec).into_iter().find(|node| {
+            let Some(domain) = self.domain_of(node) else { return false };
+            // The replica itself is not counted.
+            if domain == own {
+                **node != run.node && counts.node(node) < counts.node(&run.node)
+            } else {
+                counts.domain(domain) < counts.domain(own)
+            }
+        })
+    }
+
+    /// A move of the plan that would make the spread more even.
+    fn improvement(&self, plan: &PlanName) -> Improvement<'_> {
+        let Some(of) = self.plans.get(plan) else { return Improvement::Unknown };
+        if !of.is_plain() {
+            return Improvement::Unknown;
+        }
+        if of.latest().is_ok_and(|spec| spec.placement == Placement::Pack) {
+            return Improvement::Nothing;
+        }
+        let movable = self.replicas.iter().filter(|(_, replica)| {
+            let active = replica.active.and_then(|id| self.incarnations.get(&id));
+            let free = replica.open.is_empty() && replica.passive.is_none();
+            replica.plan == *plan && free && active.is_some_and(|active| active.life.is_up())
+        });
+        let mut better = movable.filter_map(|(name, replica)| Some((name, self.better(name, replica)?)));
+        better.next().map_or(Improvement::Nothing, |(name, node)| Improvement::Move(name, node))
+    }
+
+    fn is_busy(&self, plan: &PlanName) -> bool {
+        let of = self.plans.get(plan);
+        of.is_none_or(|of| of.current.is_some() || of.next.is_some() || of.is_removing)
+            || self.replicas.values().any(|replica| replica.plan == *plan && !replica.open.is_empty())
+    }
+
+    pub(super) fn balance_changed(&mut self, fact: &PlanBalanceChanged) -> Check {
+        let name = &fact.plan;
+        demand!(
+            12,
+            !self.is_busy(name),
+            "plan {name} is said to be {}, and something is being done",
+            fact.balance
+        );
+        let found = match self.improvement(name) {
+            Improvement::Unknown => None,
+            Improvement::Nothing => Some((Balance::Even, String::new())),
+            Improvement::Move(replica, node) => Some((Balance::Uneven, format!("{replica} to {node}"))),
+        };
+        let plan = self.plan(name)?;
+        demand!(5, plan.balance != fact.balance, "plan {name} is said to be {} a second time", fact.balance);
+        plan.balance = fact.balance;
+        if let Some((balance, better)) = found {
+            let is_so = balance == fact.balance;
+            demand!(12, is_so, "plan {name} is said to be {}, and is {balance} {better}", fact.balance);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rebalance_started(&mut self, fact: &PlanRebalanceStarted, at: At) -> Check {
+        let name = &fact.plan;
+        let input = self.input_of(at);
+        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+            let is_it = matches!(&request.intent, Intent::PlanRebalance(ask) if ask.name == *name);
+            is_it && request.actor == fact.requested_by
+        });
+        demand!(6, asked, "a rebalance of plan {name} starts, and {} did not ask", fact.requested_by);
+        demand!(
+            6,
+            !matches!(self.improvement(name), Improvement::Nothing),
+            "a rebalance of plan {name} starts, and no move is better"
+        );
+        let plan = self.plan(name)?;
+        demand!(5, plan.rebalance.is_none(), "a second rebalance of plan {name} starts");
+        plan.rebalance = Some(fact.requested_by.clone());
+        Ok(())
+    }
+
+    pub(super) fn rebalance_ended(&mut self, fact: &PlanRebalanceEnded) -> Check {
+        let name = &fact.plan;
+        let moves = self.moves(name);
+        let plan = self.plan(name)?;
+        demand!(5, plan.rebalance.is_some(), "a rebalance of plan {name} ends, and none is in progress");
+        demand!(6, moves == 0, "a rebalance of plan {name} ends, and {moves} moves of it do not");
+        plan.rebalance = None;
+        Ok(())
+    }
+
+    /// Moves of the plan's rebalance that are not over.
+    fn moves(&self, plan: &PlanName) -> usize {
+        let open = self.replicas.values().filter(|replica| replica.plan == *plan).flat_map(|of| &of.open);
+        let operations = open.filter_map(|id| self.operations.get(id));
+        operations.filter(|operation| operation.purpose == Some(Purpose::Rebalance)).count()
+    }
+
+    /// A rebalance moves a replica: somebody has asked for one, and the move makes the spread more even.
+    pub(super) fn rebalance_asks(&self, fact: &OperationOpened, replica: &Replica) -> Check {
+        let (name, kind) = (&fact.replica, fact.kind);
+        let what = format!("a {kind} of {name} is opened for a rebalance");
+        let Some(plan) = self.plans.get(&replica.plan) else { return Ok(()) };
+        demand!(6, kind == OperationKind::Relocate && fact.node.is_none(), "{what}, which is no move");
+        let asked = match (&plan.rebalance, &fact.by) {
+            (Some(actor), Some(chancery_events::fact::Asker::Actor(by))) => actor == by,
+            _ => false,
+        };
+        demand!(6, asked, "{what}, and nobody asked for that");
+        let spec = plan.latest()?;
+        let bound = spec.has_volumes() || spec.approval.of(OperationKind::Relocate) == Approval::Automatic;
+        let moves = self.moves(&replica.plan);
+        demand!(6, !bound || moves < spec.budget as usize, "{what} beside {moves} others");
+        demand!(
+            12,
+            !plan.is_plain() || self.better(name, replica).is_some(),
+            "{what}, and no place is better"
+        );
+        Ok(())
+    }
+
+    /// A plan at rest whose spread a move would make more even while nothing says so, if there is one.
+    pub(super) fn unsaid(&self) -> Option<String> {
+        self.plans.iter().find_map(|(name, plan)| {
+            let Improvement::Move(replica, node) = self.improvement(name) else { return None };
+            let is_said = plan.balance == Balance::Uneven || self.is_busy(name);
+            (!is_said).then(|| {
+                format!("plan {name} is uneven and not said to be: {replica} would be better on {node}")
+            })
+        })
+    }
+}

@@ -376,7 +376,13 @@ impl World {
     pub(super) fn was_called_stalled(&self, id: OperationId, operation: &Operation, at: At) -> Check {
         let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
-        let began = operation.begun.unwrap_or(at.time).max(of.progressed);
+        // The pause of its strategy does not count.
+        let pause = match of.spec.strategy {
+            Strategy::Rolling { pause, .. } => Duration::from_millis(pause),
+            Strategy::Graceful { .. } | Strategy::Canary { .. } => Duration::ZERO,
+        };
+        let paused = of.rested.map_or(of.progressed, |rested| rested + pause);
+        let began = operation.begun.unwrap_or(at.time).max(of.progressed).max(paused);
         let due = began + Duration::from_millis(of.spec.progress_deadline) + STALLS_WITHIN;
         // The clock may have leapt, or the decider been away: it was there at the record before.
         let before = self.time_before.unwrap_or(at.time);

@@ -12,6 +12,8 @@
 //! is no other place stays, and the plan says why. An emptied node is evicted from its cluster: it stays empty until
 //! somebody allocates it again.
 
+use std::collections::BTreeSet;
+
 use chancery_events::fact::{
     Asker, DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact,
     NodeDeleted, NodeMoved, OperationEnd,
@@ -20,7 +22,7 @@ use chancery_events::id::Position;
 use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, NodeDelete,
 };
-use chancery_events::name::{DisruptionName, DomainName, NodeName};
+use chancery_events::name::{DisruptionName, DomainName, NodeName, ReplicaName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState, OperationKind};
@@ -121,10 +123,10 @@ pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
 
 /// Moves away from the node that the disruption asked for and that have not begun.
 fn waiting_moves<'a>(fleet: &'a Fleet, node: &NodeName, by: &Asker) -> Vec<&'a Operation> {
-    let held = fleet.index().places.incarnations(node);
-    let replicas = held
-        .filter_map(|id| fleet.incarnations().get(&id))
-        .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
+    let held = fleet.index().places.incarnations(node).filter_map(|id| fleet.incarnations().get(&id));
+    // A replica may have two runs there.
+    let names: BTreeSet<&ReplicaName> = held.map(|incarnation| &incarnation.replica).collect();
+    let replicas = names.into_iter().filter_map(|name| fleet.replicas().get(name));
     let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
     let operations = open.filter_map(|open| fleet.operations().get(&open.id));
     operations.filter(|operation| operation.by.as_deref() == Some(by)).collect()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{Approver, Asker};
+use chancery_events::fact::{Approver, Asker, Fact};
 use chancery_events::refusal::Code;
 use chancery_events::spec::{DisruptionState, NodeState, OperationKind};
 use chancery_events::subject::Subject;
@@ -185,6 +185,25 @@ fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
     assert!(refusal.code == Code::BadTransition && refusal.detail.contains("completed"), "{refusal:?}");
     world.must("disruption.delete", &named);
     assert!(world.fleet.nodes().get("node-1").expect("the node").disruptions.is_empty());
+}
+
+#[test]
+fn a_move_of_a_replica_with_two_runs_on_the_node_is_cancelled_once() {
+    let mut world = World::with_nodes(1);
+    world.plan_with("automatic", &json!({"sharing": "allowed"}));
+    world.deploy("d1", 1);
+    world.obey();
+    let next = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": next}));
+    world.run();
+    world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {"evict": "yes"}}));
+    world.must("disruption.approve", &json!({"node": "node-1", "name": "power"}));
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
+    world.run();
+    assert_eq!((held(&world, "node-1"), moves(&world).len()), (2, 1), "the new run is being stopped");
+    let facts = world.must("disruption.complete", &json!({"node": "node-1", "name": "power"}));
+    let ended = facts.iter().filter(|fact| matches!(fact, Fact::OperationEnded(_)));
+    assert_eq!(ended.count(), 1, "{facts:?}");
 }
 
 #[test]

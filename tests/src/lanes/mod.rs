@@ -9,6 +9,7 @@
 //! | `relocates` | every third start of what takes the place of a replica fails | a relocate, while somebody looks |
 //! | `clock` | the server's wall clock leaps by seconds or days, forth or back | every third time while the server is down |
 //! | `disk-full` | no space on the disk of the server's folder | it ends and says why; space comes back; it goes on |
+//! | `rollouts` | versions that crash, hang or are slow, and kills of the server | a deployment, and what people do about it; processes are sampled all the time |
 //! | `takeovers` | on a real Kafka of three brokers: see there | the next of the faults there |
 //! | `damage` | a torn tail, flipped bits in the journal's files, between two runs | it is found and named, before anything is served |
 //!
@@ -29,6 +30,7 @@ mod kills;
 pub mod load;
 mod pauses;
 mod relocates;
+mod rollouts;
 mod takeovers;
 
 use std::any::Any;
@@ -54,6 +56,8 @@ pub enum Lane {
     Pauses,
     /// Starts fail while replicas are relocated.
     Relocates,
+    /// Deployments of good and bad versions are interfered with.
+    Rollouts,
     /// The wall clock of the server leaps.
     Clock,
     /// No space on the disk.
@@ -71,6 +75,7 @@ impl Lane {
         Lane::Executors,
         Lane::Pauses,
         Lane::Relocates,
+        Lane::Rollouts,
         Lane::Clock,
         Lane::DiskFull,
         Lane::Damage,
@@ -84,6 +89,7 @@ impl Lane {
             Lane::Executors => "executors",
             Lane::Pauses => "pauses",
             Lane::Relocates => "relocates",
+            Lane::Rollouts => "rollouts",
             Lane::Clock => "clock",
             Lane::DiskFull => "disk-full",
             Lane::Damage => "damage",
@@ -98,7 +104,7 @@ impl Lane {
             Lane::Relocates => 100,
             Lane::Pauses | Lane::DiskFull => 5,
             Lane::Clock | Lane::Damage => 20,
-            Lane::Takeovers => 25,
+            Lane::Takeovers | Lane::Rollouts => 25,
         }
     }
 
@@ -110,6 +116,8 @@ impl Lane {
             Lane::Clock => &[Place::Embedded],
             // They are about the files that are the journal; what is on Kafka is a copy.
             Lane::DiskFull | Lane::Damage => &[Place::Embedded],
+            // What is sampled are processes: the journal's place makes no difference.
+            Lane::Rollouts => &[Place::Embedded],
             Lane::Takeovers => &[Place::ThreeBrokers],
         }
     }
@@ -136,6 +144,7 @@ impl Lane {
                 Lane::Executors => executors::run(place, now, seed, faults, &mut tally),
                 Lane::Pauses => pauses::run(place, now, seed, &mut tally),
                 Lane::Relocates => relocates::run(place, now, seed, &mut tally),
+                Lane::Rollouts => rollouts::run(now, seed, &mut tally),
                 Lane::Clock => clock::run(now, seed, &mut tally),
                 Lane::DiskFull => disk_full::run(now, seed, &mut tally),
                 Lane::Damage => damage::run(now, seed, &mut tally),

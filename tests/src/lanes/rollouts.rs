@@ -176,9 +176,9 @@ impl Rollouts {
             Interference::Rollback => self.roll_back(server)?,
             Interference::Drain => {
                 let node = format!("node-{}", self.random.between(1, 4));
-                drain(&client, &node, &name);
+                server.cli(&["drain", &node]);
                 self.settle(server, &name, version, &before)?;
-                undrain(&client, &node, &name);
+                server.cli(&["undrain", &node]);
             }
             Interference::Rebalance => {
                 client.must("plan.rebalance", &json!({"name": "web"}));
@@ -298,16 +298,6 @@ fn ended(server: &Server, name: &str) -> String {
 fn at_rest(client: &Client) -> bool {
     let states = ["preparing", "pending_approval", "approved", "running"];
     states.iter().all(|state| client.items(&format!("operations?plan=web&state={state}&limit=1")).is_empty())
-}
-
-fn drain(client: &Client, node: &str, name: &str) {
-    let spec = json!({"evict": "yes"});
-    client.must("disruption.schedule", &json!({"node": node, "name": name, "spec": spec}));
-    client.must("disruption.approve", &json!({"node": node, "name": name}));
-}
-
-fn undrain(client: &Client, node: &str, name: &str) {
-    client.must("disruption.complete", &json!({"node": node, "name": name}));
 }
 
 /// Rebalances the plan until no move is left: replicas are spread evenly over domains, and over nodes.

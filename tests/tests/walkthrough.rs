@@ -72,9 +72,9 @@ fn part(readme: &str) -> &str {
     rest.split_once(END).expect("and where it ends").0
 }
 
-/// The README with what was printed in place of what it showed.
-fn written(readme: &str, printed: &[Vec<String>]) -> String {
-    let mut printed = printed.iter();
+/// The README with what was typed and printed in place of what it showed.
+fn written(readme: &str, printed: &[Shown]) -> String {
+    let mut printed = printed.iter().peekable();
     let (mut text, mut inside, mut skipping) = (String::new(), false, false);
     let walk = part(readme);
     for line in walk.lines() {
@@ -87,14 +87,14 @@ fn written(readme: &str, printed: &[Vec<String>]) -> String {
         if skipping && !command {
             continue;
         }
-        text.push_str(line);
+        skipping = command;
+        let played = printed.next_if(|_| command);
+        let typed = played.map(|played| format!("$ {}", played.command));
+        text.push_str(typed.as_deref().unwrap_or(line));
         text.push('\n');
-        if command {
-            for printed in printed.next().into_iter().flatten() {
-                text.push_str(printed);
-                text.push('\n');
-            }
-            skipping = true;
+        for printed in played.into_iter().flat_map(|played| &played.output) {
+            text.push_str(printed);
+            text.push('\n');
         }
     }
     readme.replace(walk, &text)
@@ -108,17 +108,18 @@ fn is_updating() -> bool {
     std::env::var_os("UPDATE").is_some()
 }
 
-/// Plays it, and compares what is printed with what the README shows, unless that is to be written anew. What was printed,
-/// by command.
-fn play(server: &Server, readme: &str) -> Vec<Vec<String>> {
+/// Plays it, and compares what is printed with what the README shows, unless that is to be written anew. What was typed and
+/// printed.
+fn play(server: &Server, readme: &str) -> Vec<Shown> {
     let variable = variable();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut printed = Vec::new();
     for Shown { command, output } in read(readme) {
-        let mut actual = command.clone();
-        for (there, here) in &names {
-            actual = actual.replace(there, here);
-        }
+        let here = |found: &regex::Captures<'_>| {
+            names.get(&found[0]).cloned().unwrap_or_else(|| found[0].to_owned())
+        };
+        let actual = variable.replace_all(&command, here).into_owned();
+        let typed = actual.clone();
         let mut words = actual.split_whitespace();
         let found = match words.next() {
             Some("chancery") => server.cli(&words.collect::<Vec<_>>()),
@@ -130,17 +131,19 @@ fn play(server: &Server, readme: &str) -> Vec<Vec<String>> {
             (!server.client().items("sessions?state=open").is_empty()).then_some(())
         });
         let found: Vec<_> = found.lines().map(|line| line.trim_end().to_owned()).collect();
-        printed.push(found.clone());
-        if is_updating() {
-            continue;
-        }
         let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
         let (said, seen) = (reduced(&output), reduced(&found));
         let plain =
             |lines: &[(String, Vec<String>)]| lines.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
-        assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
-        let taken = |lines: Vec<(String, Vec<String>)>| lines.into_iter().flat_map(|(_, taken)| taken);
-        names.extend(taken(said).zip(taken(seen)));
+        if !is_updating() {
+            assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
+        }
+        printed.push(Shown { command: typed, output: found });
+        // Of an older README, lines may say something else of the same.
+        let both = said.into_iter().zip(seen).filter(|((_, said), (_, seen))| said.len() == seen.len());
+        for (there, here) in both.flat_map(|((_, said), (_, seen))| said.into_iter().zip(seen)) {
+            names.entry(there).or_insert(here);
+        }
     }
     printed
 }

@@ -92,8 +92,13 @@ fn carried_out(
         return unplaced.and_then(operation).map(|unplaced| of_operation(fleet, plan, unplaced, cancel));
     }
     let new = || index.deployments.values().filter(|of| of.version == current.version);
-    let unwell = || new().filter_map(DeploymentIndex::any).filter_map(|name| fleet.replicas().get(name));
-    let unwell = || unwell().find(|replica| !replica.active.as_ref().is_some_and(|active| active.healthy));
+    let replicas =
+        || new().flat_map(|of| of.members().take(LOOKS)).filter_map(|name| fleet.replicas().get(name));
+    // What an operation is about is not yet what it should be, and is waited for by that.
+    let is_unwell = |replica: &&Replica| {
+        replica.operation.is_none() && !replica.active.as_ref().is_some_and(|active| active.healthy)
+    };
+    let unwell = || replicas().find(is_unwell);
     if let Some(queued) = current.queued().next().and_then(operation) {
         return Some(match unwell() {
             Some(replica) => of_replica(fleet, replica, deployment.meta.changed.time, cancel),

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::Saw;
+use chancery_events::observation::{ProcessStatus, Saw};
 use serde_json::{Value, json};
 
 use crate::deployment::waits_for;
 use crate::state::Deployment;
-use crate::testing::{World, name, ready};
+use crate::testing::{World, name, process, ready};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -78,6 +78,20 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
     assert!(is_stalled(&world, "d2"), "the old run does not end");
     world.obey();
     assert_eq!((world.deployment("d2").as_str(), is_stalled(&world, "d2")), ("completed", false));
+}
+
+#[test]
+fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
+    let mut world = World::with_nodes(5);
+    world.plan_with("automatic", &json!({"restart": "never"}));
+    create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 1000}}}));
+    let first = world.asked().next().expect("one is created");
+    world.report(first, ready());
+    world.report(first, Saw::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    pass(&mut world, Duration::from_secs(2));
+    let name = &world.fleet.incarnations().get(&first).expect("it runs").replica;
+    let said = waits(&world, "d1");
+    assert!(said.starts_with(&format!("replica {name} ")), "{said}");
 }
 
 #[test]

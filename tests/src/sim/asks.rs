@@ -28,6 +28,8 @@ struct World<'a> {
 pub(super) enum Habit {
     /// To bring out one version after another.
     Rollouts,
+    /// To try small versions that fail as often as not, and to take them back.
+    Trials,
     /// To bring out whole sets, or some of one to be looked at.
     Sets,
     /// To empty nodes.
@@ -47,6 +49,7 @@ impl Habit {
             7..=9 => Some(Habit::Drains),
             10..=11 => Some(Habit::Letters),
             12..=14 => Some(Habit::Rules),
+            15..=16 => Some(Habit::Trials),
             _ => None,
         }
     }
@@ -55,6 +58,7 @@ impl Habit {
     pub(super) const fn faults(self) -> &'static [Fault] {
         match self {
             Habit::Rollouts => &[Fault::Unwell, Fault::Strike, Fault::BadBehaviour],
+            Habit::Trials => &[Fault::Strike, Fault::BadBehaviour],
             Habit::Sets => &[Fault::Unwell, Fault::Strike],
             Habit::Drains => &[Fault::Strike, Fault::ExecutorPause],
             Habit::Rules => &[Fault::ServerCrash],
@@ -96,6 +100,7 @@ pub(super) fn all(random: &mut Random, clusters: &[Runtime], plans: u64, habit: 
                 plan_apply(random, plan, &world)
             }
             Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
+            Some(Habit::Trials) if random.chance(800) => trial(random, plans, number),
             Some(Habit::Sets) if random.chance(600) => set(random, plans, number),
             Some(Habit::Drains) if random.chance(600) => drain(random, number),
             Some(Habit::Rules) if random.chance(800) => way_round(random, plans, number),
@@ -132,6 +137,21 @@ fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
         1..=2 => rollback(random, plan, number),
         _ => update(random, plan, number),
     }
+}
+
+fn trial(random: &mut Random, plans: u64, number: u64) -> Input {
+    let plan = random.below(plans);
+    if random.chance(400) {
+        return rollback(random, plan, number);
+    }
+    let coordinates = json!({"app": {"version": format!("v{number}")}});
+    let mut spec = json!({
+        "count": random.between(1, 2), "coordinates": coordinates, "strategy": {"rolling": {"wave": 2}},
+    });
+    patience(random, &mut spec);
+    let turn = if random.chance(200) { "supersede" } else { "queue" };
+    let name = format!("t{number}");
+    input("deployment.create", json!({"plan": format!("p{plan}"), "name": name, "spec": spec, "turn": turn}))
 }
 
 fn rollback(random: &mut Random, plan: u64, number: u64) -> Input {
@@ -287,6 +307,7 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[Runtime]) -> Input {
 fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     let drains = matches!(world.habit, Some(Habit::Drains | Habit::Rules));
     let asks = match world.habit {
+        Some(Habit::Trials) => 0,
         Some(Habit::Drains) => 50,
         Some(Habit::Sets) => 200,
         Some(Habit::Rules) => 700,

@@ -9,8 +9,8 @@ use chancery_events::spec::{Balance, DisruptionState, NodeState, OperationKind, 
 use chancery_executor::simulated::{Faults, World};
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{
-    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Plan, Set, Volume,
-    VolumeState, Will,
+    DeploymentState, Disruption, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
+    Set, Volume, VolumeState, Will,
 };
 use chancery_projector::Folding;
 use serde_json::{Value, json};
@@ -266,6 +266,15 @@ impl Universe {
     }
 }
 
+/// A replica for which a deployment waits: its run was asked to be again what it was, and does not become ready.
+fn never_again_ready(fleet: &Fleet) -> Option<&Replica> {
+    let deploys = |run: &Incarnation| fleet.plans().get(&run.plan).is_some_and(|plan| plan.current.is_some());
+    let unready = |run: &&Incarnation| run.state == IncarnationState::Running && run.unready.is_some();
+    let all = fleet.incarnations().sorted().into_iter();
+    let mut hang = all.filter(unready).filter(|run| deploys(run) && !has_lost(fleet, run));
+    hang.find_map(|run| fleet.replicas().get(&run.replica).filter(|replica| replica.operation.is_none()))
+}
+
 /// Something that goes on only when somebody says how.
 fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
     for deployment in fleet.deployments().sorted() {
@@ -285,6 +294,9 @@ fn undecided(fleet: &Fleet, rounds: u32) -> Option<(&'static str, Value)> {
     let mut uneven = fleet.plans().sorted().into_iter().filter(uneven);
     if let Some(plan) = uneven.find(|plan| plan.meta.version.is_multiple_of(2) && rounds < 4 * PATIENCE) {
         return Some(("plan.rebalance", json!({"name": plan.name})));
+    }
+    if let Some(replica) = never_again_ready(fleet).filter(|_| rounds > PATIENCE) {
+        return Some(("replica.restart", json!({"name": replica.name})));
     }
     for node in fleet.nodes().sorted().into_iter().filter(|_| rounds > PATIENCE) {
         let approved = |disruption: &Disruption| disruption.state == DisruptionState::Approved;

@@ -6,6 +6,7 @@
 //! | to one that did not complete, or is unknown | refused | – |
 //! | to none | the last that completed with another version than that of the deployment started last | the same |
 //! | there is none | refused | the deployment has failed, and nothing follows |
+//! | the version that failed is that which completed last, as where a plan is scaled | – | nothing follows: what runs is as it was |
 //! | a rollback is under way, and none is named | refused | a rollback is never rolled back |
 //! | another deployment waits for its turn | superseded | nothing: it follows |
 //!
@@ -97,6 +98,11 @@ pub(super) fn follow(
         || plan.removing.is_some()
         || plan.activity == Activity::Inactive
     {
+        return;
+    }
+    // What serves is of this version: only what was to be added to it failed.
+    let completed = newest(fleet, plan).find(|of| of.is_completed() && of.spec.count > 0);
+    if completed.is_some_and(|completed| completed.version == failed.version) {
         return;
     }
     let Some(to) = last(fleet, plan) else { return };

@@ -291,3 +291,22 @@ fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
         ("failed".into(), "in progress".into())
     );
 }
+
+#[test]
+fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
+    let mut world = World::with_nodes(3);
+    world.plan("automatic");
+    for (deployment, of) in [("old", "v1"), ("good", "v2")] {
+        create(&mut world, deployment, of, &json!({"count": 1}));
+        world.obey();
+        assert_eq!(world.deployment(deployment), "completed");
+    }
+    create(&mut world, "more", "v2", &json!({"count": 2, "auto_rollback": true}));
+    let new = world.asked().next().expect("one is created");
+    world.report(new, failed(Hope::Never));
+    assert_eq!(world.deployment("more"), "failed");
+    assert!(by_rule(&world).is_none());
+    world.obey();
+    let runs = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
+    assert_eq!(runs.map(|run| run.deployment.to_string()).collect::<Vec<_>>(), ["good"]);
+}

@@ -327,9 +327,11 @@ impl World {
         // Of those that claim by name there may be one alone.
         let fits =
             |of: &Deployment| plan.specs.get(&of.generation).is_some_and(|spec| !spec.claims_by_name());
+        let serves = plan.had_replicas.as_ref().and_then(|name| plan.deployments.get(name));
+        let is_new = serves.is_none_or(|serves| serves.version != failed.version);
         let mut good = plan.deployments.values().filter(|of| of.has_completed && of.spec.count > 0);
         let all = plan.deployments.values().filter(|of| of.has_completed).all(fits);
-        Ok(wants && free && all && good.any(|of| of.version != failed.version))
+        Ok(wants && free && is_new && all && good.any(|of| of.version != failed.version))
     }
 
     /// Whether a rollback is what its target was: of its version, that completed.

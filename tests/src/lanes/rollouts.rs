@@ -181,7 +181,8 @@ impl Rollouts {
                 server.cli(&["undrain", &node]);
             }
             Interference::Rebalance => {
-                client.must("plan.rebalance", &json!({"name": "web"}));
+                // It is refused while the deployment places replicas itself.
+                client.decided(&format!("rebalance-{name}"), "plan.rebalance", &json!({"name": "web"}));
             }
             Interference::Kill => {
                 server.kill();
@@ -312,10 +313,16 @@ fn rebalance(server: &Server) {
     });
 }
 
-/// Versions of the processes that run.
+/// Versions that replicas have: those of the deployments that they run by.
 fn versions(server: &Server) -> BTreeSet<String> {
-    let rows = server.client().items("replicas?plan=web&limit=1000");
-    rows.iter().filter_map(|row| row["deployment"].as_str().map(str::to_owned)).collect()
+    let client = server.client();
+    let rows = client.items("replicas?plan=web&limit=1000");
+    let names: BTreeSet<&str> = rows.iter().filter_map(|row| row["deployment"].as_str()).collect();
+    let version = |name: &str| {
+        let row = client.read(&format!("plans/web/deployments/{name}"));
+        row["coordinates"]["app"]["version"].as_str().unwrap_or(name).to_owned()
+    };
+    names.into_iter().map(version).collect()
 }
 
 /// Samples the processes of this machine.

@@ -159,7 +159,7 @@ mod tests {
             r#"{"name":"node-1","state":"allocated","cluster":"local","domain":"d-1","zone":null,"labels":{},"#,
             r#""total":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,
             r#""remaining":{"cpu":1,"memory":2,"disk":3},"capabilities":[],"storage":[],"incarnations":0,"#,
-            r#""disruptions":[],"version":1,"#,
+            r#""disruptions":[],"bypass":null,"version":1,"#,
             r#""created":"2026-11-21T09:00:00.000000Z","changed":"2026-11-21T09:00:00.000000Z","position":7}"#
         );
         let page = format!(r#"{{"items":[{row},{row}],"next_page_token":"t","position":9}}"#);

@@ -33,6 +33,8 @@ impl Server {
         let child = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(folder.path())
+            // One principal asks for as much as the server can do: the default limit is below that on a quick disk.
+            .env("CHANCERY_LIMITS_WRITES_PER_SECOND", "10000000")
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

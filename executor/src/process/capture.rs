@@ -91,12 +91,13 @@ pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(Capture, Fi
         Err(error) => return Err(error.into()),
     }
     let capture = take_over(base, limits)?;
-    Ok((capture, OpenOptions::new().read(true).write(true).open(path)?))
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    Ok((capture, OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?))
 }
 
 /// Opens the reading end alone: of a process that is there.
 pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<Capture> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
     if !pipe.metadata()?.file_type().is_fifo() {
         return Err(io::Error::new(ErrorKind::NotFound, format!("{} is no pipe", pipe_of(base).display())));

@@ -1,14 +1,13 @@
 //! Who holds the lock of an incarnation's folder, and what is heard from there.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -20,8 +19,10 @@ use super::drift::Loss;
 use super::folder::{Folder, Phase, Record};
 use super::foster::Foster;
 use super::wire::{self, Request};
-use crate::durable::Lock;
+use crate::durable::{Lock, open_plain};
 
+/// Bytes of a keeper's log that are read, at most.
+const LAST_WORDS: u64 = 64 << 10;
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);
 /// How long one start counts among those at once.
@@ -290,11 +291,8 @@ impl Drop for KeeperLink {
 
 /// Starts a keeper, which leaves our session at once and does not end with us.
 pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Result<Child> {
-    // A pipe in its place is not waited for.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let mut log = OpenOptions::new();
-    log.append(true).create(true).mode(0o600).custom_flags(flags);
-    let log = log.open(folder.file("keeper.log"))?;
+    let log =
+        open_plain(OpenOptions::new().append(true).create(true).mode(0o600), &folder.file("keeper.log"))?;
     Command::new(&program.program)
         .args(&program.keeper_args)
         .arg(folder.path())
@@ -307,7 +305,11 @@ pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Resu
 
 /// Why a keeper ended before it started anything.
 pub(super) fn last_words(folder: &Folder) -> String {
-    let log = std::fs::read_to_string(folder.file("keeper.log")).unwrap_or_default();
+    let mut log = Vec::new();
+    // Without it, there is nothing to say.
+    let _ = open_plain(OpenOptions::new().read(true), &folder.file("keeper.log"))
+        .and_then(|file| file.take(LAST_WORDS).read_to_end(&mut log));
+    let log = String::from_utf8_lossy(&log);
     format!(
         "the keeper ended before it started anything: {}",
         log.lines().last().unwrap_or("it left no word")

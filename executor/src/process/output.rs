@@ -62,7 +62,8 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
     Ok(Vec::new())
 }
 
-/// Keeps the end of each output file in the folder.
+/// Keeps the end of each output in the folder. Of an output whose end cannot be copied, as on a full disk, the newest file is
+/// moved, which takes no room; what is no plain file is left out.
 ///
 /// May be called again after a crash: what is kept is whole from the moment at which it has its name, and the folder
 /// may then be half gone.
@@ -78,25 +79,55 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
         let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
             continue;
         };
-        let mut reader = Reader::last(&base, u64::MAX)?;
         // Under the number of the newest, so that whoever reads it goes on there.
         let path = part(&kept.join(name), newest);
-        let mut to = File::create(&path)?;
-        let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
-        loop {
-            let (time, bytes) = reader.read_block(CHUNK)?;
-            if bytes.is_empty() {
-                break;
-            }
-            if entries.last().is_none_or(|last| last.time != time) {
-                entries.push(TimesEntry { offset: length, time });
-            }
-            length += bytes.len() as u64;
-            to.write_all(&bytes)?;
+        let Err(error) = copy_end(&base, &path) else { continue };
+        tracing::warn!(%error, output = %base.display(), "the end of an output cannot be copied: its newest file is kept");
+        if let Err(error) = move_part(&part(&base, newest), &path) {
+            tracing::warn!(%error, output = %base.display(), "an output is not kept");
         }
-        times::copy(&path, &entries)?;
+    }
+    if entries(&kept)?.is_empty() {
+        return fs::remove_dir(&kept);
     }
     fs::rename(&kept, &whole)
+}
+
+fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
+    let mut reader = Reader::last(base, u64::MAX)?;
+    let mut to = File::create(path)?;
+    let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
+    loop {
+        let (time, bytes) = reader.read_block(CHUNK)?;
+        if bytes.is_empty() {
+            break;
+        }
+        if entries.last().is_none_or(|last| last.time != time) {
+            entries.push(TimesEntry { offset: length, time });
+        }
+        length += bytes.len() as u64;
+        to.write_all(&bytes)?;
+    }
+    times::copy(path, &entries)
+}
+
+/// Moves a file of an output, with its index. Without that, lines are shown as of when the file was written last.
+fn move_part(from: &Path, to: &Path) -> io::Result<()> {
+    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    // What was copied of it is not whole.
+    for left in [to.to_owned(), times::path_of(to)] {
+        match fs::remove_file(left) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    if !is_file(from) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no plain file"));
+    }
+    if is_file(&times::path_of(from)) {
+        fs::rename(times::path_of(from), times::path_of(to))?;
+    }
+    fs::rename(from, to)
 }
 
 /// The outputs that are kept and not among the newest, to be removed.
@@ -175,5 +206,38 @@ mod tests {
         keep(root.path(), id, folder.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
         assert!(!begun.exists());
+    }
+
+    #[test]
+    fn an_output_that_cannot_be_copied_takes_no_other_with_it_and_its_newest_file_is_moved() {
+        use std::os::unix::fs::MetadataExt as _;
+        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("app-0.out.1"), "hello\n").unwrap();
+        std::os::unix::fs::symlink("nowhere", at("app-0.err.1")).unwrap();
+        fs::write(at("web-0.out.7"), "the last words\n").unwrap();
+        let moved = fs::metadata(at("web-0.out.7")).unwrap().ino();
+        // No copy can be made: something stands in its place.
+        fs::create_dir_all(ended(root.path()).join(format!("{id}.new"))).unwrap();
+        std::os::unix::fs::symlink(
+            "/nonexistent/folder",
+            ended(root.path()).join(format!("{id}.new/web-0.out.7")),
+        )
+        .unwrap();
+        keep(root.path(), id, folder.path()).unwrap();
+        let files = log_files(root.path(), id).unwrap();
+        let names: Vec<_> = files.iter().map(|file| (file.payload.as_str(), file.stream)).collect();
+        assert_eq!(names, [("app", Stream::Out), ("web", Stream::Out)]);
+        let web = part(&files[1].base, 7);
+        assert_eq!(fs::read_to_string(&web).unwrap(), "the last words\n");
+        assert_eq!(fs::metadata(&web).unwrap().ino(), moved);
+
+        // Nothing of it can be kept.
+        let (id, folder) =
+            (IncarnationId::issue(Lineage::from_random(1), Position::new(9)), tempfile::tempdir().unwrap());
+        std::os::unix::fs::symlink("nowhere", folder.path().join("app-0.out.1")).unwrap();
+        keep(root.path(), id, folder.path()).unwrap();
+        assert_eq!(entries(&ended(root.path())).unwrap().len(), 1);
     }
 }

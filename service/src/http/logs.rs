@@ -187,6 +187,9 @@ fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static
                         shown = Some(at);
                     }
                     yield Ok(bytes);
+                    if follow && *closing.borrow() {
+                        return;
+                    }
                 }
                 Some((_, Err(error))) => {
                     yield Err(error);

@@ -2,8 +2,9 @@
 //! says why.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::OpenOptions;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use chancery_events::id::VolumeId;
 use serde::{Deserialize, Serialize};
 
 use super::home::Home;
+use crate::durable::open_plain;
 
 /// Between two measurings of one volume, at least.
 pub(super) const EVERY: Duration = Duration::from_secs(30);
@@ -18,6 +20,8 @@ pub(super) const EVERY: Duration = Duration::from_secs(30);
 const SHARE: u32 = 100;
 /// Files and folders that are looked at in one measuring, at most.
 const MOST: u64 = 1_000_000;
+/// Maximum size of the file `used` that is read, in bytes.
+const USED_BYTES: u64 = 1024;
 
 /// What a volume uses: the file `used` in its folder, a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -34,12 +38,17 @@ impl Used {
     /// What was last measured of a volume under the executor's root, if anything was.
     pub fn of(root: &Path, volume: VolumeId) -> Option<Used> {
         let home = Home::of(&super::root(root), volume);
-        serde_json::from_slice(&std::fs::read(home.file("used")).ok()?).ok()
+        let mut text = Vec::new();
+        let file = open_plain(OpenOptions::new().read(true), &home.file("used")).ok()?;
+        file.take(USED_BYTES).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     pub(super) fn note(self, home: &Home) -> io::Result<()> {
         let new = home.file("used.new");
-        std::fs::write(&new, serde_json::to_vec(&self)?)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        open_plain(&mut options, &new)?.write_all(&serde_json::to_vec(&self)?)?;
         std::fs::rename(new, home.file("used"))
     }
 }
@@ -106,5 +115,29 @@ mod tests {
         assert_eq!((used.files, used.whole), (empty.files + 3, true));
         assert!((64 << 10..128 << 10).contains(&(used.bytes - empty.bytes)), "{used:?}");
         assert!(!count(folder.path(), 2).unwrap().whole, "there is a bound");
+    }
+
+    #[test]
+    fn what_stands_in_the_place_of_the_file_is_neither_waited_for_nor_written_through() {
+        let root = tempfile::tempdir().unwrap();
+        let volume = VolumeId::issue(
+            chancery_events::id::Lineage::from_random(1),
+            chancery_events::id::Position::FIRST,
+        );
+        let home = Home::of(root.path(), volume);
+        std::fs::create_dir_all(home.file("used").parent().unwrap()).unwrap();
+        let used = Used { bytes: 1, files: 2, whole: true };
+        let precious = root.path().join("precious");
+        std::fs::write(&precious, "precious").unwrap();
+        std::os::unix::fs::symlink(&precious, home.file("used.new")).unwrap();
+        used.note(&home).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+        std::fs::remove_file(home.file("used.new")).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, home.file("used.new"), mode).unwrap();
+        used.note(&home).unwrap_err();
+        std::fs::remove_file(home.file("used.new")).unwrap();
+        used.note(&home).unwrap();
+        assert!(home.file("used").exists());
     }
 }

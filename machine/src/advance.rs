@@ -13,6 +13,7 @@ use chancery_events::time::Time;
 
 use crate::context::Context;
 use crate::fleet::Fleet;
+use crate::grace::DeadlineGrace;
 use crate::index::{Alarm, Timer};
 use crate::rebalance::Rounds;
 use crate::scheduler::Search;
@@ -43,9 +44,9 @@ pub struct Step {
 /// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
 #[derive(Clone, Debug)]
 pub struct Agenda {
-    /// Deadlines do not ring before: after a takeover everybody has a lease to come back, and after a time in which nobody was
-    /// heard a part of it.
-    pub grace: Time,
+    /// Until when deadlines wait: after a takeover executors have a lease to come back, and half of one where what they said
+    /// was heard late.
+    pub grace: DeadlineGrace,
     /// When it was last asked for a step.
     now: Time,
     search: Search,
@@ -62,7 +63,7 @@ impl Agenda {
     /// Nothing tried, nothing parked.
     pub fn new(grace: Time) -> Agenda {
         Agenda {
-            grace,
+            grace: DeadlineGrace::until(grace),
             now: Time::EPOCH,
             search: Search::default(),
             last: None,
@@ -133,7 +134,7 @@ pub fn advance(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step
 /// When something will be due next, if nothing happens before.
 pub fn next_alarm(fleet: &Fleet, agenda: &Agenda) -> Option<Time> {
     let (index, now) = (fleet.index(), agenda.now);
-    let alarm = index.alarms.first().map(|(when, _)| agenda.grace.max(*when));
+    let alarm = index.alarms.first().map(|(when, _)| agenda.grace.rings_at(*when));
     let timer = index.timers.first().map(|(when, _)| *when);
     let round = rebalance::next_round(fleet, &agenda.rounds, now);
     let others = [timer, disruption::next_start(fleet, now), policy::next_window(fleet, now), round];
@@ -183,10 +184,8 @@ fn store(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
 }
 
 fn ring(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
-    if ctx.now < agenda.grace {
-        return None;
-    }
-    let mut due = fleet.index().alarms.iter().take_while(|(when, _)| *when <= ctx.now);
+    let grace = agenda.grace;
+    let mut due = fleet.index().alarms.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
     due.find_map(|(_, alarm)| {
         let (subject, cause) = match alarm {
             Alarm::Operation(id) => (Subject::Operation(*id), fleet.operations().get(id)?.meta.changed),

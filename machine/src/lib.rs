@@ -14,6 +14,7 @@ pub mod decide;
 pub mod deployment;
 mod disruption;
 pub mod fleet;
+pub mod grace;
 pub mod incarnation;
 pub mod index;
 pub mod keys;

@@ -301,7 +301,7 @@ impl Core {
         reading.advance(next, time);
         if !was && reading.is_up_to_date() {
             // What was asked meanwhile has been taken; now everybody has a lease to come back.
-            self.agenda.grace = time + self.lease();
+            self.agenda.grace = chancery_machine::grace::DeadlineGrace::until(time + self.lease());
         }
     }
 

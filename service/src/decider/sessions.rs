@@ -356,11 +356,8 @@ impl Core {
             self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
-        if now < self.agenda.grace {
-            return;
-        }
-        let lease = self.lease();
-        let silent = |live: &Live| now.since(live.heard) > lease;
+        let (lease, grace) = (self.lease(), self.agenda.grace);
+        let silent = |live: &Live| grace.rings_at(live.heard + lease) < now;
         let lost: Vec<_> =
             self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
         for id in lost {
@@ -369,11 +366,12 @@ impl Core {
     }
 
     /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
-    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over.
+    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over; if it
+    /// goes on, they come late by as much, and are not put off for as long as it lasts.
     pub fn unheard(&mut self, span: Duration, now: Time) {
         let lease = self.lease();
         if span > lease / 4 {
-            self.agenda.grace = self.agenda.grace.max(now + lease / 2);
+            self.agenda.grace = self.agenda.grace.heard_late(now, span, lease / 2);
         }
     }
 
@@ -386,7 +384,7 @@ impl Core {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
         let lease = self.lease();
         let grace = self.agenda.grace;
-        let lost = self.sessions.live.values().map(|live| grace.max(live.heard + lease)).min();
+        let lost = self.sessions.live.values().map(|live| grace.rings_at(live.heard + lease)).min();
         // One microsecond past the lease: being heard at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }

@@ -1,0 +1,83 @@
+//! Until when deadlines wait: executors could not say meanwhile that what a deadline is about is done.
+
+use std::time::Duration;
+
+use chancery_events::time::Time;
+
+/// A time in which deadlines wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeadlineGrace {
+    /// Start of the time.
+    since: Time,
+    /// Its end, as it is known now.
+    until: Time,
+    /// Maximum lateness of a deadline by it, if there is one.
+    patience: Option<Duration>,
+}
+
+impl DeadlineGrace {
+    /// Every deadline waits until the time: after a takeover.
+    pub const fn until(until: Time) -> DeadlineGrace {
+        DeadlineGrace { since: Time::EPOCH, until, patience: None }
+    }
+
+    /// What executors said was heard `late` by now. They get `more` time from now on; a deadline comes late by `late` and
+    /// `more` at most, however long what they say goes on to be heard late.
+    #[must_use]
+    pub fn heard_late(self, now: Time, late: Duration, more: Duration) -> DeadlineGrace {
+        let until = self.until.max(now + more);
+        if self.until <= now {
+            return DeadlineGrace { since: now, until, patience: Some(late + more) };
+        }
+        DeadlineGrace { until, patience: self.patience.map(|patience| patience.max(late + more)), ..self }
+    }
+
+    /// Time at which a deadline rings.
+    pub fn rings_at(&self, deadline: Time) -> Time {
+        let waits = self.until.max(deadline);
+        self.patience.map_or(waits, |patience| waits.min(deadline.max(self.since) + patience))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(16);
+
+    fn at(seconds: u64) -> Time {
+        Time::EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn after_a_standstill_deadlines_wait_for_half_a_lease() {
+        let grace = DeadlineGrace::until(at(0)).heard_late(at(100), Duration::from_mins(1), LEASE / 2);
+        for (deadline, rings) in [(50, 108), (100, 108), (107, 108), (108, 108), (300, 300)] {
+            assert_eq!(grace.rings_at(at(deadline)), at(rings), "{deadline}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_comes_late_by_the_delay_and_half_a_lease_where_everything_is_heard_late() {
+        let mut grace = DeadlineGrace::until(at(0));
+        for now in 100..1_000 {
+            grace = grace.heard_late(at(now), Duration::from_secs(5), LEASE / 2);
+            for deadline in [90, 100, 150] {
+                let rings = deadline.max(100) + 5 + 8;
+                assert_eq!(
+                    grace.rings_at(at(deadline)),
+                    at(rings.min(deadline.max(now + 8))),
+                    "{deadline}, {now}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_takeover_nothing_rings_before() {
+        let grace = DeadlineGrace::until(Time::FAR).heard_late(at(100), Duration::from_mins(1), LEASE / 2);
+        assert_eq!(grace.rings_at(at(1)), Time::FAR);
+        let grace = DeadlineGrace::until(at(100)).heard_late(at(90), Duration::from_mins(1), LEASE / 2);
+        assert_eq!(grace.rings_at(at(1)), at(100));
+    }
+}

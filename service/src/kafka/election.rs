@@ -233,7 +233,7 @@ impl Candidate {
             }
         };
         format!(
-            "nobody decides: {holder} has partition {partition} in group {group}. `chancery doctor` shows the \
+            "no server decides: {holder} has partition {partition} in group {group}. `chancery doctor` shows the \
              members; docs/operations.md says which permissions keep others out of the group"
         )
     }

@@ -419,17 +419,18 @@ impl<'a> Pick<'a> {
     /// The node with the fewest of the plan's replicas, then with the least free, if it is better than the best so far.
     /// None has fewer than the floor.
     fn most_even(&self, nodes: &'a Shelf, floor: u32, best: &mut Option<(u32, &'a Free)>) {
+        // Whether the best so far is on this shelf: what follows it has more free.
+        let mut is_here = false;
         for free in nodes.fitting(self.needs) {
-            let known = self.loads.known(free.site);
-            if !self.suits(&free.node, known) {
-                continue;
-            }
-            let count = self.loads.node(&free.node, known);
-            if best.is_none_or(|best| (count, free) < best) {
-                *best = Some((count, free));
-            }
-            if count <= floor {
+            if best.is_some_and(|(least, best)| least <= floor && (is_here || best <= free)) {
                 return;
+            }
+            let known = self.loads.known(free.site);
+            let count = self.loads.node(&free.node, known);
+            let is_better =
+                best.is_none_or(|(least, best)| count < least || (count == least && !is_here && free < best));
+            if is_better && self.suits(&free.node, known) {
+                (*best, is_here) = (Some((count, free)), true);
             }
         }
     }

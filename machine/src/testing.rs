@@ -165,6 +165,14 @@ impl World {
         let (mut a, mut b) = (self.fleet.index().clone(), again.index().clone());
         (a.grown, b.grown) = (Position::ZERO, Position::ZERO);
         assert_eq!(format!("{a:?}"), format!("{b:?}"), "the indexes differ from a full count");
+        for plan in self.fleet.plans().sorted() {
+            for node in self.fleet.nodes().sorted() {
+                let [a, b] = [&a, &b].map(|index| {
+                    index.plan_index(&plan.name).map(|of| of.spread.on_node(&index.places, &node.name))
+                });
+                assert_eq!(a, b, "plan {} on node {}", plan.name, node.name);
+            }
+        }
     }
 
     fn context(&self, skip: u64) -> Context {

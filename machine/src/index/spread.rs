@@ -38,7 +38,7 @@ pub struct DomainCount {
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PlanSpread {
-    nodes: FxHashMap<SiteNumber, (NodeName, NodeCount)>,
+    nodes: FxHashMap<SiteNumber, NodeCount>,
     domains: Lookup<DomainName, DomainCount>,
     /// Domains in which more than one remains.
     crowded: u32,
@@ -51,7 +51,7 @@ pub struct PlanSpread {
 impl PlanSpread {
     /// Replicas on the node.
     pub(crate) fn on_site(&self, node: SiteNumber) -> NodeCount {
-        self.nodes.get(&node).map(|(_, count)| *count).unwrap_or_default()
+        self.nodes.get(&node).copied().unwrap_or_default()
     }
 
     /// The same, by name.
@@ -99,7 +99,7 @@ impl PlanSpread {
         held: (bool, bool),
         remaining: (bool, bool),
     ) {
-        let (_, count) = self.nodes.entry(site).or_insert_with(|| (node.clone(), NodeCount::default()));
+        let count = self.nodes.entry(site).or_default();
         let was = count.remaining;
         count.held = count.held + u32::from(held.1) - u32::from(held.0);
         count.remaining = was + u32::from(remaining.1) - u32::from(remaining.0);
@@ -149,7 +149,9 @@ impl PlanSpread {
 impl fmt::Debug for PlanSpread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlanSpread { nodes, domains, crowded, eased: _, thinned: _ } = self;
-        let nodes: BTreeMap<_, _> = nodes.values().map(|(node, count)| (node, count)).collect();
+        // Numbers of nodes follow from the past.
+        let mut nodes: Vec<_> = nodes.values().map(|count| (count.held, count.remaining)).collect();
+        nodes.sort_unstable();
         f.debug_tuple("PlanSpread").field(&nodes).field(domains).field(crowded).finish()
     }
 }
@@ -170,9 +172,15 @@ impl ReplicaMoves {
         old: Option<&ReplicaMarks>,
         new: Option<&ReplicaMarks>,
     ) -> ReplicaMoves {
+        if let (Some(old), Some(new)) = (old, new)
+            && old.places == new.places
+            && old.remains() == new.remains()
+        {
+            return ReplicaMoves { nodes: SmallVec::new(), from: None, to: None };
+        }
         let holds = |marks: Option<&ReplicaMarks>, place| marks.is_some_and(|marks| marks.holds(place));
         let remains = |marks: Option<&ReplicaMarks>, place: &(NodeName, DomainName)| {
-            marks.is_some_and(|marks| marks.remains.as_ref() == Some(place))
+            marks.is_some_and(|marks| marks.remains() == Some(place))
         };
         let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
         let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
@@ -187,7 +195,7 @@ impl ReplicaMoves {
             }
         }
         let domain = |marks: Option<&ReplicaMarks>| {
-            marks.and_then(|marks| marks.remains.as_ref()).map(|(_, domain)| domain.clone())
+            marks.and_then(ReplicaMarks::remains).map(|(_, domain)| domain.clone())
         };
         let (from, to) = (domain(old), domain(new));
         if from == to {

@@ -348,7 +348,7 @@ fn park(fleet: &mut Fleet, subject: &Subject, detail: &str, at: At) -> Result<()
             operation.meta.bump(at);
         }),
         Subject::Replica(name) => fleet.change::<Replica>(name, |replica| {
-            replica.again = None;
+            (replica.again, replica.recovers) = (None, false);
             replica.meta.bump(at);
         }),
         // It stays as it is until somebody asks again that it goes.

@@ -118,7 +118,8 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
 pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
     let Some(Asker::Disruption { node, name }) = operation.by.as_deref() else { return false };
     let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
-    disruption.is_none_or(|disruption| disruption.state == DisruptionState::Completed)
+    // Another one of the name, which is not approved, did not ask for it.
+    disruption.is_none_or(|disruption| disruption.state != DisruptionState::Approved)
 }
 
 /// Moves away from the node that the disruption asked for and that have not begun.

@@ -485,7 +485,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-14";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-15";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.

@@ -19,7 +19,7 @@ use chancery_events::time::Time;
 
 use crate::state::{
     Active, ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationState, Operation,
-    OperationState, Plan, Replica, RequestState, Session, Set, Volume, VolumeState,
+    OperationState, Plan, Replica, RequestState, Session, Set, Volume, VolumeState, Will,
 };
 
 /// All of it: of what changes seldom.
@@ -59,6 +59,8 @@ pub(crate) struct PlanMarks {
     pub(crate) setback: Option<Time>,
     pub(crate) uneven: bool,
     pub(crate) rebalancing: bool,
+    /// Whether an operation has found no place.
+    pub(crate) unfit: bool,
 }
 
 impl From<&Plan> for PlanMarks {
@@ -74,6 +76,7 @@ impl From<&Plan> for PlanMarks {
             spec: Arc::clone(plan.policy().shared()),
             uneven: plan.balance == Balance::Uneven,
             rebalancing: plan.rebalance.is_some(),
+            unfit: !plan.unfit.is_empty(),
         }
     }
 }
@@ -162,10 +165,17 @@ pub(crate) struct ReplicaMarks {
     pub(crate) still: bool,
     pub(crate) free: bool,
     pub(crate) ailing: bool,
+    /// Whether it should run and does not yet: something that was asked for has it come up, or its run is ending.
+    pub(crate) unsettled: bool,
+    /// Whether it is brought back to what it was: the run was stopped for an operation that was aborted, or a start is
+    /// under way.
+    pub(crate) regains: bool,
+    /// Whether what would bring it back has no place.
+    pub(crate) owed: bool,
     /// Where it holds a place, the one that counts first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],
-    /// Which of them it has when everything that is under way has succeeded.
-    pub(crate) remains: Option<(NodeName, DomainName)>,
+    /// Which of these places it has when everything that is under way has succeeded.
+    remains: Option<usize>,
     pub(crate) healthy: bool,
     /// Whether a disruption's move has brought it down.
     pub(crate) downed: bool,
@@ -178,6 +188,11 @@ impl ReplicaMarks {
     pub(crate) fn holds(&self, place: &(NodeName, DomainName)) -> bool {
         self.places.iter().flatten().any(|held| held == place)
     }
+
+    /// The place that it has when everything that is under way has succeeded.
+    pub(crate) fn remains(&self) -> Option<&(NodeName, DomainName)> {
+        self.places[self.remains?].as_ref()
+    }
 }
 
 impl From<&Replica> for ReplicaMarks {
@@ -188,15 +203,26 @@ impl From<&Replica> for ReplicaMarks {
         // On one node, its two runs are one of the plan's replicas there.
         let elsewhere = |other: &&Active| active.is_none_or(|active| active.node != other.node);
         let other = replica.passive.as_deref().filter(elsewhere);
+        let remaining = replica.remaining();
+        let operation = replica.operation;
+        let starts = operation.is_some_and(|open| open.kind == OperationKind::Start);
+        let comes =
+            starts || operation.is_some_and(|open| open.begun) || active.is_some_and(|run| run.ending);
+        let remains = [active, other]
+            .iter()
+            .position(|run| run.zip(remaining).is_some_and(|(run, remaining)| run.node == remaining.node));
         ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
             idle: replica.is_idle(),
-            still: replica.is_still() || replica.is_without_place(),
+            still: !replica.recovers && (replica.is_still() || replica.is_without_place()),
             free: replica.is_free(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
+            unsettled: replica.will == Will::Running && !healthy && comes,
+            owed: replica.recovers && replica.is_without_place(),
+            regains: replica.recovers || starts && operation.is_some_and(|open| open.begun),
             places: [active.map(place), other.map(place)],
-            remains: replica.remaining().map(place),
+            remains,
             healthy,
             downed: replica.downed,
             again: replica.again.filter(|_| replica.is_idle()).map(|again| again.at),

@@ -106,8 +106,9 @@ fn check_held(fleet: &Fleet, now: &Node, spec: &NodeSpec) -> Result<(), Refusal>
             return Err(Refusal::new(Code::InUse, detail).at("/spec/storage", "is less than what is held"));
         }
     }
-    if !held.incarnations.is_empty() && spec.domain != now.spec.domain {
-        let detail = format!("node {} is in use, its domain cannot be edited", now.name);
+    let in_use = !held.incarnations.is_empty() || volume::on_node(fleet, &now.name).is_some();
+    if in_use && spec.domain != now.spec.domain {
+        let detail = format!("node {} has incarnations or volumes, its domain cannot be edited", now.name);
         return Err(Refusal::new(Code::InUse, detail).at("/spec/domain", "differs"));
     }
     Ok(())

@@ -83,14 +83,14 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
 
 /// What stands in the way of running the spec on the node, whoever approves it.
 fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
+    let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
     let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
-    let empty = version.payloads().iter().find(|payload| payload.run.is_none());
-    match (cluster.spec.runtime, empty) {
-        (Runtime::Process, Some(payload)) => Some(format!(
+    match cluster.spec.runtime {
+        Runtime::Process => Some(format!(
             "payload {} says nothing to run, and cluster {} runs processes",
-            payload.name, cluster.name
+            empty.name, cluster.name
         )),
-        (Runtime::Process | Runtime::Simulated, _) => None,
+        Runtime::Simulated => None,
     }
 }
 

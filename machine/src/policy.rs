@@ -108,14 +108,18 @@ fn covers(outer: &PolicySpec, inner: &PolicySpec) -> bool {
         && within(&inner.domains, &outer.domains)
 }
 
-/// Whether there is work that both are about.
+/// Whether there is work that both are about. A move is in two domains, so that each may be about one of them.
 fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
     fn common<T: PartialEq>(one: &[T], other: &[T]) -> bool {
         one.is_empty() || other.is_empty() || one.iter().any(|it| other.contains(it))
     }
+    let is_about = |spec: &PolicySpec, kind| spec.kinds.is_empty() || spec.kinds.contains(kind);
+    let moves =
+        [OperationKind::Update, OperationKind::Relocate, OperationKind::Restart].map(PolicyKind::from);
+    let both_move = moves.iter().any(|kind| is_about(one, kind) && is_about(other, kind));
     common(&one.kinds, &other.kinds)
         && common(&one.plans, &other.plans)
-        && common(&one.domains, &other.domains)
+        && (both_move || common(&one.domains, &other.domains))
 }
 
 /// Whether a policy approves at no other time and no more at once than another one does.
@@ -199,11 +203,15 @@ pub(crate) fn rule(name: &PolicyName) -> String {
     format!("policy/{name}")
 }
 
-/// The policy that wants another to approve the operation than whoever asked for it.
+/// The policy by which another person must approve the operation than the one who asked for it. A move is about the domain
+/// that it leaves as well as about the one that it is to.
 pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
-    let about = About::from(operation);
+    let replica = fleet.replicas().get(&operation.replica);
+    let active = replica.and_then(|replica| replica.active.as_ref()).map(|active| &active.domain);
+    let about =
+        |spec: &PolicySpec, domain| is_about_work(spec, operation.kind.into(), Some(&operation.plan), domain);
     let mut all = fleet.index().policies.four_eyes.iter();
-    all.find(|(_, spec)| is_about(spec, &about)).map(|(name, _)| name)
+    all.find(|(_, spec)| about(spec, operation.domain.as_ref()) || about(spec, active)).map(|(name, _)| name)
 }
 
 /// Approves the oldest operation that a policy may approve now. Each is told to `begin` before it is looked at, which says

@@ -44,7 +44,7 @@ use crate::meta::At;
 use crate::operation::{self, Want};
 use crate::refuse::not_found;
 use crate::scheduler::{Place, Search};
-use crate::state::{Active, Operation, OperationState, Plan, Rebalance, Replica};
+use crate::state::{Active, Operation, Plan, Rebalance, Replica};
 
 /// Minimum time from the start of one round of checks to the start of the next.
 const ROUND: Duration = Duration::from_secs(10);
@@ -218,13 +218,14 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
         return Vec::new();
     };
     let name = plan.name.clone();
-    let mut moves = index.moves.iter().filter_map(|id| fleet.operations().get(id));
+    let moves = &index.moves;
     if let Some(reason) = stops_because(plan, rebalance) {
-        match moves.find(|operation| !matches!(operation.state, OperationState::Running)) {
+        let idle = moves.unplaced.first().or(moves.placed.first()).and_then(|id| fleet.operations().get(id));
+        match idle {
             Some(operation) => {
                 operation::end(fleet, operation, OperationEnd::Cancelled { reason }, &mut draft);
             }
-            None if index.moves.is_empty() => {
+            None if moves.len() == 0 => {
                 draft.push(PlanRebalanceEnded { plan: name, end: RebalanceEnd::Stopped { reason } });
             }
             None => {}
@@ -232,10 +233,7 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
         return draft.done();
     }
     // Until it has a place, the next one cannot be chosen.
-    if moves.any(|operation| operation.state == OperationState::Preparing) {
-        return Vec::new();
-    }
-    if index.moves.len() >= bound(fleet, plan, index) {
+    if !moves.unplaced.is_empty() || moves.len() >= bound(fleet, plan, index) {
         return Vec::new();
     }
     if let Some(replica) = improvement(fleet, search, plan) {
@@ -243,7 +241,7 @@ pub(crate) fn step(fleet: &Fleet, search: &mut Search, plan: &Plan, ctx: &Contex
         let purpose = Some(Purpose::Rebalance);
         let want = Want { purpose, ..Want::by(OperationKind::Relocate, by) };
         operation::open(fleet, replica, &want, ctx, &mut draft);
-    } else if index.moves.is_empty() {
+    } else if moves.len() == 0 {
         draft.push(PlanRebalanceEnded { plan: name, end: RebalanceEnd::Completed });
     }
     draft.done()

@@ -33,7 +33,8 @@ use crate::meta::{At, Meta};
 use crate::operation::{self, Want};
 use crate::refuse::{bad_transition, not_found};
 use crate::state::{
-    DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan, Replica, Will,
+    Deployment, DeploymentState, Incarnation, IncarnationState, Open, Operation, OperationState, Plan,
+    Replica, Will,
 };
 use crate::{deployment, volume};
 
@@ -64,7 +65,7 @@ impl Replica {
     /// When its plan's rule starts it again, if nothing that is open does before.
     pub fn comes_again(&self) -> Option<Again> {
         let up = |open: Open| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
-        self.again.filter(|_| !self.open().any(up))
+        self.again.filter(|_| !self.open().any(up) && self.runs().next().is_none())
     }
 }
 
@@ -298,10 +299,16 @@ pub(crate) fn create(fleet: &Fleet, ask: &ReplicaCreate, ctx: &Context) -> Resul
 }
 
 /// The plan's rule starts it again, unless an edit has set that to `never` since. What was stopped for an operation that
-/// was aborted is started again, whatever the rule.
+/// was aborted is started again, whatever the rule. While a deployment of its version is carried out, that starts it: in its
+/// turn, and with what becomes of it.
 pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> Vec<Fact> {
     let mut draft = Draft::new(ctx);
     let Some(replica) = fleet.replicas().get(name) else { return Vec::new() };
+    if let Some(deployment) = carried_out(fleet, replica) {
+        let want = Want::of(OperationKind::Start, &deployment.name);
+        operation::open(fleet, replica, &want, ctx, &mut draft);
+        return draft.done();
+    }
     let by = Some(Asker::Rule(format!("plan/{}/restart", replica.plan)));
     let operation = OperationId::issue(ctx.lineage, draft.position());
     operation::push_opened(name, &Want::by(OperationKind::Start, by), None, &mut draft);
@@ -313,6 +320,13 @@ pub(crate) fn start_again(fleet: &Fleet, name: &ReplicaName, ctx: &Context) -> V
         draft.push(OperationEnded { operation, replica: name.clone(), end });
     }
     draft.done()
+}
+
+/// The deployment of the replica's version that is carried out now.
+fn carried_out<'a>(fleet: &'a Fleet, replica: &Replica) -> Option<&'a Deployment> {
+    let current = deployment::current(fleet, fleet.plans().get(&replica.plan)?)?;
+    let own = fleet.deployments().get(&(replica.plan.clone(), replica.deployment.clone()))?;
+    (current.state == DeploymentState::InProgress && own.version == current.version).then_some(current)
 }
 
 pub(crate) fn stop(fleet: &Fleet, ask: &ReplicaStop, ctx: &Context) -> Result<Vec<Fact>, Refusal> {

@@ -18,7 +18,7 @@
 //! | plan changed | a kind becomes automatic that was manual, and a four-eyes policy is about that kind | another person |
 //! | policy changed or deleted | a four-eyes policy would be about less, or be passed by more | another person |
 //!
-//! The hash of a request covers its change, with what it replaces, and every replica that it ends or moves. Approval
+//! The hash of a request covers its change, with what it replaces, and every replica and volume that it ends or moves. Approval
 //! carries the hash that was shown; if something else than that would be ended or replaced by now, the request is void: it
 //! cannot be approved, and the intent is asked again. Ended requests are kept for a while, to be looked at.
 
@@ -34,7 +34,7 @@ use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, RequestApprove, RequestReject,
 };
-use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName};
+use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
@@ -156,7 +156,18 @@ type Members = BTreeMap<PlanName, BTreeSet<ReplicaName>>;
 
 impl Assessed {
     fn new(change: RequestedChange, needs: Needs, kind: PolicyKind, members: &Members) -> Assessed {
+        Assessed::with_volumes(change, needs, kind, members, &BTreeSet::new())
+    }
+
+    fn with_volumes(
+        change: RequestedChange,
+        needs: Needs,
+        kind: PolicyKind,
+        members: &Members,
+        volumes: &BTreeSet<VolumeName>,
+    ) -> Assessed {
         let mut digests = vec![change.json()];
+        digests.extend(volumes.iter().map(|name| name.as_str().to_owned()));
         let mut effects = Vec::with_capacity(members.len());
         for (plan, names) in members {
             let replicas: Vec<_> = names.iter().take(NAMES).cloned().collect();
@@ -188,7 +199,8 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
             let empties =
                 disruption.state == DisruptionState::Scheduled && disruption.spec.evict != Evict::No;
             let (node_name, name) = (ask.node.clone(), ask.name.clone());
-            let change = RequestedChange::DisruptionApprove { node: node_name, name };
+            let spec = disruption.spec.clone();
+            let change = RequestedChange::DisruptionApprove { node: node_name, name, spec };
             let (moves, _, policies) = moves(fleet, node);
             // Approving a disruption is a person's approval of its moves already.
             let needs = Needs::of(Approval::Automatic, policies);
@@ -266,12 +278,14 @@ fn four_eyes(
 fn moves(fleet: &Fleet, node: &Node) -> (Members, Approval, BTreeSet<PolicyName>) {
     let (mut manual, mut policies) = (Approval::Automatic, BTreeSet::new());
     let members = on_node(fleet, &node.name);
-    let domain = BTreeSet::from([Some(&node.spec.domain)]);
     for plan in members.keys() {
         let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
         if by == Some(Approval::Manual) {
             manual = Approval::Manual;
-            policies.extend(four_eyes(fleet, PolicyKind::Relocate, plan, &domain));
+            // Where a replica moves to is not known yet.
+            let all = fleet.index().policies.four_eyes.iter();
+            let about = all.filter(|(_, spec)| policy::is_about_plan(spec, PolicyKind::Relocate, plan));
+            policies.extend(about.map(|(name, _)| name.clone()));
         }
     }
     (members, manual, policies)
@@ -290,20 +304,24 @@ fn on_node(fleet: &Fleet, node: &NodeName) -> Members {
 fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
     let node = fleet.nodes().get(name)?;
     let members = on_node(fleet, name);
-    let owners = fleet.index().volumes.on_node(name).into_iter().flatten();
+    let volumes: BTreeSet<VolumeName> =
+        fleet.index().volumes.on_node(name).into_iter().flatten().cloned().collect();
     let owner = |volume| fleet.replicas().get(fleet.volumes().get(volume)?.owner.as_ref()?);
     let mut plans: BTreeSet<Option<PlanName>> = members.keys().cloned().map(Some).collect();
-    plans.extend(owners.map(|volume| owner(volume).map(|owner| owner.plan.clone())));
+    plans.extend(volumes.iter().map(|volume| owner(volume).map(|owner| owner.plan.clone())));
     let about = |spec: &PolicySpec| {
         plans.iter().any(|plan| {
-            policy::is_about_work(spec, PolicyKind::Expunge, plan.as_ref(), Some(&node.spec.domain))
+            // A volume without owner may be kept for any plan.
+            let plan = plan.as_ref().or(spec.plans.first());
+            policy::is_about_work(spec, PolicyKind::Expunge, plan, Some(&node.spec.domain))
         })
     };
     let all = fleet.index().policies.four_eyes.iter();
     let policies = all.filter(|(_, spec)| about(spec)).map(|(name, _)| name.clone()).collect();
-    let change = RequestedChange::NodeExpunge { name: name.clone() };
+    let count = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
+    let change = RequestedChange::NodeExpunge { name: name.clone(), volumes: count };
     let needs = Needs::of(Approval::Automatic, policies);
-    Some(Assessed::new(change, needs, PolicyKind::Expunge, &members))
+    Some(Assessed::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
 }
 
 /// The four-eyes policies that the plan would bypass by approving kinds automatically.
@@ -395,10 +413,10 @@ impl ApprovalRequest {
         match self.change.clone() {
             RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
             RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: Cascade::Yes }.into(),
-            RequestedChange::NodeExpunge { name } => {
+            RequestedChange::NodeExpunge { name, .. } => {
                 NodeSetState { name, state: NodeState::Expunged, cluster: None, break_glass: None }.into()
             }
-            RequestedChange::DisruptionApprove { node, name } => DisruptionApprove { node, name }.into(),
+            RequestedChange::DisruptionApprove { node, name, .. } => DisruptionApprove { node, name }.into(),
             RequestedChange::PlanApply { name, to, .. } => PlanApply { name, spec: *to }.into(),
             RequestedChange::PolicyApply { name, to, .. } => PolicyApply { name, spec: to }.into(),
             RequestedChange::PolicyDelete { name, .. } => PolicyDelete { name }.into(),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::id::RequestId;
 use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, ReplicaName};
-use crate::spec::{PlanSpec, PolicyKind, PolicySpec};
+use crate::spec::{DisruptionSpec, PlanSpec, PolicyKind, PolicySpec};
 use crate::subject::Subject;
 use crate::time::Time;
 
@@ -28,6 +28,9 @@ pub enum RequestedChange {
     NodeExpunge {
         /// Name of the node.
         name: NodeName,
+        /// Number of volumes on the node, which are lost with it.
+        #[serde(default)]
+        volumes: u32,
     },
     /// Approves a disruption that empties its node.
     DisruptionApprove {
@@ -35,6 +38,9 @@ pub enum RequestedChange {
         node: NodeName,
         /// Name of the disruption, unique on the node.
         name: DisruptionName,
+        /// Disruption as it was when the change was requested.
+        #[serde(default)]
+        spec: DisruptionSpec,
     },
     /// Updates a plan to approve with fewer people than before.
     PlanApply {
@@ -71,7 +77,7 @@ impl RequestedChange {
                 Subject::Plan(name.clone())
             }
             RequestedChange::NodeDelete { name }
-            | RequestedChange::NodeExpunge { name }
+            | RequestedChange::NodeExpunge { name, .. }
             | RequestedChange::DisruptionApprove { node: name, .. } => Subject::Node(name.clone()),
             RequestedChange::PolicyApply { name, .. } | RequestedChange::PolicyDelete { name, .. } => {
                 Subject::Policy(name.clone())
@@ -144,7 +150,7 @@ body! {
         /// Policies that require the approval of another person than who asked; any person can approve if empty.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         policies: Vec<PolicyName>,
-        /// Hash of the change and of everything that it ends or moves.
+        /// Hash of the change and of every replica and volume that it ends or moves.
         hash: Digest,
         /// Time at which the request expires.
         expires: Time,

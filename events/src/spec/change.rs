@@ -77,7 +77,7 @@ impl Default for Strategy {
 }
 
 /// A planned interference with a node.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DisruptionSpec {
     /// When the node is emptied, if it is, once the disruption is approved; at once, if absent.

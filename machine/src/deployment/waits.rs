@@ -22,7 +22,8 @@ use chancery_events::time::Time;
 use crate::fleet::Fleet;
 use crate::index::{DeploymentIndex, PlanIndex};
 use crate::state::{
-    Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica, Set,
+    Deployment, DeploymentState, Incarnation, IncarnationState, Operation, OperationState, Plan, Replica,
+    Set, Will,
 };
 
 /// Replicas that are looked at for one that is busy, at most.
@@ -87,9 +88,8 @@ fn carried_out(
     if let Some(running) = current.running.keys().next().and_then(operation) {
         return Some(of_operation(fleet, plan, running, cancel));
     }
-    if current.unstarted.len() > current.asking.len() {
-        let unplaced = index.unplaced.values().filter_map(std::collections::BTreeSet::first).min();
-        return unplaced.and_then(operation).map(|unplaced| of_operation(fleet, plan, unplaced, cancel));
+    if let Some(unplaced) = current.unstarted.difference(&current.asking).next().and_then(operation) {
+        return Some(of_operation(fleet, plan, unplaced, cancel));
     }
     let new = || index.deployments.values().filter(|of| of.version == current.version);
     let replicas =
@@ -98,9 +98,11 @@ fn carried_out(
     let is_unwell = |replica: &&Replica| {
         replica.operation.is_none() && !replica.active.as_ref().is_some_and(|active| active.healthy)
     };
-    let unwell = || replicas().find(is_unwell);
+    // The turn of an operation does not wait for a replica without an incarnation.
+    let ailing = || replicas().find(|replica| replica.active.is_some() && is_unwell(replica));
+    let unwell = || ailing().or_else(|| replicas().find(is_unwell));
     if let Some(queued) = current.queued().next().and_then(operation) {
-        return Some(match unwell() {
+        return Some(match ailing() {
             Some(replica) => of_replica(fleet, replica, deployment.meta.changed.time, cancel),
             None => of_operation(fleet, plan, queued, cancel),
         });
@@ -108,7 +110,8 @@ fn carried_out(
     if let Some(asking) = current.asking.first().and_then(operation) {
         return Some(of_operation(fleet, plan, asking, cancel));
     }
-    if matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.set == Set::Old {
+    let goes_on = deployment.state == DeploymentState::InProgress;
+    if goes_on && matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.set == Set::Old {
         let since = deployment.rested.unwrap_or(deployment.meta.changed.time);
         let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
         return Some(Wait { what: "the promotion of its canary".into(), since, until: None, change });
@@ -116,7 +119,13 @@ fn carried_out(
     let old = index.deployments.values().filter(|of| of.version != current.version);
     let mut old =
         old.flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
-    let busy = old.find(|replica| !replica.is_free());
+    let going = || index.going.iter().filter_map(|name| fleet.replicas().get(name));
+    let busy = if goes_on {
+        old.find(|replica| !replica.is_free())
+    } else {
+        going().find(|replica| replica.deployment == deployment.name)
+    };
+    let busy = busy.or_else(|| replicas().find(|replica| replica.operation.is_some()));
     let open = busy.and_then(|replica| replica.operation);
     if let Some(open) = open.and_then(|open| fleet.operations().get(&open.id)) {
         return Some(of_operation(fleet, plan, open, cancel));
@@ -133,6 +142,11 @@ fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wa
         return to_end(&format!("replica {}", replica.name), ending, cancel);
     }
     let active = replica.active.as_ref().and_then(|active| run(active.incarnation));
+    if active.is_none() && replica.will == Will::Stopped {
+        let what = format!("replica {}, which was stopped on request, to be ready", replica.name);
+        let change = format!("start replica {}, or {cancel}", replica.name);
+        return Wait { what, since: replica.meta.changed.time, until: None, change };
+    }
     let place = active.map_or_else(String::new, |active| format!(" on node {}", active.node));
     let since = active.map_or(since, |active| active.meta.changed.time);
     let what = format!("replica {}{place} to be ready", replica.name);
@@ -162,7 +176,12 @@ fn of_operation(fleet: &Fleet, plan: &Plan, operation: &Operation, cancel: &str)
             let reasons: Vec<_> = plan.unfit.iter().map(|unfit| unfit.reason.as_str()).collect();
             let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
             let mut wait = wait(format!("a node for {name}{why}"), None);
-            wait.change = format!("add what is missing, or {cancel}");
+            let own = operation.by.is_none();
+            wait.change = if own {
+                format!("add what is missing, or {cancel}")
+            } else {
+                format!("add what is missing, or reject operation {}", operation.id)
+            };
             wait
         }
         OperationState::Approved => wait(format!("the turn of {name}"), None),

@@ -122,7 +122,9 @@ impl PlanIndex {
         if self.present < current.count {
             return now(Work::Create);
         }
-        if let Some((_, replica)) = stale().find_map(|of| of.still.first()) {
+        // What cannot be brought back to what it was has the version now.
+        let owed = || stale().filter(|_| self.unfit).find_map(|of| of.owed.first());
+        if let Some((_, replica)) = stale().find_map(|of| of.still.first()).or_else(owed) {
             return now(Work::Assign(replica.clone()));
         }
         if let Some(start) = start() {
@@ -135,7 +137,9 @@ impl PlanIndex {
         if let Some(turn) = self.turn(current) {
             return Some(turn);
         }
-        (settled && old() == 0).then_some((Time::EPOCH, Work::Complete))
+        // Also what a rule or a person has asked for before is waited for.
+        let comes = right().any(|of| of.unsettled > 0);
+        (settled && !comes && old() == 0).then_some((Time::EPOCH, Work::Complete))
     }
 
     /// People see all updates at once, to approve them together; a rule approves each when it could begin, so that no
@@ -146,13 +150,14 @@ impl PlanIndex {
     }
 
     /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
-    /// with a pause after each, and while those that were brought up are well.
+    /// with a pause after each, while those that were brought up are well, and none is brought back to what it was.
     fn turn(&self, current: &DeploymentIndex) -> Option<(Time, Work)> {
         if current.queue.is_empty() {
             return None;
         }
         let ailing: u32 = self.of_version(current.version, true).map(|of| of.ailing).sum();
-        if ailing > 0 && !planted::is(Bug::NoHealthGate) {
+        let regaining = !self.unfit && self.of_version(current.version, false).any(|of| of.regaining > 0);
+        if (ailing > 0 || regaining) && !planted::is(Bug::NoHealthGate) {
             return None;
         }
         let (per_domain, pause) = match current.strategy {

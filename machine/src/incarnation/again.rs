@@ -6,6 +6,7 @@
 //! | was ended because it did not answer or stayed unready | again | again | stays failed |
 //! | ended cleanly by itself | again | stays ended | stays ended |
 //! | never came up, at the asking of a person or a deployment | stays failed | stays failed | stays failed |
+//! | never came up, and the deployment that started it is given up meanwhile | as before that start | as before | as before |
 //! | never came up, in the place of one that ran | again | again | stays failed |
 //! | was stopped for an update that is aborted | again | again | again |
 //! | was stopped, as asked | stays stopped | stays stopped | stays stopped |
@@ -15,13 +16,13 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Again, Asker, IncarnationEnd};
+use chancery_events::fact::{Again, Asker, IncarnationEnd, OperationEnd};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, PlanPolicy, Restart};
 use chancery_events::time::Time;
 
 use crate::fleet::Fleet;
-use crate::state::{Incarnation, IncarnationState, Replica, Will};
+use crate::state::{Incarnation, IncarnationState, OperationState, Replica, Will};
 
 /// The longest wait is so many cooldowns.
 const LONGEST: u32 = 32;
@@ -51,7 +52,7 @@ pub(super) fn again(
         return None;
     }
     if incarnation.since.is_none() && was_asked_for(fleet, incarnation) {
-        return None;
+        return kept(fleet, replica, incarnation, cause, now);
     }
     let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
     let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
@@ -71,6 +72,21 @@ fn was_asked_for(fleet: &Fleet, incarnation: &Incarnation) -> bool {
         let up = matches!(operation.kind, OperationKind::Create | OperationKind::Start);
         up && !matches!(operation.by.as_deref(), Some(Asker::Rule(_)))
     })
+}
+
+/// What the rule had promised before a deployment started the replica, if that start is aborted.
+fn kept(
+    fleet: &Fleet,
+    replica: &Replica,
+    incarnation: &Incarnation,
+    cause: Cause,
+    now: Time,
+) -> Option<Again> {
+    let operation = fleet.operations().get(&incarnation.operation)?;
+    let aborted = cause == Cause::Abort
+        || matches!(operation.state, OperationState::Ended(OperationEnd::Cancelled { .. }));
+    let kept = replica.again.filter(|_| operation.keeps_promise() && aborted)?;
+    Some(Again { at: now.max(kept.at), ..kept })
 }
 
 /// How long to wait after so many in a row.

@@ -5,7 +5,7 @@ use chancery_events::fact::{
     IncarnationEnsured, IncarnationReserved, IncarnationRunning, IncarnationStatus, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, SessionId};
-use chancery_events::name::DeploymentName;
+use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
@@ -61,6 +61,7 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
         replica.meta.touch(at);
         replica.plan.clone()
     })?;
+    move_next(fleet, &fact.replica)?;
     let placed_by = fleet.want::<Plan>(&plan)?.generation;
     let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
     if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
@@ -254,6 +255,7 @@ pub(crate) fn running(fleet: &mut Fleet, fact: &IncarnationRunning, at: At) -> R
         }
         replica.deployment = deployment;
     })?;
+    move_next(fleet, &fact.replica)?;
     set_health(fleet, id, at)?;
     if let Some(operation) = fact.operation {
         return operation::close(fleet, operation, &OperationEnd::Succeeded, at, Version::Touch);
@@ -342,6 +344,8 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
             if !was_held {
                 replica.last = Some(Box::new(fact.end.clone()));
                 replica.again = fact.again;
+                // A run that never was up is not brought back.
+                replica.recovers &= fact.again.is_some();
             }
         }
         if let Some(open) = fact.displaces.and_then(|operation| replica.open_mut(operation)) {
@@ -350,6 +354,7 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         replica.incarnations.retain(|id| !gone.contains(id));
         replica.meta.touch(at);
     })?;
+    move_next(fleet, &fact.replica)?;
     hand_over(fleet, fact, at)?;
     let Some(displaced) = fact.displaces else { return Ok(()) };
     fleet.change::<Operation>(&displaced, |operation| {
@@ -359,6 +364,16 @@ pub(crate) fn ended(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Resul
         operation.approved = None;
         operation.meta.touch(at);
     })
+}
+
+/// Sets the update domain of the stop or delete that waits behind another operation to where the replica is now: policies
+/// are about the domain in which it would end something.
+fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction> {
+    let replica = fleet.want::<Replica>(name)?;
+    let (Some(next), Some(active)) = (&replica.next, &replica.active) else { return Ok(()) };
+    let (id, domain) = (next.id, active.domain.clone());
+    // No row shows it.
+    fleet.change::<Operation>(&id, |operation| operation.domain = Some(domain))
 }
 
 /// The run that follows it holds all that it needs from now on.

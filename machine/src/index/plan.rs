@@ -76,14 +76,47 @@ pub struct DeploymentIndex {
     pub healthy: u32,
     /// Of those present: that run and are not well, and nothing is being done about it.
     pub ailing: u32,
+    /// Of those present: that should run and do not yet, and something is being done about it.
+    pub unsettled: u32,
+    /// Of those present: that are brought back to what they were.
+    pub regaining: u32,
     /// Of those present: that should run, do not, and nothing is being done about it.
     pub idle: BTreeSet<Oldest>,
     /// Of those present: without a run, and nothing is being done about it, or what is has no place.
     pub still: BTreeSet<Oldest>,
+    /// Of those present: that are to be brought back to what they were, and have no place.
+    pub owed: BTreeSet<Oldest>,
     /// Of those present: that run, and may be updated.
     pub free: BTreeSet<Oldest>,
     /// Those present, by health (bad first) and domain: whom to take when there are too many.
     candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<Newest>>,
+}
+
+/// Moves of a plan's rebalance that are not over, by how far each is.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Moves {
+    /// Those that have no place.
+    pub(crate) unplaced: BTreeSet<OperationId>,
+    /// Those that have a place, and have not begun.
+    pub(crate) placed: BTreeSet<OperationId>,
+    /// Number of those that have begun.
+    pub(crate) running: usize,
+}
+
+impl Moves {
+    pub(crate) fn len(&self) -> usize {
+        self.unplaced.len() + self.placed.len() + self.running
+    }
+
+    fn mark(&mut self, id: OperationId, turn: &Turn, up: bool) {
+        match turn {
+            Turn::Preparing => mark(&mut self.unplaced, id, up),
+            Turn::Waiting { .. } | Turn::Approved => mark(&mut self.placed, id, up),
+            Turn::Running if up => self.running += 1,
+            Turn::Running => self.running -= 1,
+            Turn::Over => {}
+        }
+    }
 }
 
 /// What is counted of a plan.
@@ -102,6 +135,8 @@ pub struct PlanIndex {
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
     pub(crate) removing: bool,
+    /// Whether an operation has found no place.
+    pub(crate) unfit: bool,
     /// Whether a rule approves updates, and not people.
     pub(crate) updates_alone: bool,
     /// Whether there is something to do now.
@@ -119,7 +154,7 @@ pub struct PlanIndex {
     /// How many of them are not going.
     pub present: u32,
     /// Those that are going: a delete of each is open, or was carried out in part.
-    pub(super) going: BTreeSet<ReplicaName>,
+    pub(crate) going: BTreeSet<ReplicaName>,
     /// How many of its runs hold a place, by node.
     pub(super) runs: Tally<NodeName>,
     /// Where its replicas are.
@@ -128,8 +163,8 @@ pub struct PlanIndex {
     uneven: bool,
     /// Whether there may be something to say about its spread.
     pub(super) is_crowded: bool,
-    /// Moves of its rebalance that are not over.
-    pub(crate) moves: BTreeSet<OperationId>,
+    /// Moves of its rebalance that are not over, by how far each is.
+    pub(crate) moves: Moves,
     /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
     /// that each look for another place than they have, which stand alone.
     pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,
@@ -195,6 +230,9 @@ impl DeploymentIndex {
 
     /// `old`, `new`: of a replica that is not going.
     pub(super) fn replica(&mut self, this: &Replica, old: Option<&ReplicaMarks>, new: Option<&ReplicaMarks>) {
+        fn group(marks: &ReplicaMarks) -> (bool, Option<&DomainName>) {
+            (marks.healthy, marks.remains().map(|(_, domain)| domain))
+        }
         let by = |count: &mut u32, holds: fn(&ReplicaMarks) -> bool| {
             *count -= u32::from(old.is_some_and(holds));
             *count += u32::from(new.is_some_and(holds));
@@ -202,6 +240,8 @@ impl DeploymentIndex {
         by(&mut self.present, |_| true);
         by(&mut self.healthy, |marks| marks.healthy);
         by(&mut self.ailing, |marks| marks.ailing);
+        by(&mut self.unsettled, |marks| marks.unsettled);
+        by(&mut self.regaining, |marks| marks.regains);
         let created = this.meta.created.position;
         let of = |set: &mut BTreeSet<Oldest>, holds: fn(&ReplicaMarks) -> bool| {
             let is = new.is_some_and(holds);
@@ -211,15 +251,15 @@ impl DeploymentIndex {
         };
         of(&mut self.idle, |marks| marks.idle);
         of(&mut self.still, |marks| marks.still);
+        of(&mut self.owed, |marks| marks.owed);
         of(&mut self.free, |marks| marks.free);
-        let group =
-            |marks: &ReplicaMarks| (marks.healthy, marks.remains.as_ref().map(|(_, domain)| domain.clone()));
         let (was, is) = (old.map(group), new.map(group));
         if was == is {
             return;
         }
         for (key, up) in [(was, false), (is, true)] {
-            let Some(key) = key else { continue };
+            let Some((healthy, domain)) = key else { continue };
+            let key = (healthy, domain.cloned());
             let set = match self.candidates.get_mut(&key) {
                 Some(set) => set,
                 None => self.candidates.entry(key.clone()).or_default(),
@@ -318,6 +358,7 @@ impl PlanIndex {
         self.waiting = plan.is_some_and(|plan| plan.waiting);
         self.parked = plan.is_some_and(|plan| plan.parked);
         self.removing = plan.is_some_and(|plan| plan.removing);
+        self.unfit = plan.is_some_and(|plan| plan.unfit);
         self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
         self.generation = plan.map_or(0, |plan| plan.generation);
         self.uneven = plan.is_some_and(|plan| plan.uneven);
@@ -368,7 +409,7 @@ impl PlanIndex {
             by(&mut self.evictions);
         }
         if operation.purpose == Some(Purpose::Rebalance) {
-            mark(&mut self.moves, operation.id, up);
+            self.moves.mark(operation.id, &marks.turn, up);
         }
     }
 

@@ -73,11 +73,22 @@ pub(crate) fn end(fleet: &Fleet, operation: &Operation, how: OperationEnd, draft
 pub(crate) fn abort(fleet: &Fleet, operation: &Operation, reason: String, ctx: &Context, draft: &mut Draft) {
     let how = OperationEnd::Cancelled { reason };
     match operation.incarnation.and_then(|id| fleet.incarnations().get(&id)) {
-        Some(new) if new.state != IncarnationState::Reserved => {
+        Some(new) if may_be_given_up(&new.state) => {
             let then = IncarnationEnd::Unwound { reason: "its operation was cancelled".to_owned() };
             incarnation::give_up(fleet, new, how, then, ctx, draft);
         }
         Some(_) | None => end(fleet, operation, how, draft),
+    }
+}
+
+/// Whether an abort has to do something about the incarnation. One that is stopping keeps the reason for its end.
+fn may_be_given_up(state: &IncarnationState) -> bool {
+    match state {
+        IncarnationState::Creating
+        | IncarnationState::Starting
+        | IncarnationState::Updating(_)
+        | IncarnationState::Running => true,
+        IncarnationState::Reserved | IncarnationState::Stopping(_) | IncarnationState::Ended(_) => false,
     }
 }
 

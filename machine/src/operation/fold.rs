@@ -94,6 +94,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
 
 pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> Result<(), Contradiction> {
     let begins = fact.begins == Begins::Now;
+    let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         operation.state = if begins { OperationState::Running } else { OperationState::Approved };
         operation.approved = Some((fact.by.clone(), Stamp::from(at)));
@@ -113,7 +114,7 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
             wills(replica, by.kind);
         }
         if begins {
-            note_begun(replica, fact.operation);
+            note_begun(replica, fact.operation, keeps_promise);
         }
         replica.meta.touch(at);
     })?;
@@ -146,16 +147,19 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
     }
 }
 
-fn note_begun(replica: &mut Replica, operation: OperationId) {
+fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool) {
     if let Some(open) = replica.open_mut(operation) {
         open.begun = true;
         replica.recovers = false;
         // Whatever has begun, the rule's promise is not about any more.
-        replica.again = None;
+        if !keeps_promise {
+            replica.again = None;
+        }
     }
 }
 
 pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<(), Contradiction> {
+    let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         if operation.state == OperationState::Approved {
             operation.state = OperationState::Running;
@@ -166,7 +170,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &OperationBegun, at: At) -> Result<
     })?;
     fleet.change::<Replica>(&fact.replica, |replica| {
         wills(replica, by.kind);
-        note_begun(replica, fact.operation);
+        note_begun(replica, fact.operation, keeps_promise);
         replica.meta.touch(at);
     })?;
     match fact.incarnation {
@@ -206,6 +210,7 @@ pub(crate) fn close(
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
     let evicts = operation.evicts();
+    let keeps_promise = operation.keeps_promise();
     let stops = rebalance::stops_after(operation, end);
     let failed = matches!(end, OperationEnd::Failed { .. });
     let aborted = matches!(end, OperationEnd::Cancelled { .. }) && operation.replaces();
@@ -233,8 +238,8 @@ pub(crate) fn close(
         if replica.operation.is_some_and(|current| current.id == id) {
             replica.operation = replica.next.take();
         }
-        if fulfilled {
-            replica.again = None;
+        if fulfilled || keeps_promise && begun && !kept {
+            (replica.again, replica.recovers) = (None, false);
         }
         // A move that stopped it first, and failed.
         if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {

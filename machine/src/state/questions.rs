@@ -67,6 +67,11 @@ impl Operation {
         !matches!(self.state, OperationState::Ended(_))
     }
 
+    /// Whether it is a start for a deployment: until that has succeeded or failed, what the plan's rule has promised holds.
+    pub(crate) fn keeps_promise(&self) -> bool {
+        self.kind == OperationKind::Start && self.by.is_none()
+    }
+
     /// Whether it gives its replica another run in the place of the one that is there.
     pub(crate) fn replaces(&self) -> bool {
         matches!(self.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)

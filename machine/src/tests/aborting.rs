@@ -8,7 +8,7 @@ use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::state::{Incarnation, Replica};
-use crate::testing::{World, ended, failed, ready};
+use crate::testing::{World, crashed, ended, failed, ready};
 
 fn world(nodes: usize, more: &Value) -> World {
     let mut world = World::with_nodes(nodes);
@@ -305,4 +305,106 @@ fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
     assert_eq!(replica(&world).active.expect("it runs").incarnation, old);
     world.obey();
     assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d1"));
+}
+
+/// Three replicas of `d1` that are stopped first; `d2` hangs, and `d3` supersedes that.
+fn superseded(restart: &str, wave: u32) -> World {
+    let mut world = world(4, &json!({"restart": restart, "update": "stop_first"}));
+    let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"wave": wave}}});
+    for name in ["d1", "d2", "d3"] {
+        let ask = json!({"plan": "web", "name": name, "spec": spec(name), "turn": "supersede"});
+        world.must("deployment.create", &ask);
+        world.run();
+        if name == "d1" {
+            world.obey();
+        }
+    }
+    world
+}
+
+fn stopping(world: &World) -> Option<IncarnationId> {
+    world.asked().find(|id| incarnation(world, *id).asked == Some(Effect::Stop))
+}
+
+#[test]
+fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
+    for restart in ["never", "best_effort", "always"] {
+        let mut world = superseded(restart, 3);
+        assert_eq!(world.deployment("d3"), "in progress", "{restart}");
+        // All runs of `d1` were told to end; nothing of `d3` comes before they are replaced by what they were.
+        while let Some(id) = stopping(&world) {
+            world.report(id, ended(Exit::Clean));
+        }
+        let live: Vec<_> = asked(&world).into_iter().map(|(deployment, _)| deployment).collect();
+        assert_eq!(live, ["d1", "d1", "d1"], "{restart}");
+        assert_eq!(world.deployment("d3"), "in progress", "{restart}");
+        world.obey();
+        assert_eq!(
+            (world.deployment("d3"), world.phases()),
+            ("completed".into(), vec!["running"; 3]),
+            "{restart}"
+        );
+        assert!(asked(&world).iter().all(|(deployment, _)| deployment == "d3"), "{restart}");
+    }
+}
+
+#[test]
+fn no_other_replica_is_stopped_while_one_is_brought_back() {
+    let mut world = superseded("never", 1);
+    let first = stopping(&world).expect("one was stopped for d2");
+    world.report(first, ended(Exit::Clean));
+    let back = world.asked().next().expect("it is started again");
+    assert_eq!(incarnation(&world, back).deployment.as_str(), "d1");
+    world.report(back, Saw::NotReady { processes: vec![] });
+    assert_eq!(stopping(&world), None, "two of three serve, and go on");
+    world.report(back, ready());
+    assert!(stopping(&world).is_some(), "the next one has its turn");
+}
+
+#[test]
+fn a_start_for_a_deployment_that_is_cancelled_leaves_what_the_rule_had_promised() {
+    for (restart, phase) in [("always", "running"), ("best_effort", "running"), ("never", "failed")] {
+        let mut world = world(3, &json!({"restart": restart, "cooldown": 60_000}));
+        create(&mut world, "d1", 1, "queue");
+        world.obey();
+        let crash = |world: &mut World| {
+            let run = replica(world).active.expect("it runs").incarnation;
+            world.report(run, crashed());
+        };
+        crash(&mut world);
+        if restart != "never" {
+            // The second start in a row waits.
+            world.obey();
+            crash(&mut world);
+        }
+        let name = world.replica();
+        let spec = json!({"count": 2, "coordinates": {"app": {"version": "d1"}}});
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        let started = |run: &&Incarnation| run.replica == name && run.is_live();
+        assert!(world.fleet.incarnations().sorted().iter().any(started), "{restart}: d2 starts it");
+        cancel(&mut world, "d2");
+        world.obey();
+        world.wait(3_600);
+        world.obey();
+        let replica = world.fleet.replicas().get(name.as_str()).expect("it is kept").clone();
+        let run = replica.active.as_ref().and_then(|run| world.fleet.incarnations().get(&run.incarnation));
+        assert_eq!(crate::replica::phase(&replica, run).word(), phase, "{restart}");
+    }
+}
+
+#[test]
+fn a_deployment_is_not_completed_before_what_comes_up_by_another_operation_is_ready() {
+    let mut world = world(3, &json!({"restart": "always"}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    let run = replica(&world).active.expect("it runs").incarnation;
+    world.report(run, crashed());
+    let again = world.asked().next().expect("the rule starts it again");
+    let spec = json!({"count": 1, "coordinates": {"app": {"version": "d1"}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+    world.run();
+    assert_eq!(world.deployment("d2"), "in progress");
+    world.report(again, ready());
+    assert_eq!(world.deployment("d2"), "completed");
 }

@@ -95,6 +95,55 @@ fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
 }
 
 #[test]
+fn of_operations_without_a_node_one_of_the_deployment_is_named() {
+    let mut world = World::with_nodes(1);
+    world.plan_with("automatic", &json!({"restart": "never"}));
+    create(&mut world, "d1", &json!({"count": 1}));
+    world.obey();
+    let replica = world.replica();
+    world.must("replica.relocate", &json!({"name": replica}));
+    world.run();
+    create(&mut world, "d2", &json!({"count": 4}));
+    let said = waits(&world, "d2");
+    let all = world.fleet.operations().sorted();
+    let named: Vec<_> = all.into_iter().filter(|one| said.contains(&one.id.to_string())).collect();
+    let [named] = &named[..] else { panic!("{said}") };
+    assert_eq!(named.deployment, Some(name("d2")), "{said}");
+}
+
+#[test]
+fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_cut_over() {
+    let stop = |world: &mut World, run| {
+        let replica = world.fleet.incarnations().get(&run).expect("it runs").replica.clone();
+        world.must("replica.stop", &json!({"name": replica}));
+        world.run();
+        world.obey();
+        replica
+    };
+    let mut world = World::with_nodes(5);
+    world.plan_with("automatic", &json!({"restart": "never"}));
+    create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 3_600_000}}}));
+    let first = world.asked().next().expect("one is created");
+    world.report(first, ready());
+    stop(&mut world, first);
+    let said = waits(&world, "d1");
+    assert!(said.starts_with("the turn of operation "), "{said}");
+
+    let mut world = self::world("automatic");
+    create(
+        &mut world,
+        "d2",
+        &json!({"strategy": {"graceful": {"timeout": 3_600_000, "on_timeout": "rollback"}}}),
+    );
+    let first = world.asked().next().expect("one is created");
+    world.report(first, ready());
+    let replica = stop(&mut world, first);
+    let said = waits(&world, "d2");
+    assert!(said.starts_with(&format!("replica {replica}, which was stopped on request")), "{said}");
+    assert!(said.contains(&format!("start replica {replica}")), "{said}");
+}
+
+#[test]
 fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
     let mut world = world("manual");
     create(&mut world, "d2", &json!({}));

@@ -2,12 +2,12 @@
 
 use chancery_events::fact::{Effect, OperationEnd};
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
+use chancery_events::observation::{Exit, Hope, ProbeError, ProcessStatus, Saw};
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
-use crate::state::{Incarnation, OperationState, Replica};
+use crate::state::{Incarnation, IncarnationState, OperationState, Replica};
 use crate::testing::{World, crashed, ended, failed, hello, process, ready};
 
 /// One replica that runs on one of so many nodes.
@@ -285,6 +285,21 @@ fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
         world.report(run, ready());
         assert_eq!((replica(&world).deployment.as_str(), world.phases()), ("d1", vec!["running"]));
     }
+}
+
+#[test]
+fn a_run_that_hangs_while_it_is_changed_keeps_the_reason_of_its_end_when_the_update_is_aborted() {
+    let mut world = simulated("automatic");
+    let run = runs(&world).0.expect("it runs");
+    update(&mut world, "d2", 1);
+    let hung = ProcessStatus::Unresponsive { error: ProbeError::Refused };
+    world.report(run, Saw::NotReady { processes: vec![process(hung)] });
+    let (state, revision) = (incarnation(&world, run).state.clone(), incarnation(&world, run).revision);
+    assert!(matches!(state, IncarnationState::Stopping(_)), "{state:?}");
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
+    world.run();
+    assert_eq!(world.deployment("d2"), "cancelled");
+    assert_eq!((&incarnation(&world, run).state, incarnation(&world, run).revision), (&state, revision));
 }
 
 #[test]

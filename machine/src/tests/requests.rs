@@ -1,9 +1,9 @@
 //! Approval requests: what would end or move many replicas at once, or make approval weaker, is approved as a whole.
 
-use chancery_events::fact::{Fact, RequestEnd};
+use chancery_events::fact::{Fact, RequestEnd, RequestedChange};
 use chancery_events::id::RequestId;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
-use chancery_events::name::Actor;
+use chancery_events::name::{Actor, DomainName, PolicyName};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Approval, ApprovalPolicy, Day, NodeState, OperationKind, PolicyKind, PolicySpec, Rule, Window,
@@ -12,8 +12,9 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use serde_json::{Value, json};
 
+use super::setting::{self, GB};
 use crate::request::{Ending, ending};
-use crate::state::{ApprovalRequest, RequestState};
+use crate::state::{ApprovalRequest, Incarnation, RequestState};
 use crate::testing::{Dice, World, intent, name};
 
 fn world(approval: &str, count: u32) -> World {
@@ -531,5 +532,144 @@ fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
         std::fs::write(&path, text).expect("written");
     } else {
         assert_eq!(found, table, "docs/approvals.md: run this test with UPDATE=1");
+    }
+}
+
+#[test]
+fn an_approval_of_a_disruption_is_void_for_another_one_of_the_same_name() {
+    for spec in [json!({"evict": "and_remove"}), json!({"evict": "yes", "start": 2_000_000_000_000_000_u64})]
+    {
+        let mut world = disrupted("manual");
+        four_eyes(&mut world, "two", &["relocate"]);
+        let ask = json!({"node": "node-1", "name": "power"});
+        world.must("disruption.approve", &ask);
+        world.must("disruption.complete", &ask);
+        world.must("disruption.delete", &ask);
+        world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": spec}));
+        let refusal = approve_as(&mut world, "bob").expect_err("another disruption was shown");
+        assert_eq!(refusal.code, Code::HashMismatch, "{spec}: {refusal:?}");
+    }
+}
+
+#[test]
+fn an_approval_of_an_expunge_is_void_when_more_volumes_would_be_lost() {
+    let mut world = setting::world(1, 10 * GB);
+    setting::apply(&mut world, "web", &setting::own(), &json!({"restart": "never"}));
+    setting::put(&mut world, "web", "d1", 1);
+    world.obey();
+    four_eyes(&mut world, "two", &["expunge"]);
+    let ask = json!({"name": "node-1", "state": "expunged"});
+    world.must("node.set_state", &ask);
+    let RequestedChange::NodeExpunge { volumes, .. } = waiting(&world)[0].change else {
+        panic!("an expunge")
+    };
+    assert_eq!(volumes, 1);
+    // A second replica is stopped again: its volume alone is left on the node.
+    let first = world.replica();
+    setting::put(&mut world, "web", "d2", 2);
+    world.obey();
+    let all = world.fleet.replicas().sorted();
+    let second = all.into_iter().find(|replica| replica.name != first).expect("a second").name.clone();
+    world.must("replica.stop", &json!({"name": second}));
+    world.run();
+    world.obey();
+    assert_eq!(world.fleet.volumes().len(), 2);
+    let refusal = approve_as(&mut world, "bob").expect_err("one volume was shown");
+    assert_eq!(refusal.code, Code::HashMismatch, "{refusal:?}");
+}
+
+fn four_eyes_in(world: &mut World, domain: &str, kinds: &[&str]) {
+    let spec = json!({"kinds": kinds, "domains": [domain], "rule": {"four_eyes": {}}});
+    world.must("policy.apply", &json!({"name": "two", "spec": spec}));
+}
+
+#[test]
+fn a_move_needs_another_person_by_the_domain_that_it_leaves_and_by_the_one_that_it_is_to() {
+    // Of the nodes, node-1 and node-3 are in d1, node-2 is in d2.
+    for domain in ["d1", "d2"] {
+        for (type_name, data) in [
+            ("node.delete", json!({"name": "node-1", "cascade": "yes"})),
+            ("disruption.approve", json!({"node": "node-1", "name": "power"})),
+        ] {
+            let mut world = disrupted("manual");
+            four_eyes_in(&mut world, domain, &["relocate"]);
+            let facts = world.must(type_name, &data);
+            assert_eq!(types(&facts), ["request.opened"], "{type_name}, {domain}");
+            assert_eq!(waiting(&world)[0].policies, [name("two")], "{type_name}, {domain}");
+        }
+        let mut world = disrupted("manual");
+        four_eyes_in(&mut world, domain, &["relocate"]);
+        let first = |run: &&Incarnation| run.is_live() && run.node.as_str() == "node-1";
+        let replica =
+            world.fleet.incarnations().sorted().into_iter().find(first).expect("one").replica.clone();
+        world.must("replica.relocate", &json!({"name": replica, "node": "node-2"}));
+        world.run();
+        let id = world.pending()[0].id;
+        assert_eq!(world.approve(id).expect_err("ann asked").code, Code::Denied, "{domain}");
+    }
+}
+
+#[test]
+fn a_delete_that_waits_behind_a_move_is_about_the_domain_to_which_the_replica_moved() {
+    let mut world = world("manual", 1);
+    four_eyes_in(&mut world, "d2", &["delete"]);
+    let quick = json!({"kinds": ["delete"], "domains": ["d1"], "rule": {"approve": {"windows": [{"days": ["mon"], "from": 0, "minutes": 1}]}}});
+    world.must("policy.apply", &json!({"name": "quick", "spec": quick}));
+    let replica = world.replica();
+    world.must("replica.relocate", &json!({"name": replica, "node": "node-2"}));
+    world.run();
+    world.approve_all();
+    world.must("replica.delete", &json!({"name": replica}));
+    world.run();
+    world.obey();
+    let delete = world.pending()[0].clone();
+    assert_eq!(
+        (delete.kind, delete.domain.as_ref().map(DomainName::as_str)),
+        (OperationKind::Delete, Some("d2"))
+    );
+    assert_eq!(world.approve(delete.id).expect_err("ann asked").code, Code::Denied);
+    assert!(
+        world.fleet.index().policies.approving[&name::<PolicyName>("quick")].waiting.is_empty(),
+        "it is not in d1 any more"
+    );
+}
+
+#[test]
+fn a_node_with_volumes_keeps_its_domain_and_a_kept_volume_needs_what_any_plan_does() {
+    // The replica is stopped: its volume alone is left on the node.
+    for (volumes, limits) in [
+        (setting::own(), json!({"domains": ["d1"]})),
+        (setting::named("ledger"), json!({"plans": ["web"]})),
+        (setting::named("ledger"), json!({"domains": ["d1"], "plans": ["web"]})),
+    ] {
+        let mut world = setting::world(1, 10 * GB);
+        setting::running(&mut world, "web", 1, &volumes, &json!({"restart": "never"}));
+        let domain = world.fleet.nodes().get("node-1").expect("it").spec.domain.to_string();
+        let mut spec = json!({"kinds": ["expunge"], "rule": {"four_eyes": {}}});
+        for (key, value) in limits.as_object().expect("limits") {
+            spec[key] = if key == "domains" { json!([domain]) } else { value.clone() };
+        }
+        world.must("policy.apply", &json!({"name": "two", "spec": spec}));
+        let replica = world.replica();
+        world.must("replica.stop", &json!({"name": replica}));
+        world.run();
+        world.obey();
+        let mut node = (*world.fleet.nodes().get("node-1").expect("it").spec).clone();
+        node.domain = name("elsewhere");
+        let refusal = world.ask("node.apply", &json!({"name": "node-1", "cluster": "local", "spec": node}));
+        assert_eq!(refusal.expect_err("it has a volume").code, Code::InUse);
+        let facts = world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
+        assert_eq!(types(&facts), ["request.opened"], "{limits}");
+    }
+}
+
+#[test]
+fn a_policy_that_approves_moves_meets_a_four_eyes_policy_of_another_domain() {
+    for (kind, waits) in [("relocate", true), ("update", true), ("restart", true), ("delete", false)] {
+        let mut world = world("manual", 2);
+        four_eyes_in(&mut world, "d1", &[kind]);
+        let quick = json!({"kinds": [kind], "domains": ["d2"], "rule": {"approve": {}}});
+        let facts = world.must("policy.apply", &json!({"name": "quick", "spec": quick}));
+        assert_eq!(types(&facts) == ["request.opened"], waits, "{kind}: {facts:?}");
     }
 }

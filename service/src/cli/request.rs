@@ -54,19 +54,36 @@ pub(super) fn change(row: &RequestRow) -> String {
             format!("delete {subject} with cascade")
         }
         RequestedChange::NodeExpunge { .. } => format!("expunge {subject}"),
-        RequestedChange::DisruptionApprove { node, name } => format!("approve disruption/{node}/{name}"),
+        RequestedChange::DisruptionApprove { node, name, .. } => format!("approve disruption/{node}/{name}"),
         RequestedChange::PlanApply { .. } | RequestedChange::PolicyApply { from: Some(_), .. } => {
             format!("change {subject}")
         }
         RequestedChange::PolicyApply { from: None, .. } => format!("create {subject}"),
         RequestedChange::PolicyDelete { .. } => format!("delete {subject}"),
     };
-    let count: u64 = row.effects.iter().map(|effect| u64::from(effect.count)).sum();
-    match count {
-        0 => what,
-        1 => format!("{what} (1 replica)"),
-        count => format!("{what} ({count} replicas)"),
+    let replicas: u64 = row.effects.iter().map(|effect| u64::from(effect.count)).sum();
+    let counts = [(replicas, "replica"), (volumes(&row.change), "volume")];
+    let counts: Vec<_> =
+        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, one)| counted(count, one)).collect();
+    if counts.is_empty() { what } else { format!("{what} ({})", counts.join(", ")) }
+}
+
+/// Number of volumes that are lost with the change.
+fn volumes(change: &RequestedChange) -> u64 {
+    match change {
+        RequestedChange::NodeExpunge { volumes, .. } => u64::from(*volumes),
+        RequestedChange::PlanDelete { .. }
+        | RequestedChange::NodeDelete { .. }
+        | RequestedChange::DisruptionApprove { .. }
+        | RequestedChange::PlanApply { .. }
+        | RequestedChange::PolicyApply { .. }
+        | RequestedChange::PolicyDelete { .. } => 0,
     }
+}
+
+fn counted(count: u64, one: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
 }
 
 /// What it ends or moves, as `delete 12 of plan web`.
@@ -92,16 +109,26 @@ pub(super) fn page(row: &RequestRow) -> String {
     line(&mut text, "expires at", &row.expires.map(|expires| expires.to_string()).unwrap_or_default());
     line(&mut text, "hash", &row.hash.to_string());
     for effect in &row.effects {
-        let count = effect.count;
-        let replicas = if count == 1 { "replica" } else { "replicas" };
-        line(&mut text, verb(effect.kind.word()), &format!("{count} {replicas} of plan {}", effect.plan));
+        let count = u64::from(effect.count);
+        let replicas = counted(count, "replica");
+        line(&mut text, verb(effect.kind.word()), &format!("{replicas} of plan {}", effect.plan));
         for replica in &effect.replicas {
             add(&mut text, format_args!("    replica/{replica}\n"));
         }
-        let more = u64::from(count).saturating_sub(effect.replicas.len() as u64);
+        let more = count.saturating_sub(effect.replicas.len() as u64);
         if more > 0 {
             add(&mut text, format_args!("    and {more} more\n"));
         }
+    }
+    if let RequestedChange::DisruptionApprove { spec, .. } = &row.change {
+        let start = spec.start.map_or_else(|| "immediately".to_owned(), |start| start.to_string());
+        line(&mut text, "starts", &start);
+        line(&mut text, "evicts", spec.evict.word());
+        line(&mut text, "reason", &spec.reason);
+    }
+    match volumes(&row.change) {
+        0 => {}
+        count => line(&mut text, "loses", &counted(count, "volume")),
     }
     let difference = difference(&row.change);
     if !difference.is_empty() {
@@ -279,6 +306,19 @@ mod tests {
         assert!(text.contains("  change:        change policy/two\n"), "{text}");
         assert!(text.contains("  difference:\n    kinds: delete, stop -> stop\n"), "{text}");
         assert!(text.contains("\nWaits for\n  another person: chancery approve request/0000"), "{text}");
+        let disruption =
+            json!({"start": 1_795_424_400_000_000_u64, "evict": "and_remove", "reason": "new switch"});
+        let change = json!({"disruption_approve": {"node": "node-1", "name": "switch", "spec": disruption}});
+        let text = page(&row(change, json!([]), &["two"]));
+        let wanted = "  starts:        2026-11-23T09:00:00Z\n  evicts:        and_remove\n  reason:        new switch\n";
+        assert!(text.contains(wanted), "{text}");
+        let expunge = json!({"node_expunge": {"name": "node-1", "volumes": 2}});
+        let effects = json!([{"kind": "expunge", "plan": "web", "count": 1, "replicas": ["web-1"]}]);
+        let text = page(&row(expunge, effects, &["two"]));
+        assert!(
+            text.contains(" (1 replica, 2 volumes)\n") && text.contains("  loses:         2 volumes\n"),
+            "{text}"
+        );
         let effects = json!([{"kind": "delete", "plan": "web", "count": 3, "replicas": ["web-1", "web-2"]}]);
         let text = page(&row(json!({"plan_delete": {"name": "web"}}), effects, &[]));
         assert!(text.contains("  deletes:       3 replicas of plan web\n    replica/web-1\n    replica/web-2\n    and 1 more\n"), "{text}");

@@ -35,10 +35,12 @@ impl World {
                 })
         });
         demand!(6, asked, "operation {id} is called approved by {actor}, who did not approve this");
-        let policy = self
-            .policies
-            .iter()
-            .find(|(_, policy)| policy.rule == Rule::FourEyes {} && is_about(policy, operation));
+        // A move is about both domains, and what was asked for in one may have moved to another since.
+        let active = self.replicas.get(&operation.replica).and_then(|replica| replica.active);
+        let node = active.and_then(|run| self.nodes.get(&self.incarnations.get(&run)?.node));
+        let leaves = Operation { domain: node.map(|node| node.spec.domain.clone()), ..operation.clone() };
+        let mut two = self.policies.iter().filter(|(_, policy)| policy.rule == Rule::FourEyes {});
+        let policy = two.find(|(_, policy)| is_about(policy, operation) || is_about(policy, &leaves));
         if let Some((policy, _)) = policy {
             let own = self.asked_by(operation).is_some_and(|by| by == *actor);
             demand!(

@@ -59,9 +59,11 @@ impl World {
             // A place that was only held was no run of it.
             if run.life != Life::Reserved || has_failed {
                 replica.again = fact.again;
+                replica.recovers &= fact.again.is_some();
             }
         }
         let replica = replica.clone();
+        self.moves_waiting(&fact.replica);
         let was_up = was_up(&run);
         self.now.ended.push(Ended {
             incarnation: id,
@@ -242,6 +244,8 @@ impl World {
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.by, Some(Asker::Rule(_)));
         let was_run = run.life != Life::Reserved || by.failed;
+        // A start for a deployment that is given up leaves what the rule had promised before.
+        let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.by.is_none();
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
         let policy = plan.latest()?;
@@ -254,6 +258,10 @@ impl World {
         };
         let wanted = replica.will == Will::Running && alone && !comes && !plan.is_removing;
         let starts = (rule || replica.recovers) && wanted && !given_up && was_run;
+        if given_up && was_taken_back {
+            let kept = replica.again.filter(|_| wanted && was_run);
+            return Ok(kept.map_or((false, 0, now), |kept| (true, kept.row, kept.at)));
+        }
         let cooldown = Duration::from_millis(policy.cooldown);
         let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
         let (row, from) = match replica.row.filter(|_| !lasted) {

@@ -71,10 +71,14 @@ impl World {
         } else {
             self.asks_down(id, &replica, asked)?;
         }
+        let keeps_promise = operation.kind == OperationKind::Start && operation.by.is_none();
         let begins = self.operation(id)?;
         (begins.stage, begins.begun) = (Stage::Running, Some(at.time));
         let replica = self.replica(&operation.replica)?;
-        (replica.again, replica.recovers) = (None, false);
+        replica.recovers = false;
+        if !keeps_promise {
+            replica.again = None;
+        }
         Ok(())
     }
 
@@ -359,6 +363,7 @@ impl World {
             (replica.active, replica.passive) = (Some(id), replaced);
         }
         let open = replica.open.clone();
+        self.moves_waiting(&name);
         demand!(
             3,
             fact.replaces == replaced,

@@ -85,6 +85,7 @@ impl World {
             stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
             begun: None,
             failed: false,
+            aborted: false,
             is_past_return: false,
             proposal: fact.proposal,
             incarnation: about.filter(|_| changes),
@@ -385,6 +386,7 @@ impl World {
         let operation = self.operation(id)?;
         let had_begun = operation.stage == Stage::Running;
         operation.stage = Stage::Over;
+        operation.aborted = had_begun && matches!(end, OperationEnd::Cancelled { .. });
         operation.failed =
             had_begun && matches!(end, OperationEnd::Failed { .. } | OperationEnd::Cancelled { .. });
         let operation = operation.clone();
@@ -424,7 +426,10 @@ impl World {
         }
         if matches!(operation.by, Some(Asker::Rule(_))) && !had_begun && !kept {
             // The rule has done what it promised.
-            replica.again = None;
+            (replica.again, replica.recovers) = (None, false);
+        }
+        if operation.kind == OperationKind::Start && operation.by.is_none() && had_begun && !kept {
+            (replica.again, replica.recovers) = (None, false);
         }
         if evicted && matches!(end, OperationEnd::Failed { .. }) && !is_well {
             replica.downed = replica.will == Will::Running;

@@ -13,7 +13,9 @@ use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete,
 };
-use chancery_events::name::{Actor, DisruptionName, DomainName, NodeName, PlanName, PolicyName, ReplicaName};
+use chancery_events::name::{
+    Actor, DisruptionName, DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
+};
 use chancery_events::spec::{
     Approval, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec, Rule,
 };
@@ -79,10 +81,10 @@ fn intent(change: &RequestedChange) -> Intent {
     match change.clone() {
         RequestedChange::PlanDelete { name } => PlanDelete { name, cascade: Cascade::Yes }.into(),
         RequestedChange::NodeDelete { name } => NodeDelete { name, cascade: Cascade::Yes }.into(),
-        RequestedChange::NodeExpunge { name } => {
+        RequestedChange::NodeExpunge { name, .. } => {
             NodeSetState { name, state: NodeState::Expunged, cluster: None, break_glass: None }.into()
         }
-        RequestedChange::DisruptionApprove { node, name } => DisruptionApprove { node, name }.into(),
+        RequestedChange::DisruptionApprove { node, name, .. } => DisruptionApprove { node, name }.into(),
         RequestedChange::PlanApply { name, to, .. } => PlanApply { name, spec: *to }.into(),
         RequestedChange::PolicyApply { name, to, .. } => PolicyApply { name, spec: to }.into(),
         RequestedChange::PolicyDelete { name, .. } => PolicyDelete { name }.into(),
@@ -116,7 +118,7 @@ impl World {
         match change {
             RequestedChange::PlanDelete { name } => self.of_plan(name),
             RequestedChange::NodeDelete { name }
-            | RequestedChange::NodeExpunge { name }
+            | RequestedChange::NodeExpunge { name, .. }
             | RequestedChange::DisruptionApprove { node: name, .. } => self.on_node(name),
             RequestedChange::PlanApply { .. }
             | RequestedChange::PolicyApply { .. }
@@ -133,11 +135,21 @@ impl World {
             }
             RequestedChange::PolicyApply { name, from, .. } => self.policies.get(name) == from.as_ref(),
             RequestedChange::PolicyDelete { name, from } => self.policies.get(name) == Some(from),
+            RequestedChange::DisruptionApprove { node, name, spec } => {
+                let now = self.nodes.get(node).and_then(|node| node.disruptions.get(name));
+                now.is_some_and(|now| now.spec == *spec)
+            }
             RequestedChange::PlanDelete { .. }
             | RequestedChange::NodeDelete { .. }
-            | RequestedChange::NodeExpunge { .. }
-            | RequestedChange::DisruptionApprove { .. } => true,
+            | RequestedChange::NodeExpunge { .. } => true,
         }
+    }
+
+    /// Volumes that the change destroys.
+    fn lost_volumes(&self, change: &RequestedChange) -> BTreeSet<VolumeName> {
+        let RequestedChange::NodeExpunge { name: node, .. } = change else { return BTreeSet::new() };
+        let on_it = self.volumes.iter().filter(|(_, volume)| volume.node == *node);
+        on_it.map(|(name, _)| name.clone()).collect()
     }
 
     pub(super) fn request_opened(&mut self, fact: &RequestOpened, at: At) -> Check {
@@ -165,8 +177,13 @@ impl World {
             shown == count,
             "a request about {what} shows {shown} replicas, and {count} are concerned"
         );
+        let volumes = self.lost_volumes(&fact.change);
+        if let RequestedChange::NodeExpunge { volumes: shown, .. } = &fact.change {
+            let lost = volumes.len();
+            demand!(6, *shown as usize == lost, "a request about {what} shows {shown} volumes of {lost}");
+        }
         let (change, by, hash, expires) = (fact.change.clone(), fact.by.clone(), fact.hash, fact.expires);
-        self.requests.insert(id, Requested { change, by, hash, expires, members, is_over: false });
+        self.requests.insert(id, Requested { change, by, hash, expires, members, volumes, is_over: false });
         self.now.requested.insert(id);
         Ok(())
     }
@@ -190,7 +207,9 @@ impl World {
         demand!(6, asked, "request {id} is called approved by {by}, who did not");
         demand!(6, request.hash == fact.hash, "request {id} is approved on another hash than was shown");
         demand!(6, request.expires > at.time, "request {id} is approved, and expired before");
-        let same = self.members(&request.change) == request.members && self.replaces(&request.change);
+        let same = self.members(&request.change) == request.members
+            && self.lost_volumes(&request.change) == request.volumes
+            && self.replaces(&request.change);
         demand!(6, same, "request {id} is approved, and does something else by now than was shown");
         if let Some(Event::Intent(approval)) = input.as_deref().map(|input| &input.event) {
             let mut asked = approval.clone();
@@ -288,7 +307,9 @@ impl World {
             if spec.is_some_and(|spec| spec.approval.relocate == Approval::Automatic) {
                 continue;
             }
-            if self.four_eyes(PolicyKind::Relocate, Some(plan), Some(&of.spec.domain)) {
+            // A replica may be moved to any domain.
+            let domains = self.policies.values().flat_map(|policy| policy.domains.iter().map(Some));
+            if domains.chain([None]).any(|domain| self.four_eyes(PolicyKind::Relocate, Some(plan), domain)) {
                 people = People::Two;
             } else if is_deleted && people == People::Nobody {
                 people = People::One;
@@ -305,7 +326,16 @@ impl World {
             plans.insert(owner.map(|owner| owner.plan.clone()));
         }
         let domain = Some(&of.spec.domain);
-        let two = plans.iter().any(|plan| self.four_eyes(PolicyKind::Expunge, plan.as_ref(), domain));
+        // A volume without owner may be kept for any plan.
+        let any: Vec<_> = self.policies.values().flat_map(|policy| policy.plans.iter()).collect();
+        let two = plans.iter().any(|plan| match plan {
+            Some(plan) => self.four_eyes(PolicyKind::Expunge, Some(plan), domain),
+            None => any
+                .iter()
+                .map(|plan| Some(*plan))
+                .chain([None])
+                .any(|plan| self.four_eyes(PolicyKind::Expunge, plan, domain)),
+        });
         let people = if two && !self.now.bypassed.contains(node) { People::Two } else { People::Nobody };
         self.approved_by(people, at, &format!("node {node} is expunged"))
     }

@@ -61,7 +61,20 @@ impl World {
             None => replica.active = Some(id),
             Some(_) => replica.passive = Some(id),
         }
+        self.moves_waiting(name);
         Ok(())
+    }
+
+    /// What waits behind another operation of the replica is about the domain that the replica is in.
+    pub(super) fn moves_waiting(&mut self, name: &ReplicaName) {
+        let Some(replica) = self.replicas.get(name) else { return };
+        let run = replica.active.and_then(|id| self.incarnations.get(&id));
+        let Some(node) = run.and_then(|run| self.nodes.get(&run.node)) else { return };
+        for id in replica.open.iter().skip(1) {
+            if let Some(operation) = self.operations.get_mut(id) {
+                operation.domain = Some(node.spec.domain.clone());
+            }
+        }
     }
 
     /// Whether it may be there beside the run that there is, and follows that if it has to.

@@ -242,6 +242,7 @@ pub(super) struct Stop {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(super) struct Operation {
     pub(super) replica: ReplicaName,
     pub(super) plan: PlanName,
@@ -259,6 +260,8 @@ pub(super) struct Operation {
     pub(super) begun: Option<Time>,
     /// It had begun, and has failed or was aborted.
     pub(super) failed: bool,
+    /// It had begun, and was aborted.
+    pub(super) aborted: bool,
     /// What it brings up is ready, and the run that was there is asked to end.
     pub(super) is_past_return: bool,
     pub(super) proposal: Option<Proposal>,
@@ -444,6 +447,8 @@ pub(super) struct Requested {
     pub(super) expires: Time,
     /// Replicas that would be ended or moved when it was opened.
     pub(super) members: BTreeSet<(PlanName, ReplicaName)>,
+    /// Volumes that would be destroyed when it was opened.
+    pub(super) volumes: BTreeSet<VolumeName>,
     pub(super) is_over: bool,
 }
 

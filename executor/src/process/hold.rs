@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -291,8 +292,11 @@ impl Drop for KeeperLink {
 
 /// Starts a keeper, which leaves our session at once and does not end with us.
 pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Result<Child> {
-    let log =
-        open_plain(OpenOptions::new().append(true).create(true).mode(0o600), &folder.file("keeper.log"))?;
+    // A pipe in its place is not waited for, and a log that cannot be written keeps no keeper from its work.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let mut log = OpenOptions::new();
+    log.append(true).create(true).mode(0o600).custom_flags(flags);
+    let log = log.open(folder.file("keeper.log"))?;
     Command::new(&program.program)
         .args(&program.keeper_args)
         .arg(folder.path())

@@ -310,7 +310,7 @@ mod tests {
             json!({"start": 1_795_424_400_000_000_u64, "evict": "and_remove", "reason": "new switch"});
         let change = json!({"disruption_approve": {"node": "node-1", "name": "switch", "spec": disruption}});
         let text = page(&row(change, json!([]), &["two"]));
-        let wanted = "  starts:        2026-11-23T09:00:00Z\n  evicts:        and_remove\n  reason:        new switch\n";
+        let wanted = "  starts:        2026-11-23T09:00:00.000000Z\n  evicts:        and_remove\n  reason:        new switch\n";
         assert!(text.contains(wanted), "{text}");
         let expunge = json!({"node_expunge": {"name": "node-1", "volumes": 2}});
         let effects = json!([{"kind": "expunge", "plan": "web", "count": 1, "replicas": ["web-1"]}]);

@@ -44,8 +44,8 @@ pub struct Step {
 /// What the decider remembers between steps and no journal needs to: whose turn it is, and what was tried in vain.
 #[derive(Clone, Debug)]
 pub struct Agenda {
-    /// Until when deadlines wait: after a takeover executors have a lease to come back, and half of one where what they said
-    /// was heard late.
+    /// Until when deadlines wait: executors have a lease to come back after a takeover, and half a lease where their messages
+    /// are late.
     pub grace: DeadlineGrace,
     /// When it was last asked for a step.
     now: Time,

@@ -118,7 +118,7 @@ pub(crate) fn complete(fleet: &Fleet, ask: &DisruptionComplete, ctx: &Context) -
 pub(crate) fn is_over(fleet: &Fleet, operation: &Operation) -> bool {
     let Some(Asker::Disruption { node, name }) = operation.by.as_deref() else { return false };
     let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
-    // Another one of the name, which is not approved, did not ask for it.
+    // A later disruption with the same name, which is not approved, did not ask for the operation.
     disruption.is_none_or(|disruption| disruption.state != DisruptionState::Approved)
 }
 

@@ -1,4 +1,4 @@
-//! Until when deadlines wait: executors could not say meanwhile that what a deadline is about is done.
+//! Until when deadlines wait: the decider may not have heard yet that what a deadline is about is done.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use chancery_events::time::Time;
 pub struct DeadlineGrace {
     /// Start of the time.
     since: Time,
-    /// Its end, as it is known now.
+    /// End of the time, as known now.
     until: Time,
-    /// Maximum lateness of a deadline by it, if there is one.
+    /// Maximum time by which a deadline is late, if there is a maximum.
     patience: Option<Duration>,
 }
 
@@ -21,15 +21,20 @@ impl DeadlineGrace {
         DeadlineGrace { since: Time::EPOCH, until, patience: None }
     }
 
-    /// What executors said was heard `late` by now. They get `more` time from now on; a deadline comes late by `late` and
-    /// `more` at most, however long what they say goes on to be heard late.
+    /// Messages of executors are `late` when the decider takes them. Executors get `more` time from now on. A deadline is late
+    /// by `late` and `more` at most, also where all later messages are late as well.
     #[must_use]
     pub fn heard_late(self, now: Time, late: Duration, more: Duration) -> DeadlineGrace {
         let until = self.until.max(now + more);
-        if self.until <= now {
-            return DeadlineGrace { since: now, until, patience: Some(late + more) };
+        match self.patience {
+            _ if self.until <= now => DeadlineGrace { since: now, until, patience: Some(late + more) },
+            Some(patience) => DeadlineGrace { until, patience: Some(patience.max(late + more)), ..self },
+            // What is added to the time after a takeover has a bound as well.
+            None if self.until < until => {
+                DeadlineGrace { since: self.until, until, patience: Some(late + more) }
+            }
+            None => self,
         }
-        DeadlineGrace { until, patience: self.patience.map(|patience| patience.max(late + more)), ..self }
     }
 
     /// Time at which a deadline rings.
@@ -79,5 +84,20 @@ mod tests {
         assert_eq!(grace.rings_at(at(1)), Time::FAR);
         let grace = DeadlineGrace::until(at(100)).heard_late(at(90), Duration::from_mins(1), LEASE / 2);
         assert_eq!(grace.rings_at(at(1)), at(100));
+    }
+
+    #[test]
+    fn a_deadline_comes_late_by_a_bound_where_everything_is_heard_late_since_a_takeover() {
+        let mut grace = DeadlineGrace::until(at(100));
+        for now in 50..1_000 {
+            grace = grace.heard_late(at(now), Duration::from_secs(5), LEASE / 2);
+            for deadline in [40, 150] {
+                let rings = grace.rings_at(at(deadline));
+                assert!(
+                    rings >= at(100) && rings <= at(deadline.max(100) + 5 + 8),
+                    "{deadline}, {now}: {rings}"
+                );
+            }
+        }
     }
 }

@@ -165,12 +165,12 @@ pub(crate) struct ReplicaMarks {
     pub(crate) still: bool,
     pub(crate) free: bool,
     pub(crate) ailing: bool,
-    /// Whether it should run and does not yet: something that was asked for has it come up, or its run is ending.
+    /// Whether the replica should run and does not yet: an operation brings it up, or its incarnation is ending.
     pub(crate) unsettled: bool,
-    /// Whether it is brought back to what it was: the run was stopped for an operation that was aborted, or a start is
-    /// under way.
+    /// Whether the replica is being brought back to what it was: its incarnation was stopped for an operation that was
+    /// aborted, or a start is under way.
     pub(crate) regains: bool,
-    /// Whether what would bring it back has no place.
+    /// Whether the operation that would bring the replica back has no place.
     pub(crate) owed: bool,
     /// Where it holds a place, the one that counts first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],

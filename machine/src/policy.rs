@@ -108,7 +108,7 @@ fn covers(outer: &PolicySpec, inner: &PolicySpec) -> bool {
         && within(&inner.domains, &outer.domains)
 }
 
-/// Whether there is work that both are about. A move is in two domains, so that each may be about one of them.
+/// Whether there is work that both policies cover. A move is in two domains, so that each policy may cover one of them.
 fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
     fn common<T: PartialEq>(one: &[T], other: &[T]) -> bool {
         one.is_empty() || other.is_empty() || one.iter().any(|it| other.contains(it))
@@ -203,8 +203,8 @@ pub(crate) fn rule(name: &PolicyName) -> String {
     format!("policy/{name}")
 }
 
-/// The policy by which another person must approve the operation than the one who asked for it. A move is about the domain
-/// that it leaves as well as about the one that it is to.
+/// The four-eyes policy that covers the operation, if there is one: the approver must be another person than the actor who
+/// asked. A policy covers a move by the domain that the replica leaves, and by the domain that it moves to.
 pub(crate) fn four_eyes<'a>(fleet: &'a Fleet, operation: &Operation) -> Option<&'a PolicyName> {
     let replica = fleet.replicas().get(&operation.replica);
     let active = replica.and_then(|replica| replica.active.as_ref()).map(|active| &active.domain);

@@ -122,7 +122,7 @@ impl PlanIndex {
         if self.present < current.count {
             return now(Work::Create);
         }
-        // What cannot be brought back to what it was has the version now.
+        // A replica that cannot be brought back to what it was gets the version.
         let owed = || stale().filter(|_| self.unfit).find_map(|of| of.owed.first());
         if let Some((_, replica)) = stale().find_map(|of| of.still.first()).or_else(owed) {
             return now(Work::Assign(replica.clone()));
@@ -137,7 +137,7 @@ impl PlanIndex {
         if let Some(turn) = self.turn(current) {
             return Some(turn);
         }
-        // Also what a rule or a person has asked for before is waited for.
+        // Operations of a rule or a person are waited for as well.
         let comes = right().any(|of| of.unsettled > 0);
         (settled && !comes && old() == 0).then_some((Time::EPOCH, Work::Complete))
     }

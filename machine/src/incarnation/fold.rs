@@ -372,7 +372,7 @@ fn move_next(fleet: &mut Fleet, name: &ReplicaName) -> Result<(), Contradiction>
     let replica = fleet.want::<Replica>(name)?;
     let (Some(next), Some(active)) = (&replica.next, &replica.active) else { return Ok(()) };
     let (id, domain) = (next.id, active.domain.clone());
-    // No row shows it.
+    // No row shows the domain of an operation.
     fleet.change::<Operation>(&id, |operation| operation.domain = Some(domain))
 }
 

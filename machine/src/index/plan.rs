@@ -94,16 +94,16 @@ pub struct DeploymentIndex {
 
 /// Moves of a plan's rebalance that are not over, by how far each is.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Moves {
-    /// Those that have no place.
+pub(crate) struct RebalanceMoves {
+    /// Moves that have no place.
     pub(crate) unplaced: BTreeSet<OperationId>,
-    /// Those that have a place, and have not begun.
+    /// Moves that have a place, and have not begun.
     pub(crate) placed: BTreeSet<OperationId>,
-    /// Number of those that have begun.
+    /// Number of moves that have begun.
     pub(crate) running: usize,
 }
 
-impl Moves {
+impl RebalanceMoves {
     pub(crate) fn len(&self) -> usize {
         self.unplaced.len() + self.placed.len() + self.running
     }
@@ -164,7 +164,7 @@ pub struct PlanIndex {
     /// Whether there may be something to say about its spread.
     pub(super) is_crowded: bool,
     /// Moves of its rebalance that are not over, by how far each is.
-    pub(crate) moves: Moves,
+    pub(crate) moves: RebalanceMoves,
     /// Operations without a place, by the deployment that says what they need: those of one need alike, but for those
     /// that each look for another place than they have, which stand alone.
     pub unplaced: BTreeMap<(DeploymentName, Option<OperationId>), BTreeSet<OperationId>>,

@@ -331,7 +331,7 @@ fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
     for restart in ["never", "best_effort", "always"] {
         let mut world = superseded(restart, 3);
         assert_eq!(world.deployment("d3"), "in progress", "{restart}");
-        // All runs of `d1` were told to end; nothing of `d3` comes before they are replaced by what they were.
+        // All incarnations of `d1` are stopping; nothing of `d3` starts before `d1` is started again.
         while let Some(id) = stopping(&world) {
             world.report(id, ended(Exit::Clean));
         }

@@ -366,8 +366,8 @@ impl Core {
     }
 
     /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
-    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over; if it
-    /// goes on, they come late by as much, and are not put off for as long as it lasts.
+    /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over. Where
+    /// messages go on to be late, a deadline is late by a bound ([`chancery_machine::grace::DeadlineGrace`]).
     pub fn unheard(&mut self, span: Duration, now: Time) {
         let lease = self.lease();
         if span > lease / 4 {

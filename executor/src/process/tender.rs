@@ -168,8 +168,8 @@ impl Tender {
     }
 
     fn try_look(&mut self) -> io::Result<Hold> {
-        if !self.folder.path().try_exists()? && self.record.is_some() {
-            self.lost.get_or_insert(Loss::Removed);
+        if self.lost.is_none() {
+            self.lost = self.loss_of_folder()?;
         }
         if self.lost.is_some() {
             return self.look_without_folder();

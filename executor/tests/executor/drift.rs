@@ -1,5 +1,6 @@
 //! Real processes, and what is done to them and their folders behind the executor's back.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::fact::Effect;
@@ -52,6 +53,14 @@ fn kill_keepers(root: &Root) {
         kill(keeper, Signal::KILL);
     }
     wait_until("the keeper is dead", || root.keepers().is_empty());
+}
+
+/// Whether this process holds the lock of the folder of an incarnation, as it does once it has adopted orphans.
+fn is_locked_here(root: &Root, position: u64) -> bool {
+    let inode = std::fs::metadata(root.folder(id(position)).join("keeper.lock")).unwrap().ino();
+    let held = format!("FLOCK  ADVISORY  WRITE {} ", std::process::id());
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    locks.lines().any(|lock| lock.contains(&held) && lock.contains(&format!(":{inode} ")))
 }
 
 pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
@@ -119,19 +128,20 @@ const LOSSES: [(&str, Do, &str); 4] = [
 
 pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_reason() {
     for (what, lose, because) in LOSSES {
-        for orphaned in [false, true] {
+        for keeper in ["lives", "was killed before", "is killed with it"] {
             let root = Root::new();
             let (processes, _) = run(&root, 1, &stubborn()).await;
             wait_until("all run", || all_of(&root).len() >= 4);
-            if orphaned {
+            if keeper == "was killed before" {
                 kill_keepers(&root);
-                // So that the orphans are adopted while there is a folder.
-                processes.carry_out(command(id(1), 1, Effect::Ensure, &stubborn())).await;
-                until(&processes, id(1), "they are adopted", is_ready).await;
+                wait_until("they are adopted", || is_locked_here(&root, 1));
             }
             lose(&root, &root.folder(id(1)));
+            if keeper == "is killed with it" {
+                kill_keepers(&root);
+            }
             let ended = until(&processes, id(1), "it has ended", is_ended).await;
-            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, orphaned: {orphaned}");
+            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, and its keeper {keeper}");
             assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: nothing of it is left");
             wait_until("nor its keeper", || root.keepers().is_empty());
             // The end is proved from then on, as any.
@@ -202,8 +212,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
                 kill(keeper, Signal::KILL);
             }
             wait_until("the keepers are dead", || root.keepers().is_empty());
-            processes.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
-            until(&processes, id(position), "they are adopted", is_ready).await;
+            wait_until("they are adopted", || is_locked_here(&root, position));
         }
         let mut living = Some(processes);
         if !executor_lives {

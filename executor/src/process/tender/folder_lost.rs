@@ -6,8 +6,8 @@ use std::time::Duration;
 use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::Standing;
 
-use super::super::drift::{Loss, Seen, Watch};
-use super::super::folder::{Phase, Record, remove_groups};
+use super::super::drift::{Loss, Place, Seen, Watch};
+use super::super::folder::{Origin, Phase, Record, remove_groups};
 use super::super::foster::Foster;
 use super::super::hold::Hold;
 use super::super::proof::Rest;
@@ -25,6 +25,19 @@ impl Tender {
         } else {
             self.watch = None;
         }
+    }
+
+    /// What has become of the folder, if it is not the one in which the record that is known here was written.
+    pub(super) fn loss_of_folder(&self) -> io::Result<Option<Loss>> {
+        let Some(record) = &self.record else { return Ok(None) };
+        let found = Place::of(self.folder.path())?;
+        Ok(match found {
+            None => Some(Loss::Removed),
+            Some(_) if !record.is_over() && record.origin(found, &self.shared.boot) == Origin::Elsewhere => {
+                Some(Loss::Replaced)
+            }
+            Some(_) => None,
+        })
     }
 
     /// Something was done to the folder, or to what stands in it.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId, Term};
 pub use chancery_events::lineage::Lineages;
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
+    CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, PolicyName, ReplicaName,
+    VolumeName,
 };
 use chancery_events::planted::{self, Bug};
 use chancery_events::subject::Subject;
@@ -261,6 +262,13 @@ impl Fleet {
         &self.index
     }
 
+    /// Cluster, if it is in one, and update domain of a node that exists.
+    pub(crate) fn whereabouts(&self, node: &NodeName) -> Option<(Option<&ClusterName>, &DomainName)> {
+        // The index is at hand where a placement is about the node; most of the time the node is not.
+        let indexed = self.index.places.whereabouts(node).map(|(cluster, domain)| (Some(cluster), domain));
+        indexed.or_else(|| self.nodes.get(node).map(|node| (node.cluster.as_ref(), &node.spec.domain)))
+    }
+
     /// Begins to note what changes, for [`Fleet::roll_back`] or [`Fleet::changed`]. Forgets earlier notes.
     pub fn note(&mut self) {
         let globals = Globals {
@@ -458,7 +466,7 @@ enum Indexes {
     Broken,
 }
 
-fn absent<E: Entity>(key: &E::Key) -> Contradiction {
+pub(crate) fn absent<E: Entity>(key: &E::Key) -> Contradiction {
     Contradiction { subject: E::subject(key), problem: "the fact is about it, and it does not exist".into() }
 }
 

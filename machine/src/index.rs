@@ -350,8 +350,8 @@ impl Index {
         }
         let before = std::mem::replace(&mut index.groups, now);
         for (groups, up) in [(&before, false), (&index.groups, true)] {
-            for node in index.runs.keys() {
-                for _ in 0..index.runs.get(node) {
+            for (node, runs) in index.spread.nodes(&self.places) {
+                for _ in 0..runs {
                     count_groups(&mut self.groups, groups, node, up);
                 }
             }
@@ -503,11 +503,11 @@ impl Index {
             let IncarnationMarks { amounts, volumes, reserved, .. } = marks;
             let (amounts, reserved) = (*amounts, *reserved);
             let holding = Holding { incarnation, plan, node, amounts, volumes, reserved };
-            self.places.hold(&holding, up);
+            let site = self.places.hold(&holding, up);
             let lost = live(new) && self.places.is_expunged(node);
             mark(&mut self.lost, this.id, lost);
             let index = plan_index!(self.plans, plan);
-            index.runs.step(node, up);
+            index.spread.incarnation(site, up);
             count_groups(&mut self.groups, &index.groups, node, up);
         }
         let held = |marks: Option<&IncarnationMarks>| marks.is_some_and(|marks| marks.live && marks.reserved);

@@ -84,7 +84,7 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
 /// What stands in the way of running the spec on the node, whoever approves it.
 fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
     let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
-    let cluster = fleet.clusters().get(fleet.nodes().get(node)?.cluster.as_ref()?)?;
+    let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
     match cluster.spec.runtime {
         Runtime::Process => Some(format!(
             "payload {} says nothing to run, and cluster {} runs processes",

@@ -6,11 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use chancery_events::amount::Amounts;
-use chancery_events::id::{IncarnationId, Lineage, Position};
+use chancery_events::id::IncarnationId;
 use chancery_events::name::{
     CapabilityName, ClusterName, DomainName, Key, NodeName, PlanName, StorageClass, ZoneName,
 };
@@ -47,8 +46,8 @@ pub struct Held {
     pub volumes: BTreeMap<StorageClass, u64>,
     /// Of its storage, by volumes.
     pub stored: BTreeMap<StorageClass, u64>,
-    /// By which incarnations, of which plans.
-    pub incarnations: BTreeSet<(PlanName, IncarnationId)>,
+    /// By which incarnations, of which plans, in order: a list is read in one piece where a tree is not.
+    pub incarnations: Vec<(PlanName, IncarnationId)>,
     /// Those of them that nobody was asked to start.
     pub reserved: BTreeSet<IncarnationId>,
 }
@@ -57,26 +56,16 @@ static NOTHING: Held = Held {
     amounts: Amounts::ZERO,
     volumes: BTreeMap::new(),
     stored: BTreeMap::new(),
-    incarnations: BTreeSet::new(),
+    incarnations: Vec::new(),
     reserved: BTreeSet::new(),
 };
-
-/// No id of an incarnation comes before it.
-fn first_id() -> IncarnationId {
-    IncarnationId::issue(Lineage::from_random(0), Position::ZERO)
-}
-
-/// No id of an incarnation comes behind it.
-fn last_id() -> IncarnationId {
-    IncarnationId::issue(Lineage::from_random(u64::MAX), Position::MAX)
-}
 
 impl Held {
     /// The plans of which something runs there, each once.
     pub(crate) fn plans(&self) -> impl Iterator<Item = &PlanName> {
         let next = |last: &&PlanName| {
-            let behind = Bound::Excluded(((*last).clone(), last_id()));
-            self.incarnations.range((behind, Bound::Unbounded)).next().map(|(plan, _)| plan)
+            let behind = self.incarnations.partition_point(|(plan, _)| plan <= *last);
+            self.incarnations.get(behind).map(|(plan, _)| plan)
         };
         std::iter::successors(self.incarnations.first().map(|(plan, _)| plan), next)
     }
@@ -87,10 +76,20 @@ impl Held {
         plan: &PlanName,
         behind: Option<IncarnationId>,
     ) -> impl Iterator<Item = IncarnationId> {
-        let (first, last) = ((plan.clone(), first_id()), (plan.clone(), last_id()));
-        let turn = behind.map_or_else(|| first.clone(), |behind| (plan.clone(), behind));
-        let rest = self.incarnations.range((Bound::Excluded(turn.clone()), Bound::Included(last)));
-        rest.chain(self.incarnations.range(first..=turn)).map(|(_, id)| *id)
+        let first = self.incarnations.partition_point(|(of, _)| of < plan);
+        let own = &self.incarnations[first..];
+        let own = &own[..own.partition_point(|(of, _)| of == plan)];
+        let turn = behind.map_or(0, |behind| own.partition_point(|(_, id)| *id <= behind));
+        own[turn..].iter().chain(&own[..turn]).map(|(_, id)| *id)
+    }
+
+    fn run(&mut self, plan: &PlanName, id: IncarnationId, up: bool) {
+        let place = self.incarnations.binary_search_by(|(of, other)| (of, *other).cmp(&(plan, id)));
+        match (place, up) {
+            (Err(place), true) => self.incarnations.insert(place, (plan.clone(), id)),
+            (Ok(place), false) => drop(self.incarnations.remove(place)),
+            (Ok(_), true) | (Err(_), false) => {}
+        }
     }
 
     /// Bytes of storage of the class.
@@ -126,8 +125,9 @@ struct Spot {
 pub(crate) struct SiteNumber(u32);
 
 /// What is known of a node here.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Site {
+    number: SiteNumber,
     spot: Option<Spot>,
     held: Held,
     storage: BTreeMap<StorageClass, u64>,
@@ -141,13 +141,61 @@ pub struct Places {
     /// Those of classes; others are empty, and taken again.
     shelves: Vec<Shelf>,
     spare: Vec<usize>,
-    sites: FxHashMap<NodeName, Site>,
+    sites: Sites,
     shape: Arc<()>,
     freed: Arc<()>,
-    /// Nodes as numbers, and the last of them. Those of deleted nodes are kept: what is rolled back may name one before
-    /// it exists again.
-    numbers: FxHashMap<NodeName, SiteNumber>,
-    last: SiteNumber,
+}
+
+/// What is known of nodes, by name.
+#[derive(Clone, Default)]
+struct Sites {
+    by_name: FxHashMap<NodeName, Site>,
+    /// Numbers of nodes of which nothing is known: what is rolled back may name one before it exists again.
+    gone: FxHashMap<NodeName, SiteNumber>,
+    /// Each node that has a number, by that.
+    names: Vec<NodeName>,
+}
+
+impl Sites {
+    fn get(&self, node: &NodeName) -> Option<&Site> {
+        self.by_name.get(node)
+    }
+
+    fn get_mut(&mut self, node: &NodeName) -> Option<&mut Site> {
+        self.by_name.get_mut(node)
+    }
+
+    /// What is known of the node, which may be nothing yet.
+    fn of(&mut self, node: &NodeName) -> &mut Site {
+        // Most are there: no name is cloned for those.
+        if !self.by_name.contains_key(node) {
+            let number = self.gone.remove(node).unwrap_or_else(|| {
+                self.names.push(node.clone());
+                SiteNumber(u32::try_from(self.names.len() - 1).unwrap_or(u32::MAX))
+            });
+            self.by_name.insert(node.clone(), Site::new(number));
+        }
+        self.by_name.get_mut(node).expect("it was inserted above")
+    }
+
+    /// Keeps nothing of a node but its number.
+    fn forget(&mut self, node: &NodeName) {
+        if let Some((name, site)) = self.by_name.remove_entry(node) {
+            self.gone.insert(name, site.number);
+        }
+    }
+}
+
+impl Site {
+    fn new(number: SiteNumber) -> Site {
+        Site { number, spot: None, held: Held::default(), storage: BTreeMap::new(), is_expunged: false }
+    }
+
+    /// Whether nothing is known: perhaps the node is forgotten; if not, it is as it would be made anew.
+    fn is_empty(&self) -> bool {
+        let Site { number: _, spot, held, storage, is_expunged } = self;
+        spot.is_none() && storage.is_empty() && !*is_expunged && *held == NOTHING
+    }
 }
 
 impl Places {
@@ -175,9 +223,21 @@ impl Places {
         &self.shelves[number]
     }
 
-    /// The node as a number, if it exists.
+    /// The node as a number, if it was ever known.
     pub(crate) fn number(&self, node: &NodeName) -> Option<SiteNumber> {
-        self.numbers.get(node).copied()
+        let known = self.sites.get(node).map(|site| site.number);
+        known.or_else(|| self.sites.gone.get(node).copied())
+    }
+
+    /// The name of the node with the number.
+    pub(crate) fn name(&self, number: SiteNumber) -> Option<&NodeName> {
+        self.sites.names.get(number.0 as usize)
+    }
+
+    /// Cluster and update domain of a node on which there may be placements.
+    pub(crate) fn whereabouts(&self, node: &NodeName) -> Option<(&ClusterName, &DomainName)> {
+        let spot = self.sites.get(node)?.spot.as_ref()?;
+        Some((&spot.class.cluster, &spot.domain))
     }
 
     /// What placements hold of the node.
@@ -212,19 +272,14 @@ impl Places {
 
     /// A volume holds storage of the node, or gives it back.
     pub(crate) fn store(&mut self, node: &NodeName, class: &StorageClass, bytes: u64, up: bool) {
-        let site = match self.sites.get_mut(node) {
-            Some(site) => site,
-            None => self.sites.entry(node.clone()).or_default(),
-        };
+        let site = self.sites.of(node);
         if up {
             *site.held.stored.entry(class.clone()).or_default() += bytes;
         } else {
             self.freed = Arc::new(());
             give_back(&mut site.held.stored, class, bytes);
-            let Site { spot, held, storage, is_expunged, .. } = site;
-            if *held == Held::default() && storage.is_empty() && !*is_expunged && spot.is_none() {
-                // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
-                self.sites.remove(node);
+            if site.is_empty() {
+                self.sites.forget(node);
             }
         }
     }
@@ -246,18 +301,10 @@ impl Places {
 
     pub(crate) fn node(&mut self, name: &NodeName, new: Option<&Node>) {
         self.freed = Arc::new(());
-        let number = match (self.numbers.get(name), new) {
-            (Some(number), _) => *number,
-            (None, Some(new)) => {
-                self.last.0 += 1;
-                self.numbers.insert(new.name.clone(), self.last);
-                self.last
-            }
-            (None, None) => return,
-        };
-        let mut site = self.sites.remove(name).unwrap_or_default();
+        let site = self.sites.of(name);
+        let mut site = std::mem::replace(site, Site::new(site.number));
         if let Some(spot) = site.spot.take() {
-            self.shelves[spot.shelf].take(&spot.free(&site.held, name));
+            self.shelves[spot.shelf].take(name, spot.free(&site.held));
             self.leave(&spot);
         }
         (site.storage, site.is_expunged) = (BTreeMap::new(), false);
@@ -266,14 +313,15 @@ impl Places {
             site.is_expunged = new.state == NodeState::Expunged;
             let open = new.is_undisturbed() || planted::is(Bug::PlacesOnDisturbed);
             if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
-                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), number);
-                self.shelves[spot.shelf].add(spot.free(&site.held, name));
+                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), site.number);
+                self.shelves[spot.shelf].add(Free::new(spot.free(&site.held), name.clone(), spot.number));
                 site.spot = Some(spot);
             }
         }
-        if new.is_some() || !site.held.incarnations.is_empty() {
-            let name = new.map_or(name, |new| &new.name);
-            self.sites.insert(name.clone(), site);
+        if new.is_some() || !site.is_empty() {
+            *self.sites.of(name) = site;
+        } else {
+            self.sites.forget(name);
         }
     }
 
@@ -313,16 +361,15 @@ impl Places {
         }
     }
 
-    /// Takes a place, or gives it back.
-    pub(crate) fn hold(&mut self, of: &Holding<'_>, up: bool) {
-        let Site { spot, held, storage, is_expunged } = match self.sites.get_mut(of.node) {
-            Some(site) => site,
-            None => self.sites.entry(of.node.clone()).or_default(),
-        };
-        let before = spot.as_ref().map(|spot| spot.free(held, of.node));
+    /// Takes a place, or gives it back. Returns the node as a number.
+    pub(crate) fn hold(&mut self, of: &Holding<'_>, up: bool) -> SiteNumber {
+        let site = self.sites.of(of.node);
+        let number = site.number;
+        let Site { spot, held, .. } = site;
+        let before = spot.as_ref().map(|spot| spot.free(held));
         if up {
             held.amounts += of.amounts;
-            held.incarnations.insert((of.plan.clone(), of.incarnation));
+            held.run(of.plan, of.incarnation, true);
             if of.reserved {
                 held.reserved.insert(of.incarnation);
             }
@@ -339,7 +386,7 @@ impl Places {
             for _ in 0..times {
                 held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
             }
-            held.incarnations.remove(&(of.plan.clone(), of.incarnation));
+            held.run(of.plan, of.incarnation, false);
             if of.reserved {
                 held.reserved.remove(&of.incarnation);
             }
@@ -351,19 +398,11 @@ impl Places {
             }
         }
         if let (Some(spot), Some(before)) = (spot.as_ref(), before) {
-            let after = spot.free(held, &before.node);
-            let stand = &mut self.shelves[spot.shelf];
-            stand.take(&before);
-            stand.add(after);
-        } else if held.incarnations.is_empty()
-            && held.stored.is_empty()
-            && storage.is_empty()
-            && !*is_expunged
-            && spot.is_none()
-        {
-            // Perhaps of a node that is forgotten; if not, it is as it would be made anew.
-            self.sites.remove(of.node);
+            self.shelves[spot.shelf].change(of.node, before, spot.free(held));
+        } else if site.is_empty() {
+            self.sites.forget(of.node);
         }
+        number
     }
 }
 
@@ -386,6 +425,7 @@ impl fmt::Debug for Places {
         });
         let sites: BTreeMap<_, _> = self
             .sites
+            .by_name
             .iter()
             .map(|(node, site)| {
                 (node, (site.spot.as_ref().map(|s| s.room), &site.held, &site.storage, site.is_expunged))
@@ -400,9 +440,10 @@ impl fmt::Debug for Places {
 }
 
 impl Spot {
-    fn free(&self, held: &Held, node: &NodeName) -> Free {
+    /// What is free of its room.
+    fn free(&self, held: &Held) -> Amounts {
         let held = if planted::is(Bug::IgnoresHeld) { Amounts::ZERO } else { held.amounts };
-        Free::new(self.room.checked_sub(held).unwrap_or(Amounts::ZERO), node.clone(), self.number)
+        self.room.checked_sub(held).unwrap_or(Amounts::ZERO)
     }
 }
 

@@ -250,7 +250,8 @@ fn plan_delete(fleet: &Fleet, name: &PlanName) -> Option<Assessed> {
     let manual = plan.policy().approval().of(OperationKind::Delete);
     let mut policies = BTreeSet::new();
     if manual == Approval::Manual {
-        let nodes = index.nodes().filter_map(|node| fleet.nodes().get(node));
+        let nodes = index.spread.nodes(&fleet.index().places);
+        let nodes = nodes.filter_map(|(node, _)| fleet.nodes().get(node));
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         policies = four_eyes(fleet, PolicyKind::Delete, name, &domains);
     }

@@ -4,6 +4,8 @@
 //! whose cores are not what ran out are passed over by the row: finding, adding and removing costs about the same
 //! for ten thousand nodes as for ten.
 
+use std::cmp::Ordering;
+
 use chancery_events::amount::Amounts;
 use chancery_events::name::NodeName;
 
@@ -28,6 +30,15 @@ impl Free {
     pub(crate) fn new(amounts: Amounts, node: NodeName, site: SiteNumber) -> Free {
         Free { cpu: amounts.cpu, memory: amounts.memory, disk: amounts.disk, node, site }
     }
+
+    fn amounts(&self) -> Amounts {
+        Amounts { cpu: self.cpu, memory: self.memory, disk: self.disk }
+    }
+
+    /// Where it stands beside a node on which so much is free.
+    fn beside(&self, Amounts { cpu, memory, disk }: Amounts, node: &NodeName) -> Ordering {
+        (self.cpu, self.memory, self.disk).cmp(&(cpu, memory, disk)).then_with(|| self.node.cmp(node))
+    }
 }
 
 impl std::fmt::Debug for Free {
@@ -49,6 +60,11 @@ impl Row {
         let mut row = Row { nodes, memory: 0, disk: 0 };
         row.measure();
         row
+    }
+
+    /// The place at which a node on which so much is free stands, or would stand.
+    fn place_of(&self, amounts: Amounts, node: &NodeName) -> Result<usize, usize> {
+        self.nodes.binary_search_by(|free| free.beside(amounts, node))
     }
 
     fn measure(&mut self) {
@@ -86,19 +102,21 @@ impl Shelf {
         self.rows.iter().flat_map(|row| &row.nodes)
     }
 
-    /// The row in which it stands, or would stand.
-    fn row_of(&self, free: &Free) -> usize {
-        let after = self.rows.partition_point(|row| row.nodes.first().is_some_and(|first| first <= free));
-        after.saturating_sub(1)
+    /// The row in which a node on which so much is free stands, or would stand.
+    fn row_of(&self, amounts: Amounts, node: &NodeName) -> usize {
+        let stands_before =
+            |row: &Row| row.nodes.first().is_some_and(|first| first.beside(amounts, node).is_le());
+        self.rows.partition_point(stands_before).saturating_sub(1)
     }
 
     pub(crate) fn add(&mut self, free: Free) {
-        let at = self.row_of(&free);
+        let amounts = free.amounts();
+        let at = self.row_of(amounts, &free.node);
         let Some(row) = self.rows.get_mut(at) else {
             self.rows.push(Row::new(vec![free]));
             return;
         };
-        let Err(place) = row.nodes.binary_search(&free) else { return };
+        let Err(place) = row.place_of(amounts, &free.node) else { return };
         row.memory = row.memory.max(free.memory);
         row.disk = row.disk.max(free.disk);
         row.nodes.insert(place, free);
@@ -109,12 +127,11 @@ impl Shelf {
         }
     }
 
-    pub(crate) fn take(&mut self, free: &Free) {
-        let at = self.row_of(free);
-        let Some(row) = self.rows.get_mut(at) else { return };
-        let Ok(place) = row.nodes.binary_search(free) else { return };
-        row.nodes.remove(place);
-        if free.memory == row.memory || free.disk == row.disk {
+    pub(crate) fn take(&mut self, node: &NodeName, amounts: Amounts) -> Option<Free> {
+        let at = self.row_of(amounts, node);
+        let row = self.rows.get_mut(at)?;
+        let taken = row.nodes.remove(row.place_of(amounts, node).ok()?);
+        if taken.memory == row.memory || taken.disk == row.disk {
             row.measure();
         }
         if row.nodes.is_empty() {
@@ -125,6 +142,14 @@ impl Shelf {
             into.memory = into.memory.max(row.memory);
             into.disk = into.disk.max(row.disk);
             into.nodes.extend(row.nodes);
+        }
+        Some(taken)
+    }
+
+    /// So much is free on a node now.
+    pub(crate) fn change(&mut self, node: &NodeName, before: Amounts, after: Amounts) {
+        if let Some(free) = self.take(node, before) {
+            self.add(Free::new(after, free.node, free.site));
         }
     }
 }
@@ -162,7 +187,7 @@ mod tests {
                 let free =
                     all.iter().nth(dice.below(all.len() as u64) as usize).expect("below the count").clone();
                 all.remove(&free);
-                shelf.take(&free);
+                shelf.take(&free.node, free.amounts());
             }
             let needs = amounts(&mut dice);
             let suits = |node: &NodeName| node.as_str().len().is_multiple_of(2);
@@ -177,7 +202,7 @@ mod tests {
         }
         assert!(shelf.iter().eq(all.iter()));
         for free in &all {
-            shelf.take(free);
+            shelf.take(&free.node, free.amounts());
         }
         assert!(shelf.is_empty() && shelf.rows.is_empty());
     }

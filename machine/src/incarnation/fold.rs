@@ -13,7 +13,7 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use super::start_deadline;
-use crate::fleet::{Contradiction, Fleet};
+use crate::fleet::{Contradiction, Fleet, absent};
 use crate::meta::{At, Meta};
 use crate::operation::{self, Version};
 use crate::state::{
@@ -29,9 +29,11 @@ pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) ->
     if planted::is(Bug::ReusesIds) {
         id = IncarnationId::issue(at.lineage, fact.operation.position());
     }
-    let node = fleet.want::<Node>(&fact.node)?;
-    let domain = node.spec.domain.clone();
-    let cluster = node.cluster.clone().ok_or_else(|| Contradiction {
+    let (cluster, domain) = match fleet.whereabouts(&fact.node) {
+        Some((cluster, domain)) => (cluster.cloned(), domain.clone()),
+        None => return Err(absent::<Node>(&fact.node)),
+    };
+    let cluster = cluster.ok_or_else(|| Contradiction {
         subject: Subject::Node(fact.node.clone()),
         problem: "a place is reserved on it, and it is in no cluster".into(),
     })?;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use chancery_events::digest::Digest;
 use chancery_events::id::{IncarnationId, OperationId, Position};
-use chancery_events::name::{DeploymentName, DomainName, GroupName, NodeName, PlanName, ReplicaName};
+use chancery_events::name::{DeploymentName, DomainName, GroupName, PlanName, ReplicaName};
 use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, Purpose, Strategy};
 use chancery_events::time::Time;
 
-use super::{PlanSpread, Tally, mark};
+use super::{PlanSpread, mark};
 use crate::marks::{OperationMarks, PlanMarks, ReplicaMarks, Stage, Turn};
 use crate::state::{Operation, Replica, Set};
 
@@ -155,8 +155,6 @@ pub struct PlanIndex {
     pub present: u32,
     /// Those that are going: a delete of each is open, or was carried out in part.
     pub(crate) going: BTreeSet<ReplicaName>,
-    /// How many of its runs hold a place, by node.
-    pub(super) runs: Tally<NodeName>,
     /// Where its replicas are.
     pub spread: PlanSpread,
     /// Whether its spread was found to be uneven.
@@ -178,11 +176,6 @@ impl PlanIndex {
     /// Its replicas.
     pub(crate) fn members(&self) -> impl Iterator<Item = &ReplicaName> {
         self.deployments.values().flat_map(DeploymentIndex::members).chain(&self.going)
-    }
-
-    /// Nodes on which runs of it hold a place.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = &NodeName> {
-        self.runs.keys()
     }
 }
 

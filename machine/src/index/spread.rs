@@ -24,6 +24,8 @@ pub struct NodeCount {
     pub held: u32,
     /// Replicas that remain there.
     pub remaining: u32,
+    /// Incarnations that hold a place there now: a replica may have two.
+    pub runs: u32,
 }
 
 /// Replicas of a plan in an update domain.
@@ -57,6 +59,21 @@ impl PlanSpread {
     /// The same, by name.
     pub(crate) fn on_node(&self, places: &Places, node: &NodeName) -> NodeCount {
         places.number(node).map(|number| self.on_site(number)).unwrap_or_default()
+    }
+
+    /// Nodes on which incarnations of the plan hold a place, each with their number, in no order.
+    pub(crate) fn nodes<'a>(&'a self, places: &'a Places) -> impl Iterator<Item = (&'a NodeName, u32)> {
+        let nodes = self.nodes.iter().filter(|(_, count)| count.runs > 0);
+        nodes.filter_map(|(site, count)| Some((places.name(*site)?, count.runs)))
+    }
+
+    /// Follows an incarnation that takes a place on a node, or gives it back.
+    pub(super) fn incarnation(&mut self, node: SiteNumber, up: bool) {
+        let count = self.nodes.entry(node).or_default();
+        count.runs = if up { count.runs + 1 } else { count.runs - 1 };
+        if *count == NodeCount::default() {
+            self.nodes.remove(&node);
+        }
     }
 
     /// Replicas that remain in the domain.
@@ -150,7 +167,8 @@ impl fmt::Debug for PlanSpread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlanSpread { nodes, domains, crowded, eased: _, thinned: _ } = self;
         // Numbers of nodes follow from the past.
-        let mut nodes: Vec<_> = nodes.values().map(|count| (count.held, count.remaining)).collect();
+        let mut nodes: Vec<_> =
+            nodes.values().map(|count| (count.held, count.remaining, count.runs)).collect();
         nodes.sort_unstable();
         f.debug_tuple("PlanSpread").field(&nodes).field(domains).field(crowded).finish()
     }

@@ -118,7 +118,7 @@ fn an_end_frees_exactly_what_was_held() {
         world.report(id, saw);
         let left = held(&world);
         assert_eq!(left.amounts, Amounts { cpu: 1700, memory: 3 << 30, disk: 0 });
-        assert_eq!(left.incarnations, [(name("db"), other)].into());
+        assert_eq!(*left.incarnations, [("db".parse().unwrap(), other)]);
         world.report(other, ended(Exit::Clean));
         assert_eq!((held(&world), world.free_cpu()), (Held::default(), 4000));
     }

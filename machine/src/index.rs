@@ -420,6 +420,9 @@ impl Index {
                 }
                 if replica.going {
                     mark(&mut plan.going, this.name.clone(), up);
+                    if replica.undecided {
+                        mark(&mut plan.undecided, (replica.deployment.clone(), this.name.clone()), up);
+                    }
                 } else {
                     by(&mut plan.present);
                 }
@@ -472,9 +475,10 @@ impl Index {
                 }
                 of.operation(this, old, new);
             }),
-            None => self.with_plan(&this.plan, |plan| {
+            None => self.with_deployment(&this.plan, &this.version, |plan, of| {
                 for (marks, up) in both() {
                     plan.operation(this, marks, up);
+                    of.asked_besides(this, marks, up);
                 }
             }),
         }

@@ -161,6 +161,8 @@ impl From<&Deployment> for DeploymentMarks {
 pub(crate) struct ReplicaMarks {
     pub(crate) deployment: DeploymentName,
     pub(crate) going: bool,
+    /// Whether the delete that the replica is going by has not begun.
+    pub(crate) undecided: bool,
     pub(crate) idle: bool,
     pub(crate) still: bool,
     pub(crate) free: bool,
@@ -214,6 +216,7 @@ impl From<&Replica> for ReplicaMarks {
         ReplicaMarks {
             deployment: replica.deployment.clone(),
             going: replica.is_going(),
+            undecided: replica.is_going() && replica.will != Will::Deleted,
             idle: replica.is_idle(),
             still: !replica.recovers && (replica.is_still() || replica.is_without_place()),
             free: replica.is_free(),

@@ -33,7 +33,8 @@ fn carry_out(fleet: &Fleet, plan: &Plan, work: Work, ctx: &Context, draft: &mut 
         Work::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
         Work::Remove => {
             let by = Asker::Rule(format!("plan/{}/removal", plan.name));
-            delete(fleet, victim(fleet, plan), &Want::by(OperationKind::Delete, Some(by)), ctx, draft);
+            let replica = victim(fleet, plan).or_else(|| undecided(fleet, plan));
+            delete(fleet, replica, &Want::by(OperationKind::Delete, Some(by)), ctx, draft);
         }
         Work::Cancel(_)
         | Work::Abort(_)
@@ -168,6 +169,12 @@ fn victim<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
         let victims = index.victims()?;
         on_crowded_node(fleet, plan, &victims).or_else(|| fleet.replicas().get(victims.newest()?))
     })
+}
+
+/// A replica whose delete waits for approval.
+fn undecided<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<&'a Replica> {
+    let index = fleet.index().plan_index(&plan.name)?;
+    index.undecided.first().and_then(|(_, name)| fleet.replicas().get(name))
 }
 
 fn on_crowded_node<'a>(fleet: &'a Fleet, plan: &Plan, victims: &Victims<'_>) -> Option<&'a Replica> {

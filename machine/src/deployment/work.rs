@@ -56,7 +56,7 @@ impl PlanIndex {
         }
         let Some((name, current)) = self.current() else {
             return match () {
-                () if self.removing && self.present > 0 => now(Work::Remove),
+                () if self.removing && (self.present > 0 || !self.undecided.is_empty()) => now(Work::Remove),
                 () if self.removing && self.replicas == 0 => now(Work::Forget),
                 () if self.waiting => now(Work::Start),
                 () => None,
@@ -73,16 +73,18 @@ impl PlanIndex {
         if let Some(operation) = current.unstarted.first().or(current.queued().next()) {
             return Some(Work::Cancel(*operation));
         }
-        let beside = !matches!(current.strategy, Strategy::Rolling { .. }) && current.set == Set::Old;
-        let built = self.deployments.get(name).filter(|_| beside && !planted::is(Bug::LeavesNewSet));
-        if let Some(replica) = built.and_then(DeploymentIndex::any) {
+        let beside = current.stands_beside() && !planted::is(Bug::LeavesNewSet);
+        let built = self.deployments.get(name).filter(|_| beside);
+        // What somebody else has asked to be deleted does not wait for its approval any more.
+        let undecided =
+            || self.undecided.iter().find(|(of, _)| beside && of == name).map(|(_, replica)| replica);
+        if let Some(replica) = built.and_then(DeploymentIndex::any).or_else(undecided) {
             return Some(Work::TakeBack(replica.clone()));
         }
         let aborts = current.stage == Some(Stage::Aborting) && !planted::is(Bug::WaitsForAborted);
         if let Some(operation) = current.may_abort.first().filter(|_| aborts) {
             return Some(Work::Abort(*operation));
         }
-        // What somebody else has asked to go may yet stay.
         let left = built.map_or(0, |built| built.replicas);
         (current.running.is_empty() && left == 0).then_some(Work::End)
     }

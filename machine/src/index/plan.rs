@@ -62,6 +62,10 @@ pub struct DeploymentIndex {
     pub unstarted: BTreeSet<OperationId>,
     /// Those of them that wait for approval.
     pub asking: BTreeSet<OperationId>,
+    /// Operations on replicas of it that are not its own, and wait for approval: those that start a replica.
+    pub asked_starts: u32,
+    /// The others of them, but for those that delete a replica.
+    pub asked_others: u32,
     /// Its operations that are approved, and whose turn comes later.
     pub queue: Queues,
     /// Its operations that run, with their update domains.
@@ -155,6 +159,8 @@ pub struct PlanIndex {
     pub present: u32,
     /// Those that are going: a delete of each is open, or was carried out in part.
     pub(crate) going: BTreeSet<ReplicaName>,
+    /// Those of them whose delete has not begun, each with the deployment that it runs by.
+    pub(crate) undecided: BTreeSet<(DeploymentName, ReplicaName)>,
     /// Where its replicas are.
     pub spread: PlanSpread,
     /// Whether its spread was found to be uneven.
@@ -180,12 +186,24 @@ impl PlanIndex {
 }
 
 impl DeploymentIndex {
-    /// Whether people alone can let it go on: they approve all that is left to do, or promote its canary.
-    pub(crate) fn waits_for_people(&self) -> bool {
-        let begun = !self.running.is_empty() || !self.queue.is_empty();
-        let canary = matches!(self.strategy, Strategy::Canary { .. }) && self.set == Set::Old;
-        let asks = !self.asking.is_empty() || canary;
-        !begun && asks && self.asking.len() == self.unstarted.len()
+    /// Whether its old replicas are beside the new ones, and left alone.
+    pub(crate) fn stands_beside(&self) -> bool {
+        !matches!(self.strategy, Strategy::Rolling { .. }) && self.set == Set::Old
+    }
+
+    /// An operation that no deployment asked for, on a replica of it.
+    pub(super) fn asked_besides(&mut self, operation: &Operation, marks: &OperationMarks, up: bool) {
+        let count = match operation.kind {
+            _ if !matches!(marks.turn, Turn::Waiting { .. }) => return,
+            OperationKind::Delete => return,
+            OperationKind::Start => &mut self.asked_starts,
+            OperationKind::Create
+            | OperationKind::Update
+            | OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Stop => &mut self.asked_others,
+        };
+        *count = if up { *count + 1 } else { *count - 1 };
     }
 
     /// Operations that were approved, and have not begun.
@@ -336,12 +354,27 @@ impl PlanIndex {
         self.deployments.get(name).map(|of| (name, of))
     }
 
+    /// Whether people alone can let the deployment that is carried out go on: they approve all that is left to do, or
+    /// what others asked for of a replica that the deployment waits for, or they promote its canary.
+    fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
+        let begun = !current.running.is_empty() || !current.queue.is_empty();
+        let canary = matches!(current.strategy, Strategy::Canary { .. }) && current.set == Set::Old;
+        let besides = self.deployments.values().any(|of| {
+            // Replicas of the version should run; others are to be free for their update.
+            let right = of.version == current.version;
+            (right && of.asked_starts > 0)
+                || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
+        });
+        let asks = !current.asking.is_empty() || canary || besides;
+        !begun && asks && current.asking.len() == current.unstarted.len()
+    }
+
     /// When the deployment that is carried out will have made no progress for too long, unless it waits for people.
     /// `later`: the end of the pause that its strategy makes now.
     pub(super) fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
-        let people = current.waits_for_people() && !planted::is(Bug::StallsForPeople);
+        let people = self.waits_for_people(current) && !planted::is(Bug::StallsForPeople);
         let counts = !people && !self.parked;
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }

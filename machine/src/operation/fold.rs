@@ -104,10 +104,8 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     })?;
     // What the plan's own rule approves waits for nobody.
     let by_rule = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
-    let of = fleet.want::<Operation>(&fact.operation)?;
-    if let Some(name) = of.deployment.clone().filter(|_| !by_rule) {
-        let plan = of.plan.clone();
-        deployment::progress(fleet, &plan, &name, at)?;
+    if !by_rule {
+        decided(fleet, fact.operation, at)?;
     }
     fleet.change::<Replica>(&fact.replica, |replica| {
         if begins || !matches!(by.kind, OperationKind::Stop | OperationKind::Delete) {
@@ -120,6 +118,17 @@ pub(crate) fn approved(fleet: &mut Fleet, fact: &OperationApproved, at: At) -> R
     })?;
     match fact.incarnation {
         Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
+        None => Ok(()),
+    }
+}
+
+/// People have decided about an operation: the deployment that waited for that has made progress.
+fn decided(fleet: &mut Fleet, operation: OperationId, at: At) -> Result<(), Contradiction> {
+    let operation = fleet.want::<Operation>(&operation)?;
+    let plan = operation.plan.clone();
+    let current = || fleet.plans().get(&plan).and_then(|plan| plan.current.clone());
+    match operation.deployment.clone().or_else(current) {
+        Some(name) => deployment::progress(fleet, &plan, &name, at),
         None => Ok(()),
     }
 }
@@ -220,6 +229,10 @@ pub(crate) fn close(
     let fulfilled = matches!(operation.by.as_deref(), Some(Asker::Rule(_))) && !begun && !kept;
     let aborted = aborted && begun;
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
+    // One of a deployment that is not carried out is that deployment's matter.
+    if operation.deployment.is_none() && matches!(operation.state, OperationState::PendingApproval(_)) {
+        decided(fleet, id, at)?;
+    }
     fleet.change::<Operation>(&id, |operation| {
         operation.state = OperationState::Ended(end.clone());
         match version {

@@ -1,7 +1,7 @@
 //! Deployments that are cancelled or superseded while operations of them are under way.
 
 use chancery_events::fact::Effect;
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::observation::{Exit, Hope, Saw};
 use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
@@ -270,6 +270,64 @@ fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_faile
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     world.run();
     assert_eq!(world.deployment("d2"), "cancelled");
+    world.obey();
+    assert!(world.fleet.plans().get("web").is_none());
+}
+
+/// As [`world`], with three replicas that run by `d1`; deletes wait for approval.
+fn world_with_manual_deletes() -> World {
+    let mut world = world(6, &json!({}));
+    create(&mut world, "d1", 3, "queue");
+    world.obey();
+    let approval: serde_json::Map<_, _> = OperationKind::ALL
+        .iter()
+        .map(|kind| {
+            (
+                kind.word().to_owned(),
+                if *kind == OperationKind::Delete { "manual" } else { "automatic" }.into(),
+            )
+        })
+        .collect();
+    world.plan_with("automatic", &json!({"approval": approval}));
+    world
+}
+
+fn delete(world: &mut World, deployment: &str) -> OperationId {
+    let all = world.fleet.replicas().sorted();
+    let replica = all.iter().find(|replica| replica.deployment.as_str() == deployment).expect("a replica");
+    let name = replica.name.clone();
+    world.must("replica.delete", &json!({"name": name}));
+    world.run();
+    assert_eq!(world.pending().len(), 1, "it waits for approval");
+    world.pending()[0].id
+}
+
+#[test]
+fn a_canary_that_is_withdrawn_does_not_wait_for_the_approval_of_a_delete() {
+    for end in ["deployment.withdraw", "deployment.cancel"] {
+        let mut world = world_with_manual_deletes();
+        let spec = json!({"count": 3, "coordinates": {"app": {"version": "d2"}}, "strategy": {"canary": {"count": 1}}});
+        world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+        world.run();
+        world.obey();
+        let asked = delete(&mut world, "d2");
+        world.must(end, &json!({"plan": "web", "name": "d2"}));
+        world.run();
+        world.obey();
+        let operation = world.fleet.operations().get(&asked);
+        assert!(operation.is_none_or(|of| !of.is_open()), "{end}");
+        assert_eq!(world.deployment("d2"), "cancelled", "{end}");
+        assert_eq!(world.phases(), ["running", "running", "running"], "{end}");
+    }
+}
+
+#[test]
+fn a_plan_that_is_deleted_does_not_wait_for_the_approval_of_a_delete() {
+    let mut world = world_with_manual_deletes();
+    delete(&mut world, "d1");
+    world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    world.grant();
+    world.run();
     world.obey();
     assert!(world.fleet.plans().get("web").is_none());
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use chancery_events::fact::Fact;
 use chancery_events::observation::{ProcessStatus, Saw};
+use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
 use crate::deployment::waits_for;
 use crate::state::Deployment;
-use crate::testing::{World, name, process, ready};
+use crate::testing::{World, crashed, name, process, ready};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -159,6 +160,84 @@ fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
     pass(&mut world, Duration::from_secs(59));
     assert!(!is_stalled(&world, "d2"), "it counts from the approval");
     pass(&mut world, Duration::from_secs(2));
+    assert!(is_stalled(&world, "d2"));
+}
+
+/// As [`world`], and operations of the kind wait for approval.
+fn world_with_manual(kind: &str) -> World {
+    let mut world = world("automatic");
+    let mut approval: serde_json::Map<_, _> =
+        OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), "automatic".into())).collect();
+    approval.insert(kind.to_owned(), "manual".into());
+    let timeouts = json!({"start": 3_600_000, "stop": 10_000, "approval": 3_600_000});
+    world.plan_with("automatic", &json!({"restart": "never", "timeouts": timeouts, "approval": approval}));
+    world
+}
+
+#[test]
+fn time_in_which_people_have_to_approve_what_others_asked_for_is_not_time_without_progress() {
+    // A replica of the version that is to run, which somebody starts.
+    let mut world = world_with_manual("start");
+    let run = world.commanded()[0];
+    world.report(run, crashed());
+    world.run();
+    let down = world
+        .fleet
+        .replicas()
+        .sorted()
+        .iter()
+        .find(|replica| replica.active.is_none())
+        .expect("one")
+        .name
+        .clone();
+    world.must("replica.start", &json!({"name": down}));
+    world.run();
+    create(&mut world, "d2", &json!({"coordinates": {"app": {"version": "d1"}}}));
+    pass(&mut world, DEADLINE * 3);
+    assert_eq!(world.deployment("d2"), "in progress");
+    assert!(!is_stalled(&world, "d2"), "people have to approve the start");
+    assert!(waits(&world, "d2").starts_with("approval of operation "), "{}", waits(&world, "d2"));
+    world.approve_all();
+    world.run();
+    pass(&mut world, Duration::from_secs(59));
+    assert!(!is_stalled(&world, "d2"), "it counts from the approval");
+    pass(&mut world, Duration::from_secs(2));
+    assert!(is_stalled(&world, "d2"));
+
+    // A replica of the version before, which somebody restarts: its update comes later.
+    for decide in ["operation.approve", "operation.reject"] {
+        let mut world = world_with_manual("restart");
+        let first = world.fleet.replicas().sorted()[0].name.clone();
+        world.must("replica.restart", &json!({"name": first}));
+        world.run();
+        create(&mut world, "d2", &json!({"auto_rollback": true}));
+        world.obey();
+        pass(&mut world, DEADLINE * 3);
+        assert_eq!(world.deployment("d2"), "in progress");
+        assert!(!is_stalled(&world, "d2"), "people have to approve the restart");
+        assert!(waits(&world, "d2").starts_with("approval of operation "), "{}", waits(&world, "d2"));
+        let restart = world.pending()[0];
+        let (id, hash) = (restart.id, restart.hash.expect("it is known"));
+        let ask = match decide {
+            "operation.approve" => json!({"operations": [{"operation": id, "hash": hash}]}),
+            _ => json!({"operations": [id], "reason": "no"}),
+        };
+        world.must(decide, &ask);
+        world.run();
+        pass(&mut world, Duration::from_secs(59));
+        assert_eq!(world.deployment("d2"), "in progress", "{decide}: it counts from the decision");
+    }
+
+    // A stop of a replica that is right keeps nothing, and what is late is called late.
+    let mut world = world_with_manual("stop");
+    create(&mut world, "d2", &json!({}));
+    let first = world.asked().next().expect("one is updated");
+    world.report(first, ready());
+    world.obey_one();
+    let done = world.fleet.incarnations().get(&first).expect("it runs").replica.clone();
+    world.must("replica.stop", &json!({"name": done}));
+    world.run();
+    pass(&mut world, DEADLINE + Duration::from_secs(1));
     assert!(is_stalled(&world, "d2"));
 }
 

@@ -362,6 +362,13 @@ impl World {
         Ok(())
     }
 
+    /// People have decided about an operation: its deployment makes progress, or the one that is carried out.
+    pub(super) fn people_decided(&mut self, operation: &Operation, at: At) {
+        let current = || self.plans.get(&operation.plan).and_then(|plan| plan.current.clone());
+        let deployment = operation.deployment.clone().or_else(current);
+        self.progresses(&Operation { deployment, ..operation.clone() }, at);
+    }
+
     /// The deployment of the operation makes progress, if it goes on.
     pub(super) fn progresses(&mut self, operation: &Operation, at: At) {
         let plan = self.plans.get_mut(&operation.plan);
@@ -411,14 +418,27 @@ impl World {
             !fact.waits_for.is_empty(),
             "deployment {name} of {owner} is stalled, and waits for nothing"
         );
+        // What others asked for of a replica that it waits for.
+        let others = self.operations.values().filter(|of| of.plan == *owner && of.deployment.is_none());
+        let others: Vec<_> = others.filter(|of| of.stage == Stage::Pending).cloned().collect();
         let plan = self.plan(owner)?;
         plan.goes_on(name, "it is called stalled")?;
         let deployment = plan.deployment(name)?;
         let canary =
             matches!(deployment.spec.strategy, Strategy::Canary { .. }) && deployment.stands_beside();
+        let (version, beside) = (deployment.version, deployment.stands_beside());
+        let besides = others.iter().any(|of| {
+            let right = plan.deployments.get(&of.version).is_some_and(|of| of.version == version);
+            match of.kind {
+                OperationKind::Delete => false,
+                OperationKind::Start if right => true,
+                _ => !right && !beside,
+            }
+        });
+        let deployment = plan.deployment(name)?;
         demand!(
             6,
-            works || !(asks || canary),
+            works || !(asks || canary || besides),
             "deployment {name} of {owner} is stalled, and waits for people"
         );
         let due = deployment.progressed + Duration::from_millis(deployment.spec.progress_deadline);

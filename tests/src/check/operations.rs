@@ -176,7 +176,7 @@ impl World {
         self.operation(id)?.approver = Some(fact.by.clone());
         let by_plan = matches!(&fact.by, Approver::Rule(rule) if !rule.starts_with("policy/"));
         if !by_plan {
-            self.progresses(&operation, at);
+            self.people_decided(&operation, at);
         }
         match fact.begins {
             Begins::Now => self.begin(id, fact.incarnation, How::Approved, at),
@@ -385,6 +385,7 @@ impl World {
     pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) -> Check {
         let operation = self.operation(id)?;
         let had_begun = operation.stage == Stage::Running;
+        let was_asked = operation.deployment.is_none() && operation.stage == Stage::Pending;
         operation.stage = Stage::Over;
         operation.aborted = had_begun && matches!(end, OperationEnd::Cancelled { .. });
         operation.failed =
@@ -397,6 +398,8 @@ impl World {
         }
         if succeeded {
             self.progresses(&operation, at);
+        } else if was_asked {
+            self.people_decided(&operation, at);
         }
         if let Some(deployment) = operation.deployment {
             let deployment = self.plan(&operation.plan)?.deployment(&deployment)?;

@@ -434,12 +434,26 @@ impl Entities {
         }
     }
 
+    /// People have decided about an operation: if no deployment asked for that, the one that is carried out waited.
+    fn decided(&mut self, id: OperationId, at: At) {
+        let Some(operation) = self.operations.get(&id).map(|kept| &kept.is) else { return };
+        if operation.deployment.is_some() {
+            return self.progresses(id, at);
+        }
+        let current = self.deployments.iter_mut().find(|((plan, _), kept)| {
+            *plan == operation.plan && kept.is.has_started && kept.is.end.is_none()
+        });
+        if let Some((_, kept)) = current {
+            kept.is.progresses(at);
+        }
+    }
+
     fn approved(&mut self, fact: &OperationApproved, at: At) {
         // What needs nobody but the plan itself is no step.
         if matches!(&fact.by, Approver::Actor(_))
             || matches!(&fact.by, Approver::Rule(rule) if rule.starts_with("policy/"))
         {
-            self.progresses(fact.operation, at);
+            self.decided(fact.operation, at);
         }
         let Some(operation) = self.operations.get_mut(&fact.operation) else { return };
         operation.is.approved = Some(fact.by.clone());
@@ -490,8 +504,11 @@ impl Entities {
     }
 
     fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) {
+        let asked = self.operations.get(&id).map(|kept| &kept.is).filter(|is| is.deployment.is_none());
         if *end == OperationEnd::Succeeded {
             self.progresses(id, at);
+        } else if asked.is_some_and(|is| is.word() == "pending_approval") {
+            self.decided(id, at);
         }
         let Some(operation) = self.operations.get_mut(&id) else { return };
         let by_rule = matches!(operation.is.by, Some(Asker::Rule(_))) && !operation.is.has_begun;

@@ -58,8 +58,17 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
     if !metadata.is_dir() {
         return Ok(());
     }
-    for entry in std::fs::read_dir(path)? {
-        let entry = entry?;
+    let entries = match std::fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let name = entry.file_name();
         // A data directory may stand beside other things: its own are these.
         let is_ours = depth > 0
@@ -71,12 +80,21 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
             3 => name == "removed" || name == "forgotten",
             _ => depth > 4 && (name == "work" || name == "data"),
         };
-        let is_deep = is_store && depth >= 3 && reach == Reach::Start && entry.file_type()?.is_dir();
+        let is_deep = is_store && depth >= 3 && reach == Reach::Start && is_dir(&entry)?;
         if is_ours && !(is_store && is_foreign) && !is_deep {
             look(&entry.path(), depth + 1, reach, found)?;
         }
     }
     Ok(())
+}
+
+/// Whether an entry is a directory; one that has gone meanwhile is none.
+fn is_dir(entry: &std::fs::DirEntry) -> io::Result<bool> {
+    match entry.file_type() {
+        Ok(kind) => Ok(kind.is_dir()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes from others what they may do.

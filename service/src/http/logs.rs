@@ -154,10 +154,13 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         let labels = labels(&files, marks);
         let open = |(file, label)| Open::begin(file, label, from, marks);
         let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
-        let open = files.iter().zip(labels).map(open).collect::<io::Result<_>>()?;
-        Ok::<_, io::Error>(Outputs { open, last, looked: Instant::now() })
+        let open = files.iter().zip(labels).map(open).collect();
+        Outputs { open, last, looked: Instant::now() }
     });
-    let open = open.await?.map_err(|error| Problem::internal("open logs", &error))?;
+    let open = open.await?;
+    if let Some(error) = open.nothing_can_be_read() {
+        return Err(Problem::internal("open logs", error));
+    }
     Ok(response(app, open, marks, (follower, reserved)))
 }
 
@@ -180,20 +183,16 @@ fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static
             let label = next.as_ref().map(|(at, _)| open.open[*at].label.clone());
             files = Some(open);
             match next {
-                Some((at, Ok(bytes))) => {
+                Some((at, bytes)) => {
                     if names && shown != Some(at) {
                         let gap = if shown.is_some() { "\n" } else { "" };
                         yield Ok(Bytes::from(format!("{gap}==> {} <==\n", label.unwrap_or_default())));
                         shown = Some(at);
                     }
-                    yield Ok(bytes);
+                    yield Ok::<_, io::Error>(bytes);
                     if follow && *closing.borrow() {
                         return;
                     }
-                }
-                Some((_, Err(error))) => {
-                    yield Err(error);
-                    return;
                 }
                 None if !follow => return,
                 None => tokio::select! {
@@ -352,7 +351,7 @@ struct Outputs {
 
 impl Outputs {
     /// The oldest of what is new, and of which output it is; `None` if nothing is.
-    fn next(&mut self) -> Option<(usize, io::Result<Bytes>)> {
+    fn next(&mut self) -> Option<(usize, Bytes)> {
         if self.last == OpenLine::Waits && self.looked.elapsed() >= POLL {
             self.looked = Instant::now();
             self.open.iter_mut().for_each(|open| open.is_at_end = false);
@@ -360,19 +359,15 @@ impl Outputs {
         loop {
             let mut oldest: Option<(u64, usize)> = None;
             for (at, open) in self.open.iter_mut().enumerate() {
-                match open.next_time() {
-                    Err(error) => return Some((at, Err(error))),
-                    Ok(Some(time)) if oldest.is_none_or(|(least, _)| time < least) => {
-                        oldest = Some((time, at));
-                    }
-                    Ok(_) => {}
+                if let Some(time) = open.next_time()
+                    && oldest.is_none_or(|(least, _)| time < least)
+                {
+                    oldest = Some((time, at));
                 }
             }
             let Some((_, at)) = oldest else { break };
-            match self.open[at].read() {
-                Ok(None) => {}
-                Ok(Some(bytes)) => return Some((at, Ok(bytes))),
-                Err(error) => return Some((at, Err(error))),
+            if let Some(bytes) = self.open[at].read() {
+                return Some((at, bytes));
             }
         }
         if self.last == OpenLine::Waits {
@@ -381,14 +376,32 @@ impl Outputs {
         // It is all that there is.
         let at = self.open.iter().position(|open| !open.rest.is_empty())?;
         let open = &mut self.open[at];
-        Some((at, Ok(marked(&open.label, &std::mem::take(&mut open.rest)))))
+        Some((at, marked(&open.label, &std::mem::take(&mut open.rest))))
     }
+
+    /// Why none of them can be read, if that is so.
+    fn nothing_can_be_read(&self) -> Option<&io::Error> {
+        let mut errors = self.open.iter().map(|open| match &open.source {
+            LogSource::Broken(error) => Some(error),
+            LogSource::Reader(_) | LogSource::Over => None,
+        });
+        errors.next_back().filter(|_| errors.all(|error| error.is_some())).flatten()
+    }
+}
+
+/// From what an output is read.
+enum LogSource {
+    Reader(Reader),
+    /// Cannot be read any more, which is to be told.
+    Broken(io::Error),
+    /// Cannot be read any more, which was told.
+    Over,
 }
 
 /// An output, and how far it was read.
 struct Open {
     label: String,
-    reader: Reader,
+    source: LogSource,
     marks: LogMarks,
     /// When what comes next was written, if that is known.
     time: Option<u64>,
@@ -399,37 +412,61 @@ struct Open {
 }
 
 impl Open {
-    fn begin(file: &LogFile, label: String, from: StartPoint, marks: LogMarks) -> io::Result<Open> {
+    fn begin(file: &LogFile, label: String, from: StartPoint, marks: LogMarks) -> Open {
         let base = &file.base;
-        let reader = match (from.since, from.tail) {
-            (None, tail) => Reader::last(base, tail.unwrap_or(u64::MAX))?,
-            (Some(since), None) => Reader::since(base, since)?,
-            (Some(since), Some(tail)) => Reader::last(base, tail)?.later(Reader::since(base, since)?),
+        let reader = || match (from.since, from.tail) {
+            (None, tail) => Reader::last(base, tail.unwrap_or(u64::MAX)),
+            (Some(since), None) => Reader::since(base, since),
+            (Some(since), Some(tail)) => Ok(Reader::last(base, tail)?.later(Reader::since(base, since)?)),
         };
-        Ok(Open { label, reader, marks, time: None, is_at_end: false, rest: Vec::new() })
+        let source = reader().map_or_else(LogSource::Broken, LogSource::Reader);
+        Open { label, source, marks, time: None, is_at_end: false, rest: Vec::new() }
     }
 
-    fn next_time(&mut self) -> io::Result<Option<u64>> {
+    fn next_time(&mut self) -> Option<u64> {
         if self.time.is_none() && !self.is_at_end {
-            self.time = self.reader.next_time()?;
+            self.time = match &mut self.source {
+                LogSource::Over => None,
+                LogSource::Broken(_) => Some(0),
+                LogSource::Reader(reader) => reader.next_time().unwrap_or_else(|error| {
+                    self.source = LogSource::Broken(error);
+                    Some(0)
+                }),
+            };
             self.is_at_end = self.time.is_none();
         }
-        Ok(self.time)
+        self.time
     }
 
     /// What is to be sent of what is new; `None` if that is no whole line.
-    fn read(&mut self) -> io::Result<Option<Bytes>> {
+    fn read(&mut self) -> Option<Bytes> {
         self.time = None;
-        let (_, bytes) = self.reader.read_block(CHUNK)?;
+        let read = match std::mem::replace(&mut self.source, LogSource::Over) {
+            LogSource::Over => return None,
+            LogSource::Broken(error) => Err(error),
+            LogSource::Reader(mut reader) => {
+                let read = reader.read_block(CHUNK);
+                self.source = LogSource::Reader(reader);
+                read
+            }
+        };
+        let bytes = match read {
+            Ok((_, bytes)) => bytes,
+            // Other outputs may be readable: what is wrong with this one stands in its place.
+            Err(error) => {
+                self.source = LogSource::Over;
+                format!("chancery: this output cannot be read: {error}\n").into_bytes()
+            }
+        };
         if self.marks == LogMarks::Changes {
-            return Ok((!bytes.is_empty()).then(|| bytes.into()));
+            return (!bytes.is_empty()).then(|| bytes.into());
         }
         self.rest.extend(bytes);
         let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let whole = if self.rest.len() - end > LINE { self.rest.len() } else { end };
         let rest = self.rest.split_off(whole);
         let lines = std::mem::replace(&mut self.rest, rest);
-        Ok((!lines.is_empty()).then(|| marked(&self.label, &lines)))
+        (!lines.is_empty()).then(|| marked(&self.label, &lines))
     }
 }
 
@@ -490,12 +527,12 @@ mod tests {
         ] {
             let labels = labels(&files, LogMarks::Lines);
             let from = StartPoint { tail: None, since: None };
-            let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines).expect("a reader");
+            let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines);
             let open: Vec<_> = files.iter().zip(labels).map(begin).collect();
             let mut open = Outputs { open, last, looked: Instant::now() };
             let mut lines: Vec<String> = Vec::new();
             while let Some((_, bytes)) = open.next() {
-                let text = String::from_utf8(bytes.expect("read").to_vec()).expect("text");
+                let text = String::from_utf8(bytes.to_vec()).expect("text");
                 lines.extend(text.split_inclusive('\n').map(str::to_owned));
             }
             // Which of the two files is older is not the point.
@@ -504,6 +541,36 @@ mod tests {
         }
         let two = [file(LogStream::Out), LogFile { index: 1, ..file(LogStream::Out) }];
         assert_eq!(labels(&two, LogMarks::Lines), ["web-0 out | ", "web-1 out | "]);
+    }
+
+    #[test]
+    fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |stream| LogFile {
+            payload: "web".parse().expect("a name"),
+            index: 0,
+            stream,
+            base: folder.path().join(format!("web-0.{stream}")),
+        };
+        std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
+        std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a folder where a file should be");
+        let begin = |files: &[LogFile]| {
+            let from = StartPoint { tail: None, since: None };
+            let labels = labels(files, LogMarks::Lines);
+            let open =
+                files.iter().zip(labels).map(|(file, label)| Open::begin(file, label, from, LogMarks::Lines));
+            Outputs { open: open.collect(), last: OpenLine::Ends, looked: Instant::now() }
+        };
+        let mut open = begin(&[file(LogStream::Out), file(LogStream::Err)]);
+        assert!(open.nothing_can_be_read().is_none());
+        let mut lines = String::new();
+        while let Some((_, bytes)) = open.next() {
+            lines += std::str::from_utf8(&bytes).expect("text");
+        }
+        assert_eq!(
+            lines,
+            "err | chancery: this output cannot be read: Is a directory (os error 21)\nout | one\n"
+        );
     }
 
     #[test]

@@ -47,7 +47,7 @@ use crate::state::{Deployment, DeploymentState, Plan, Set};
 
 pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
 pub(crate) use rollback::rollback;
-pub(crate) use step::{disturb, fail, no_progress, overdue, step};
+pub(crate) use step::{disturb, fail, no_progress, overdue, step, take_over, takes_over};
 pub use waits::{Wait, waits_for};
 
 /// Maximum size of a payload's filled arguments and environment, in bytes: Linux gives a program no more than 2 MiB.

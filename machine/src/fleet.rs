@@ -493,7 +493,7 @@ pub struct Image {
 }
 
 /// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-15";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
 
 impl Image {
     /// Of the fleet, in the order of keys: equal fleets have equal images.

@@ -59,8 +59,6 @@ pub(crate) struct PlanMarks {
     pub(crate) setback: Option<Time>,
     pub(crate) uneven: bool,
     pub(crate) rebalancing: bool,
-    /// Whether an operation has found no place.
-    pub(crate) unfit: bool,
 }
 
 impl From<&Plan> for PlanMarks {
@@ -76,7 +74,6 @@ impl From<&Plan> for PlanMarks {
             spec: Arc::clone(plan.policy().shared()),
             uneven: plan.balance == Balance::Uneven,
             rebalancing: plan.rebalance.is_some(),
-            unfit: !plan.unfit.is_empty(),
         }
     }
 }
@@ -172,8 +169,6 @@ pub(crate) struct ReplicaMarks {
     /// Whether the replica is being brought back to what it was: its incarnation was stopped for an operation that was
     /// aborted, or a start is under way.
     pub(crate) regains: bool,
-    /// Whether the operation that would bring the replica back has no place.
-    pub(crate) owed: bool,
     /// Where it holds a place, the one that counts first.
     pub(crate) places: [Option<(NodeName, DomainName)>; 2],
     /// Which of these places it has when everything that is under way has succeeded.
@@ -222,8 +217,7 @@ impl From<&Replica> for ReplicaMarks {
             free: replica.is_free(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
             unsettled: replica.will == Will::Running && !healthy && comes,
-            owed: replica.recovers && replica.is_without_place(),
-            regains: replica.recovers || starts && operation.is_some_and(|open| open.begun),
+            regains: replica.recovers || operation.is_some_and(|open| open.regains),
             places: [active.map(place), other.map(place)],
             remains,
             healthy,

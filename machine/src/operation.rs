@@ -63,7 +63,7 @@ pub(crate) use begin::{begin, stop, take_turn};
 pub(crate) use end::{abort, end, expire};
 pub(crate) use fold::{Version, approved, begun, close, ended, opened};
 pub(crate) use open::{Want, open, push_opened};
-pub(crate) use place::{place_of_move, prepare, replace};
+pub(crate) use place::{gives_way, place_of_move, prepare, replace};
 
 /// Operations in one approval or rejection, at most.
 const BULK: usize = 200;

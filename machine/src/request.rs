@@ -15,6 +15,7 @@
 //! | node deleted with what is there | a plan's `relocate` is manual | any person; another person where a four-eyes policy is about one of the moves |
 //! | disruption that empties its node approved | a four-eyes policy is about one of the moves, and the plan's `relocate` is manual | another person |
 //! | node expunged | a four-eyes policy is about `expunge` | another person; none with `break_glass` |
+//! | volume deleted | a four-eyes policy is about a delete, and the `delete` of its owner's plan is manual or the volume has no owner | another person |
 //! | plan changed | a kind becomes automatic that was manual, and a four-eyes policy is about that kind | another person |
 //! | policy changed or deleted | a four-eyes policy would be about less, or be passed by more | another person |
 //!
@@ -32,7 +33,7 @@ use chancery_events::fact::{
 use chancery_events::id::RequestId;
 use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
-    PolicyDelete, RequestApprove, RequestReject,
+    PolicyDelete, RequestApprove, RequestReject, VolumeDelete,
 };
 use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
 use chancery_events::planted::{self, Bug};
@@ -76,7 +77,7 @@ pub enum Ending {
 /// What the intent can end. Every intent has its line here: one without it does not compile.
 pub const fn ending(intent: &Intent) -> Ending {
     match intent {
-        Intent::PlanDelete(_) => Ending::Request(PolicyKind::Delete),
+        Intent::PlanDelete(_) | Intent::VolumeDelete(_) => Ending::Request(PolicyKind::Delete),
         Intent::NodeDelete(_) | Intent::DisruptionApprove(_) => Ending::Request(PolicyKind::Relocate),
         Intent::NodeSetState(_) => Ending::Request(PolicyKind::Expunge),
         Intent::PlanApply(_) | Intent::PolicyApply(_) | Intent::PolicyDelete(_) => Ending::Weakens,
@@ -108,7 +109,6 @@ pub const fn ending(intent: &Intent) -> Ending {
         | Intent::DisruptionDelete(_)
         | Intent::PlanSetActivity(_)
         | Intent::DeploymentPause(_)
-        | Intent::VolumeDelete(_)
         | Intent::InboxSkip(_) => Ending::Nothing,
     }
 }
@@ -207,6 +207,7 @@ fn assess(fleet: &Fleet, intent: &Intent) -> Option<Assessed> {
             empties.then(|| Assessed::new(change, needs, PolicyKind::Relocate, &moves))
         }
         Intent::NodeSetState(ask) if ask.state == NodeState::Expunged => expunge(fleet, &ask.name),
+        Intent::VolumeDelete(ask) => volume_delete(fleet, &ask.name),
         Intent::PlanApply(ask) => {
             let from = fleet.plans().get(&ask.name)?.specs.newest();
             let needs = Needs::of(Approval::Automatic, weakened_by_plan(fleet, &ask.name, from, &ask.spec));
@@ -325,6 +326,25 @@ fn expunge(fleet: &Fleet, name: &NodeName) -> Option<Assessed> {
     Some(Assessed::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
 }
 
+fn volume_delete(fleet: &Fleet, name: &VolumeName) -> Option<Assessed> {
+    let volume = fleet.volumes().get(name)?;
+    let owner = volume.owner.as_ref().and_then(|owner| fleet.replicas().get(owner));
+    let plan = owner.and_then(|owner| fleet.plans().get(&owner.plan));
+    let manual =
+        plan.is_none_or(|plan| plan.policy().approval().of(OperationKind::Delete) == Approval::Manual);
+    let domain = fleet.nodes().get(&volume.node).map(|node| &node.spec.domain);
+    let about = |spec: &PolicySpec| {
+        // A volume without owner may be kept for any plan.
+        let plan = plan.map(|plan| &plan.name).or(spec.plans.first());
+        policy::is_about_work(spec, PolicyKind::Delete, plan, domain)
+    };
+    let all = fleet.index().policies.four_eyes.iter();
+    let policies = all.filter(|(_, spec)| manual && about(spec)).map(|(name, _)| name.clone()).collect();
+    let change = RequestedChange::VolumeDelete { name: name.clone(), id: volume.id };
+    let needs = Needs::of(Approval::Automatic, policies);
+    Some(Assessed::new(change, needs, PolicyKind::Delete, &Members::new()))
+}
+
 /// The four-eyes policies that the plan would bypass by approving kinds automatically.
 fn weakened_by_plan(fleet: &Fleet, name: &PlanName, from: &PlanSpec, to: &PlanSpec) -> BTreeSet<PolicyName> {
     let weaker = |kind: &&OperationKind| {
@@ -421,6 +441,7 @@ impl ApprovalRequest {
             RequestedChange::PlanApply { name, to, .. } => PlanApply { name, spec: *to }.into(),
             RequestedChange::PolicyApply { name, to, .. } => PolicyApply { name, spec: to }.into(),
             RequestedChange::PolicyDelete { name, .. } => PolicyDelete { name }.into(),
+            RequestedChange::VolumeDelete { name, .. } => VolumeDelete { name }.into(),
         }
     }
 }

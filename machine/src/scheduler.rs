@@ -178,25 +178,15 @@ struct Field {
 }
 
 impl Search {
-    /// The best place for one more run of a replica, or why there is none, by node.
-    pub fn place(
-        &mut self,
-        fleet: &Fleet,
-        need: &Need<'_>,
-        limits: &Limits<'_>,
-    ) -> Result<Place, Vec<Unfit>> {
+    /// The best place for one more run of a replica, if there is one. [`explain`] says why there is none.
+    pub fn place(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Option<Place> {
         let found = self.best(fleet, need, limits, Strict::All);
         let breakable = need.policy.affinity().iter().any(|affinity| affinity.otherwise == Otherwise::Allow);
-        match found {
-            Some(place) => Ok(place),
-            None if breakable => {
-                let place = self.best(fleet, need, limits, Strict::Firm);
-                let strained = |place: &Place| strain(fleet, need.policy, &place.node, limits, Strict::All);
-                let place = place.map(|place| Place { strained: strained(&place), ..place });
-                place.ok_or_else(|| explain(fleet, need, limits))
-            }
-            None => Err(explain(fleet, need, limits)),
+        if found.is_some() || !breakable {
+            return found;
         }
+        let place = self.best(fleet, need, limits, Strict::Firm)?;
+        Some(Place { strained: strain(fleet, need.policy, &place.node, limits, Strict::All), ..place })
     }
 
     fn best(&mut self, fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>, strict: Strict) -> Option<Place> {
@@ -574,8 +564,16 @@ fn best_of(
     Some(Place { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
 }
 
-/// Why no node will do: a reason a node, nodes of one reason together.
+#[cfg(test)]
+std::thread_local! {
+    /// How often reasons were looked for.
+    pub(crate) static EXPLAINED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// Why no node will do: a reason a node, nodes of one reason together. Looks at every node.
 pub fn explain(fleet: &Fleet, need: &Need<'_>, limits: &Limits<'_>) -> Vec<Unfit> {
+    #[cfg(test)]
+    EXPLAINED.set(EXPLAINED.get() + 1);
     let mut reasons: BTreeMap<String, Unfit> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
         let Some(mut reason) = unfit(fleet, need, limits, node, Strict::Firm) else { continue };

@@ -284,6 +284,8 @@ pub struct Open {
     /// Whether it gives way to another version of the replica: what it brings up has no place, and no deployment asked
     /// for that to be created.
     pub gives_way: bool,
+    /// Whether it has begun to bring the replica back to what that was before an operation that was aborted.
+    pub regains: bool,
 }
 
 /// One member of a plan's service.

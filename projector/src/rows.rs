@@ -92,7 +92,7 @@ words! {
     RequestedKind {
         PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
         DisruptionApprove = "disruption_approve", PlanApply = "plan_apply", PolicyApply = "policy_apply",
-        PolicyDelete = "policy_delete",
+        PolicyDelete = "policy_delete", VolumeDelete = "volume_delete",
     }
     /// The states of a session, as readers see them.
     SessionWord { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }

@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::id::RequestId;
-use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, ReplicaName};
+use crate::id::{RequestId, VolumeId};
+use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
 use crate::spec::{DisruptionSpec, PlanSpec, PolicyKind, PolicySpec};
 use crate::subject::Subject;
 use crate::time::Time;
@@ -67,6 +67,13 @@ pub enum RequestedChange {
         /// Policy as it was when the change was requested.
         from: PolicySpec,
     },
+    /// Destroys a volume once no incarnation uses it.
+    VolumeDelete {
+        /// Name of the volume.
+        name: VolumeName,
+        /// Id of the volume: another one may have its name later.
+        id: VolumeId,
+    },
 }
 
 impl RequestedChange {
@@ -82,6 +89,7 @@ impl RequestedChange {
             RequestedChange::PolicyApply { name, .. } | RequestedChange::PolicyDelete { name, .. } => {
                 Subject::Policy(name.clone())
             }
+            RequestedChange::VolumeDelete { name, .. } => Subject::Volume(name.clone()),
         }
     }
 
@@ -93,7 +101,9 @@ impl RequestedChange {
     /// Target of the change: at most one request for each waits.
     pub fn target(&self) -> (Subject, String) {
         let what = match self {
-            RequestedChange::PlanDelete { .. } | RequestedChange::NodeDelete { .. } => "delete".to_owned(),
+            RequestedChange::PlanDelete { .. }
+            | RequestedChange::NodeDelete { .. }
+            | RequestedChange::VolumeDelete { .. } => "delete".to_owned(),
             RequestedChange::NodeExpunge { .. } => "expunge".to_owned(),
             RequestedChange::DisruptionApprove { name, .. } => format!("disruption/{name}"),
             RequestedChange::PlanApply { .. }

@@ -14,6 +14,7 @@ use super::{is_begun, rollback, waits};
 use crate::context::{Context, Draft};
 use crate::fleet::{DeploymentKey, Fleet};
 use crate::index::Victims;
+use crate::marks::Stage;
 use crate::operation::{self, Want};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica, Will};
 
@@ -70,8 +71,16 @@ fn of_current(
     match work {
         Work::Cancel(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
-                let reason = format!("deployment {name} is ending");
-                operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
+                let replica = replica(&operation.replica);
+                // Nothing was there before. One that nobody approved goes with its create.
+                let is_new = operation.kind == OperationKind::Create
+                    && replica.is_some_and(|replica| replica.will == Will::Running);
+                if is_new {
+                    take_back(fleet, plan, current, &operation.replica, ctx, draft);
+                } else {
+                    let reason = format!("deployment {name} is ending");
+                    operation::end(fleet, operation, OperationEnd::Cancelled { reason }, draft);
+                }
             }
         }
         Work::Abort(id) => {
@@ -121,6 +130,27 @@ fn of_current(
         }
         // What is about the plan and no deployment of it.
         Work::Start | Work::Remove | Work::Forget => {}
+    }
+}
+
+/// Whether the deployment that is carried out gives the replica its version, if what is to bring the replica back to what
+/// it was finds no place.
+pub(crate) fn takes_over(fleet: &Fleet, plan: &Plan, operation: &Operation, replica: &Replica) -> bool {
+    let Some(index) = fleet.index().plan_index(&plan.name) else { return false };
+    let Some((_, current)) = index.current() else { return false };
+    let own = index.deployments.get(&replica.deployment).and_then(|of| of.version);
+    operation.kind == OperationKind::Start
+        && replica.recovers
+        && replica.is_without_place()
+        && current.stage == Some(Stage::InProgress)
+        && !current.stands_beside()
+        && own != current.version
+}
+
+/// Gives the replica the version of the deployment that is carried out.
+pub(crate) fn take_over(fleet: &Fleet, plan: &Plan, replica: &Replica, draft: &mut Draft) {
+    if let Some(current) = super::current(fleet, plan) {
+        assign(fleet, replica, &current.name, draft);
     }
 }
 

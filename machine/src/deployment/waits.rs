@@ -16,6 +16,7 @@
 use std::fmt;
 
 use chancery_events::id::IncarnationId;
+use chancery_events::name::DeploymentName;
 use chancery_events::spec::{OperationKind, Strategy};
 use chancery_events::time::Time;
 
@@ -101,10 +102,22 @@ fn carried_out(
     // The turn of an operation does not wait for a replica without an incarnation.
     let ailing = || replicas().find(|replica| replica.active.is_some() && is_unwell(replica));
     let unwell = || ailing().or_else(|| replicas().find(is_unwell));
+    let old = || index.deployments.values().filter(|of| of.version != current.version);
+    // No turn comes while a replica is brought back to what it was.
+    let regains = |replica: &&Replica| replica.recovers || replica.operation.is_some_and(|open| open.regains);
+    let regaining = || {
+        let of = old().filter(|of| of.regaining > 0 && !current.stands_beside());
+        let all = of.flat_map(|of| of.members().take(LOOKS)).filter_map(|name| fleet.replicas().get(name));
+        all.into_iter().find(regains)
+    };
     if let Some(queued) = current.queued().next().and_then(operation) {
-        return Some(match ailing() {
-            Some(replica) => of_replica(fleet, replica, deployment.meta.changed.time, cancel),
-            None => of_operation(fleet, plan, queued, cancel),
+        let replica = ailing().or_else(regaining);
+        let open = replica.and_then(|replica| replica.operation);
+        let open = open.and_then(|open| fleet.operations().get(&open.id));
+        return Some(match (open, replica) {
+            (Some(open), _) => of_operation(fleet, plan, open, cancel),
+            (None, Some(replica)) => of_replica(fleet, replica, deployment.meta.changed.time, cancel),
+            (None, None) => of_operation(fleet, plan, queued, cancel),
         });
     }
     if let Some(asking) = current.asking.first().and_then(operation) {
@@ -116,12 +129,14 @@ fn carried_out(
         let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
         return Some(Wait { what: "the promotion of its canary".into(), since, until: None, change });
     }
-    let old = index.deployments.values().filter(|of| of.version != current.version);
     let mut old =
-        old.flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
+        old().flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));
     let going = || index.going.iter().filter_map(|name| fleet.replicas().get(name));
+    let version = |of: &DeploymentName| index.deployments.get(of).and_then(|of| of.version);
+    let undecided = || index.undecided.iter().find(|(of, _)| version(of) != current.version);
     let busy = if goes_on {
-        old.find(|replica| !replica.is_free())
+        let busy = old.find(|replica| !replica.is_free());
+        busy.or_else(|| undecided().and_then(|(_, name)| fleet.replicas().get(name)))
     } else {
         going().find(|replica| replica.deployment == deployment.name)
     };

@@ -98,11 +98,17 @@ impl PlanIndex {
         let now = |work| Some((Time::EPOCH, work));
         let right = || self.of_version(current.version, true);
         let stale = || self.of_version(current.version, false);
+        // A delete that nobody approved may be rejected.
+        let undecided = || {
+            let version = |of: &DeploymentName| self.deployments.get(of).and_then(|of| of.version);
+            self.undecided.iter().any(|(of, _)| version(of) != current.version)
+        };
         let old = || stale().map(|of| of.present).sum::<u32>();
+        let is_old_left = || old() > 0 || undecided();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
         let start = || right().find_map(|of| of.idle.first()).map(|(_, name)| Work::Restart(name.clone()));
         if let (Set::Old, Some(wanted)) = (current.set, current.beside())
-            && old() > 0
+            && is_old_left()
         {
             let fit = right().map(|of| of.present).sum::<u32>();
             if fit < wanted {
@@ -124,9 +130,7 @@ impl PlanIndex {
         if self.present < current.count {
             return now(Work::Create);
         }
-        // A replica that cannot be brought back to what it was gets the version.
-        let owed = || stale().filter(|_| self.unfit).find_map(|of| of.owed.first());
-        if let Some((_, replica)) = stale().find_map(|of| of.still.first()).or_else(owed) {
+        if let Some((_, replica)) = stale().find_map(|of| of.still.first()) {
             return now(Work::Assign(replica.clone()));
         }
         if let Some(start) = start() {
@@ -141,7 +145,7 @@ impl PlanIndex {
         }
         // Operations of a rule or a person are waited for as well.
         let comes = right().any(|of| of.unsettled > 0);
-        (settled && !comes && old() == 0).then_some((Time::EPOCH, Work::Complete))
+        (settled && !comes && !is_old_left()).then_some((Time::EPOCH, Work::Complete))
     }
 
     /// People see all updates at once, to approve them together; a rule approves each when it could begin, so that no
@@ -158,7 +162,9 @@ impl PlanIndex {
             return None;
         }
         let ailing: u32 = self.of_version(current.version, true).map(|of| of.ailing).sum();
-        let regaining = !self.unfit && self.of_version(current.version, false).any(|of| of.regaining > 0);
+        // A new set beside the old one takes nothing down.
+        let regaining =
+            !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
         if (ailing > 0 || regaining) && !planted::is(Bug::NoHealthGate) {
             return None;
         }

@@ -153,8 +153,11 @@ fn by_itself(fleet: &Fleet, replica: &Replica, incarnation: &Incarnation, draft:
         return;
     }
     cancel_waiting(fleet, replica, draft);
-    // A deployment that goes on must not start its own version again and again.
-    deployment::disturb(fleet, incarnation, draft);
+    // A deployment that goes on must not start its own version again and again. That a node is lost says nothing of the
+    // version.
+    if !fleet.index().places.is_expunged(&incarnation.node) {
+        deployment::disturb(fleet, incarnation, draft);
+    }
 }
 
 /// Ends a run that was up and is not what it should be: it does not answer, or stays unready. What waits to replace

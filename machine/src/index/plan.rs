@@ -88,8 +88,6 @@ pub struct DeploymentIndex {
     pub idle: BTreeSet<Oldest>,
     /// Of those present: without a run, and nothing is being done about it, or what is has no place.
     pub still: BTreeSet<Oldest>,
-    /// Of those present: that are to be brought back to what they were, and have no place.
-    pub owed: BTreeSet<Oldest>,
     /// Of those present: that run, and may be updated.
     pub free: BTreeSet<Oldest>,
     /// Those present, by health (bad first) and domain: whom to take when there are too many.
@@ -139,8 +137,6 @@ pub struct PlanIndex {
     pub(crate) waiting: bool,
     pub(crate) parked: bool,
     pub(crate) removing: bool,
-    /// Whether an operation has found no place.
-    pub(crate) unfit: bool,
     /// Whether a rule approves updates, and not people.
     pub(crate) updates_alone: bool,
     /// Whether there is something to do now.
@@ -262,7 +258,6 @@ impl DeploymentIndex {
         };
         of(&mut self.idle, |marks| marks.idle);
         of(&mut self.still, |marks| marks.still);
-        of(&mut self.owed, |marks| marks.owed);
         of(&mut self.free, |marks| marks.free);
         let (was, is) = (old.map(group), new.map(group));
         if was == is {
@@ -365,7 +360,11 @@ impl PlanIndex {
             (right && of.asked_starts > 0)
                 || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
         });
-        let asks = !current.asking.is_empty() || canary || besides;
+        let deletes = self
+            .undecided
+            .iter()
+            .any(|(of, _)| self.deployments.get(of).is_some_and(|of| of.version != current.version));
+        let asks = !current.asking.is_empty() || canary || besides || deletes;
         !begun && asks && current.asking.len() == current.unstarted.len()
     }
 
@@ -384,7 +383,6 @@ impl PlanIndex {
         self.waiting = plan.is_some_and(|plan| plan.waiting);
         self.parked = plan.is_some_and(|plan| plan.parked);
         self.removing = plan.is_some_and(|plan| plan.removing);
-        self.unfit = plan.is_some_and(|plan| plan.unfit);
         self.updates_alone = plan.is_some_and(|plan| plan.updates_alone);
         self.generation = plan.map_or(0, |plan| plan.generation);
         self.uneven = plan.is_some_and(|plan| plan.uneven);

@@ -51,7 +51,7 @@ pub(crate) fn opened(fleet: &mut Fleet, fact: &OperationOpened, at: At) -> Resul
             | OperationKind::Stop
             | OperationKind::Delete => false,
         };
-        let open = Some(Open { id, kind: fact.kind, begun: false, gives_way });
+        let open = Some(Open { id, kind: fact.kind, begun: false, gives_way, regains: false });
         if replica.operation.is_none() {
             replica.operation = open;
         } else {
@@ -157,8 +157,10 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
 }
 
 fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool) {
+    let recovers = replica.recovers;
     if let Some(open) = replica.open_mut(operation) {
         open.begun = true;
+        open.regains = recovers && open.kind == OperationKind::Start;
         replica.recovers = false;
         // Whatever has begun, the rule's promise is not about any more.
         if !keeps_promise {

@@ -42,9 +42,11 @@ pub(crate) fn prepare(
         return None;
     }
     let stored = volume::stored(fleet, version, &replica.name);
+    let why = if speaks { Why::Told } else { Why::Unread };
     let found =
         stored.map_err(|reason| vec![Unfit { reason, count: 0, nodes: Vec::new() }]).and_then(|stored| {
-            find(fleet, search, plan, &Sought::by(operation), (replica, old), (deployment, version), &stored)
+            let sought = Sought { why, ..Sought::by(operation) };
+            find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored)
                 .map(|found| (found, stored))
         });
     if operation.purpose == Some(Purpose::Rebalance) {
@@ -61,10 +63,22 @@ pub(crate) fn prepare(
         Ok((found, stored)) => {
             reserve(fleet, plan, operation, replica, deployment, &found, &stored, ctx, &mut draft);
         }
+        Err(_) if deployment::takes_over(fleet, plan, operation, replica) => {
+            deployment::take_over(fleet, plan, replica, &mut draft);
+        }
         Err(reasons) if reasons == plan.unfit || !speaks => return None,
         Err(reasons) => draft.push(PlanWaiting { plan: plan.name.clone(), reasons }),
     }
     Some(draft.done())
+}
+
+/// Whether the operation, if it finds no place, gives way to the version of the deployment that is carried out.
+pub(crate) fn gives_way(fleet: &Fleet, plan: &Plan, operation: OperationId) -> bool {
+    let operation = fleet.operations().get(&operation);
+    let replica = operation.and_then(|operation| fleet.replicas().get(&operation.replica));
+    operation
+        .zip(replica)
+        .is_some_and(|(operation, replica)| deployment::takes_over(fleet, plan, operation, replica))
 }
 
 /// The place that a move of the replica would find now.
@@ -78,7 +92,7 @@ pub(crate) fn place_of_move(
     let version = plan.version_of(deployment.generation);
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let stored = volume::stored(fleet, version, &replica.name).ok()?;
-    let sought = Sought { kind: OperationKind::Relocate, wants: None };
+    let sought = Sought { kind: OperationKind::Relocate, wants: None, why: Why::Unread };
     let found = find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored);
     found.ok().map(|found| found.place)
 }
@@ -94,11 +108,20 @@ struct Sought<'a> {
     kind: OperationKind,
     /// The only node that will do, if there is such a one.
     wants: Option<&'a NodeName>,
+    why: Why,
+}
+
+/// What becomes of the reasons why there is no place: to find them costs a look at every node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Told,
+    /// Nobody asks for them: there are none then.
+    Unread,
 }
 
 impl<'a> Sought<'a> {
     fn by(operation: &'a Operation) -> Sought<'a> {
-        Sought { kind: operation.kind, wants: operation.wants.as_ref() }
+        Sought { kind: operation.kind, wants: operation.wants.as_ref(), why: Why::Told }
     }
 }
 
@@ -143,13 +166,14 @@ fn find(
     let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
     let need = Need { plan, deployment, policy, version };
     // Where its volumes are, if they are somewhere: they need not come elsewhere.
-    let near = stored.first().map(|volume| &volume.node).filter(|_| limits.only.is_none());
-    if let Some(near) = near
-        && let Ok(place) = search.place(fleet, &need, &Limits { only: Some(near), ..limits })
-    {
-        return Ok(Found { place, follows });
+    let near = stored.first().map(|volume| &volume.node);
+    let near = near.filter(|near| limits.only.is_none() && limits.not != Some(*near));
+    let near = near.and_then(|near| search.place(fleet, &need, &Limits { only: Some(near), ..limits }));
+    match near.or_else(|| search.place(fleet, &need, &limits)) {
+        Some(place) => Ok(Found { place, follows }),
+        None if sought.why == Why::Unread => Err(Vec::new()),
+        None => Err(scheduler::explain(fleet, &need, &limits)),
     }
-    search.place(fleet, &need, &limits).map(|place| Found { place, follows })
 }
 
 /// Whether the old run is over before the new one is started.

@@ -7,8 +7,9 @@ use chancery_events::refusal::Code;
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
+use crate::deployment::waits_for;
 use crate::state::{Incarnation, Replica};
-use crate::testing::{World, crashed, ended, failed, ready};
+use crate::testing::{World, crashed, ended, failed, name, ready};
 
 fn world(nodes: usize, more: &Value) -> World {
     let mut world = World::with_nodes(nodes);
@@ -279,6 +280,11 @@ fn world_with_manual_deletes() -> World {
     let mut world = world(6, &json!({}));
     create(&mut world, "d1", 3, "queue");
     world.obey();
+    manual_deletes(&mut world);
+    world
+}
+
+fn manual_deletes(world: &mut World) {
     let approval: serde_json::Map<_, _> = OperationKind::ALL
         .iter()
         .map(|kind| {
@@ -288,8 +294,7 @@ fn world_with_manual_deletes() -> World {
             )
         })
         .collect();
-    world.plan_with("automatic", &json!({"approval": approval}));
-    world
+    world.plan_with("automatic", &json!({"approval": approval, "sharing": "allowed"}));
 }
 
 fn delete(world: &mut World, deployment: &str) -> OperationId {
@@ -319,6 +324,68 @@ fn a_canary_that_is_withdrawn_does_not_wait_for_the_approval_of_a_delete() {
         assert_eq!(world.deployment("d2"), "cancelled", "{end}");
         assert_eq!(world.phases(), ["running", "running", "running"], "{end}");
     }
+}
+
+#[test]
+fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
+    // A canary is not promoted because somebody asked for the delete of what serves beside it.
+    let mut world = world(4, &json!({}));
+    create(&mut world, "d1", 1, "queue");
+    world.obey();
+    manual_deletes(&mut world);
+    let spec =
+        json!({"count": 1, "coordinates": {"app": {"version": "d2"}}, "strategy": {"canary": {"count": 1}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
+    world.run();
+    world.obey();
+    delete(&mut world, "d1");
+    world.obey();
+    assert_eq!(world.deployment("d2"), "in progress");
+
+    // A rollout is not completed while the old version may stay.
+    for approved in [true, false] {
+        let mut world = world_with_manual_deletes();
+        let asked = delete(&mut world, "d1");
+        create(&mut world, "d2", 3, "queue");
+        world.obey();
+        assert_eq!(world.deployment("d2"), "in progress");
+        let plan = world.fleet.plans().get("web").expect("the plan");
+        let deployment = world.fleet.deployments().get(&(name("web"), name("d2"))).expect("a deployment");
+        let waits = waits_for(&world.fleet, plan, deployment).expect("it waits").to_string();
+        assert!(waits.starts_with(&format!("approval of operation {asked} (delete of ")), "{waits}");
+        world.wait(3600);
+        assert!(world.fleet.deployments().get(&(name("web"), name("d2"))).expect("one").stalled.is_none());
+        if approved {
+            world.approve(asked).expect("approved");
+        } else {
+            world.reject(asked).expect("rejected");
+        }
+        world.run();
+        world.obey();
+        if !approved {
+            // There is one too many, of the old version.
+            assert_eq!(world.pending().len(), 1, "the deployment wants it deleted");
+            world.approve_all();
+            world.run();
+            world.obey();
+        }
+        assert_eq!((world.deployment("d2").as_str(), world.phases()), ("completed", vec!["running"; 3]));
+        assert!(world.fleet.replicas().sorted().iter().all(|replica| replica.deployment.as_str() == "d2"));
+    }
+}
+
+#[test]
+fn creates_that_wait_for_their_turn_go_with_their_deployment() {
+    let mut world = world(4, &json!({"sharing": "allowed"}));
+    manual_deletes(&mut world);
+    let spec = json!({"count": 3, "strategy": {"rolling": {"wave": 1}}});
+    world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": spec}));
+    world.run();
+    assert_eq!(world.asked().count(), 1, "the others wait for their turn");
+    cancel(&mut world, "d1");
+    world.obey();
+    assert_eq!((world.deployment("d1").as_str(), world.phases()), ("cancelled", vec![]));
+    assert_eq!(world.fleet.operations().sorted().iter().filter(|of| of.is_open()).count(), 0);
 }
 
 #[test]
@@ -367,6 +434,11 @@ fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
 
 /// Three replicas of `d1` that are stopped first; `d2` hangs, and `d3` supersedes that.
 fn superseded(restart: &str, wave: u32) -> World {
+    superseded_after(restart, wave, |_| {})
+}
+
+/// The same; `then` comes once `d1` is completed.
+fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut World)) -> World {
     let mut world = world(4, &json!({"restart": restart, "update": "stop_first"}));
     let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"wave": wave}}});
     for name in ["d1", "d2", "d3"] {
@@ -375,6 +447,7 @@ fn superseded(restart: &str, wave: u32) -> World {
         world.run();
         if name == "d1" {
             world.obey();
+            then(&mut world);
         }
     }
     world
@@ -407,11 +480,49 @@ fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
 }
 
 #[test]
+fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back() {
+    for (fits, deployment) in [(true, "d1"), (false, "d3")] {
+        let mut world = superseded_after("never", 1, |world| {
+            let spec = json!({"domain": "d1", "total": {"cpu": 1, "memory": 1, "disk": 0}});
+            world.must("node.apply", &json!({"name": "tiny", "cluster": "local", "spec": spec}));
+            let last = world.fleet.replicas().sorted().last().expect("a replica").name.clone();
+            world.must("replica.relocate", &json!({"name": last, "node": "tiny"}));
+            world.run();
+            assert!(!world.fleet.plans().get("web").expect("the plan").unfit.is_empty());
+        });
+        let stops = world.asked().filter(|id| incarnation(&world, *id).asked == Some(Effect::Stop)).count();
+        assert_eq!(stops, 1);
+        let first = stopping(&world).expect("one was stopped for d2");
+        if !fits {
+            // No node takes it any more.
+            let selectors = json!({"disk": "ssd"});
+            let more = json!({"restart": "never", "update": "stop_first", "selectors": selectors});
+            world.plan_with("automatic", &more);
+        }
+        world.report(first, ended(Exit::Clean));
+        let of = incarnation(&world, first).replica.clone();
+        let replica = world.fleet.replicas().get(&of).expect("the replica");
+        assert_eq!(replica.deployment.as_str(), deployment, "fits: {fits}");
+        let back = replica.active.as_ref().map(|run| incarnation(&world, run.incarnation).asked);
+        assert_eq!(back, fits.then_some(Some(Effect::Ensure)));
+    }
+}
+
+#[test]
 fn no_other_replica_is_stopped_while_one_is_brought_back() {
     let mut world = superseded("never", 1);
     let first = stopping(&world).expect("one was stopped for d2");
+    let waits = |world: &World| {
+        let plan = world.fleet.plans().get("web").expect("the plan");
+        let deployment = world.fleet.deployments().get(&(name("web"), name("d3"))).expect("a deployment");
+        waits_for(&world.fleet, plan, deployment).expect("it waits").to_string()
+    };
+    let node = incarnation(&world, first).node.clone();
+    let said = waits(&world);
+    assert!(said.contains(&format!("incarnation {first} on node {node} to end")), "{said}");
     world.report(first, ended(Exit::Clean));
     let back = world.asked().next().expect("it is started again");
+    assert!(waits(&world).contains(&format!("incarnation {back} on node ")), "{}", waits(&world));
     assert_eq!(incarnation(&world, back).deployment.as_str(), "d1");
     world.report(back, Saw::NotReady { processes: vec![] });
     assert_eq!(stopping(&world), None, "two of three serve, and go on");

@@ -335,7 +335,7 @@ fn what_a_search_remembers_changes_no_answer() {
             let need = Need { plan: &plan, deployment: &name("d"), policy, version };
             let replicas = world.fleet.replicas().sorted().into_iter().filter(|r| r.plan == plan);
             for of in replicas.map(Some).chain([None]) {
-                let place = search.place(&world.fleet, &need, &limits(&world, of)).ok();
+                let place = search.place(&world.fleet, &need, &limits(&world, of));
                 let place = place.map(|place| place.node);
                 let why = of.map(|of| &of.name);
                 assert_eq!(place, by_walk(&world, &plan, &spec, of), "round {round}, plan {plan}, {why:?}");

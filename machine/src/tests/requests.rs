@@ -447,6 +447,10 @@ fn told(type_name: &str, ending: Ending) -> Option<(&'static str, &'static str)>
             "with `cascade`: every replica of the plan",
             "a request, where the plan's `delete` is manual: any person; another person where a four-eyes policy covers a delete",
         ),
+        (Ending::Request(PolicyKind::Delete), "volume.delete.v1") => (
+            "the data of the volume, once no incarnation uses it",
+            "a request for another person where a four-eyes policy covers a delete, unless the `delete` of the owner's plan is automatic",
+        ),
         (Ending::Request(PolicyKind::Relocate), "node.delete.v1") => (
             "with `cascade`: every incarnation on the node, replaced elsewhere",
             "a request, where a plan's `relocate` is manual: any person; another person where a four-eyes policy covers a move",
@@ -576,6 +580,49 @@ fn an_approval_of_an_expunge_is_void_when_more_volumes_would_be_lost() {
     assert_eq!(world.fleet.volumes().len(), 2);
     let refusal = approve_as(&mut world, "bob").expect_err("one volume was shown");
     assert_eq!(refusal.code, Code::HashMismatch, "{refusal:?}");
+}
+
+#[test]
+fn a_volume_is_deleted_by_two_people_where_a_delete_takes_two() {
+    for (approval, kinds, waits) in [
+        ("manual", vec!["delete"], true),
+        ("manual", vec![], true),
+        ("manual", vec!["expunge"], false),
+        ("automatic", vec!["delete"], false),
+    ] {
+        let mut world = setting::world(1, 10 * GB);
+        setting::apply(&mut world, "web", &setting::own(), &json!({"restart": "never"}));
+        setting::put(&mut world, "web", "d1", 1);
+        world.obey();
+        let volume = world.fleet.volumes().sorted()[0].clone();
+        let approval: serde_json::Map<_, _> =
+            OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), approval.into())).collect();
+        setting::apply(
+            &mut world,
+            "web",
+            &setting::own(),
+            &json!({"restart": "never", "approval": approval}),
+        );
+        four_eyes(&mut world, "two", &kinds);
+        let facts = world.must("volume.delete", &json!({"name": volume.name}));
+        if !waits {
+            assert_eq!(types(&facts), ["volume.removing"], "{kinds:?}");
+            continue;
+        }
+        assert_eq!(types(&facts), ["request.opened"], "{kinds:?}");
+        assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, Code::Denied);
+        approve_as(&mut world, "bob").expect("another person");
+        world.run();
+        assert!(world.fleet.volumes().get(&volume.name).expect("in use").removing.is_some());
+    }
+    // A volume that nobody owns may be kept for any plan.
+    let mut world = setting::world(1, 10 * GB);
+    setting::apply(&mut world, "web", &setting::named("kept"), &json!({"restart": "never"}));
+    setting::put(&mut world, "web", "d1", 1);
+    world.obey();
+    let spec = json!({"kinds": ["delete"], "plans": ["other"], "rule": {"four_eyes": {}}});
+    world.must("policy.apply", &json!({"name": "two", "spec": spec}));
+    assert_eq!(types(&world.must("volume.delete", &json!({"name": "kept"}))), ["request.opened"]);
 }
 
 fn four_eyes_in(world: &mut World, domain: &str, kinds: &[&str]) {

@@ -7,7 +7,7 @@ use chancery_events::spec::Strategy;
 use serde_json::{Value, json};
 
 use crate::state::Deployment;
-use crate::testing::{World, failed, name};
+use crate::testing::{World, crashed, failed, name};
 
 fn create(world: &mut World, deployment: &str, version: &str, more: &Value) {
     let mut spec = json!({"count": 2, "coordinates": {"app": {"version": version}}});
@@ -69,6 +69,44 @@ fn a_rollback_of_a_hung_deployment_ends_it_and_runs_the_version_before() {
     let back = find(&world, "back");
     let rollback = back.rollback.as_ref().expect("it is one");
     assert_eq!((version(back), rollback.to.as_str(), &rollback.rule), ("v1", "good", &None));
+}
+
+#[test]
+fn what_the_rule_of_a_bad_version_starts_in_vain_keeps_no_other_replica_from_the_good_one() {
+    let mut world = World::with_nodes(6);
+    world.plan_with("automatic", &json!({"restart": "always"}));
+    for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
+        create(&mut world, deployment, version, &json!({}));
+        world.obey();
+    }
+    assert_eq!(world.deployment("bad"), "completed");
+    let first = world.commanded()[0];
+    world.report(first, crashed());
+    world.run();
+    assert_eq!(world.asked().count(), 1, "the rule starts it again, and it hangs");
+    rollback(&mut world, "back");
+    let asked: Vec<_> = world.asked().filter_map(|id| world.fleet.incarnations().get(&id)).collect();
+    assert!(asked.iter().any(|run| run.deployment.as_str() == "back"), "the other one is updated");
+}
+
+#[test]
+fn the_loss_of_a_node_says_nothing_of_the_version_that_ran_there() {
+    let mut world = world();
+    create(&mut world, "next", "v2", &json!({"auto_rollback": true}));
+    let first = world.asked().next().expect("one is updated");
+    world.report(first, crate::testing::ready());
+    let node = world.fleet.incarnations().get(&first).expect("it runs").node.clone();
+    world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
+    world.run();
+    assert!(by_rule(&world).is_none());
+    assert_eq!(world.deployment("next"), "in progress");
+    world.obey();
+    assert_eq!(
+        (world.deployment("next").as_str(), world.phases()),
+        ("completed", vec!["running", "running"])
+    );
+    let live = world.fleet.incarnations().sorted().into_iter().filter(|run| run.is_live());
+    assert!(live.into_iter().all(|run| run.deployment.as_str() == "next" && run.node != node));
 }
 
 #[test]

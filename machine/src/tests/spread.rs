@@ -8,7 +8,7 @@ use chancery_events::refusal::Refusal;
 use chancery_events::spec::{Balance, Placement, Purpose};
 use serde_json::{Value, json};
 
-use crate::scheduler::{Limits, Need, Strict, unfit};
+use crate::scheduler::{EXPLAINED, Limits, Need, Strict, unfit};
 use crate::state::{Incarnation, IncarnationState, Plan, Replica};
 use crate::testing::{Counted, Dice, World, crashed};
 
@@ -337,6 +337,26 @@ fn random_step(world: &mut World, dice: &mut Dice, round: u64) {
         }
     }
     world.run();
+}
+
+#[test]
+fn what_nobody_reads_is_not_found_out() {
+    let volumes = json!({"volumes": [{"class": "fast", "capacity": 1, "mount": "/data"}]});
+    let mut world = World::with_nodes(0);
+    for (i, domain) in ["a", "b", "a", "b"].iter().enumerate() {
+        let spec = json!({
+            "domain": domain, "total": {"cpu": 4000, "memory": 8_u64 << 30, "disk": 0},
+            "storage": [{"class": "fast", "capacity": 100}],
+        });
+        world.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": spec}));
+    }
+    world.plan_with("automatic", &json!({"sharing": "allowed", "payloads": payload(&volumes)}));
+    deploy(&mut world, "d1", "v1", 6, &json!({"rolling": {}}));
+    EXPLAINED.set(0);
+    world.wait(12);
+    world.must("plan.rebalance", &json!({"name": "web"}));
+    world.run();
+    assert_eq!(EXPLAINED.get(), 0, "why the moves would find no better place is for nobody");
 }
 
 /// Asks for a rebalance, and carries it out. Whether it was completed.

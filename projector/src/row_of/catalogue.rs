@@ -114,6 +114,7 @@ pub fn request(fleet: &Fleet, id: RequestId) -> Option<RequestRow> {
             RequestedChange::PlanApply { .. } => RequestedKind::PlanApply,
             RequestedChange::PolicyApply { .. } => RequestedKind::PolicyApply,
             RequestedChange::PolicyDelete { .. } => RequestedKind::PolicyDelete,
+            RequestedChange::VolumeDelete { .. } => RequestedKind::VolumeDelete,
         },
         subject: request.change.subject(),
         change: request.change.clone(),

@@ -59,7 +59,9 @@ pub(super) fn change(row: &RequestRow) -> String {
             format!("change {subject}")
         }
         RequestedChange::PolicyApply { from: None, .. } => format!("create {subject}"),
-        RequestedChange::PolicyDelete { .. } => format!("delete {subject}"),
+        RequestedChange::PolicyDelete { .. } | RequestedChange::VolumeDelete { .. } => {
+            format!("delete {subject}")
+        }
     };
     let replicas: u64 = row.effects.iter().map(|effect| u64::from(effect.count)).sum();
     let counts = [(replicas, "replica"), (volumes(&row.change), "volume")];
@@ -72,7 +74,9 @@ pub(super) fn change(row: &RequestRow) -> String {
 fn volumes(change: &RequestedChange) -> u64 {
     match change {
         RequestedChange::NodeExpunge { volumes, .. } => u64::from(*volumes),
-        RequestedChange::PlanDelete { .. }
+        // It is the subject.
+        RequestedChange::VolumeDelete { .. }
+        | RequestedChange::PlanDelete { .. }
         | RequestedChange::NodeDelete { .. }
         | RequestedChange::DisruptionApprove { .. }
         | RequestedChange::PlanApply { .. }
@@ -165,6 +169,7 @@ fn difference(change: &RequestedChange) -> Vec<String> {
         RequestedChange::PlanDelete { .. }
         | RequestedChange::NodeDelete { .. }
         | RequestedChange::NodeExpunge { .. }
+        | RequestedChange::VolumeDelete { .. }
         | RequestedChange::DisruptionApprove { .. } => return Vec::new(),
     };
     let mut found = Vec::new();

@@ -11,7 +11,7 @@ use chancery_events::fact::{
 use chancery_events::id::RequestId;
 use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
-    PolicyDelete,
+    PolicyDelete, VolumeDelete,
 };
 use chancery_events::name::{
     Actor, DisruptionName, DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
@@ -88,6 +88,7 @@ fn intent(change: &RequestedChange) -> Intent {
         RequestedChange::PlanApply { name, to, .. } => PlanApply { name, spec: *to }.into(),
         RequestedChange::PolicyApply { name, to, .. } => PolicyApply { name, spec: to }.into(),
         RequestedChange::PolicyDelete { name, .. } => PolicyDelete { name }.into(),
+        RequestedChange::VolumeDelete { name, .. } => VolumeDelete { name }.into(),
     }
 }
 
@@ -122,6 +123,7 @@ impl World {
             | RequestedChange::DisruptionApprove { node: name, .. } => self.on_node(name),
             RequestedChange::PlanApply { .. }
             | RequestedChange::PolicyApply { .. }
+            | RequestedChange::VolumeDelete { .. }
             | RequestedChange::PolicyDelete { .. } => BTreeSet::new(),
         }
     }
@@ -138,6 +140,9 @@ impl World {
             RequestedChange::DisruptionApprove { node, name, spec } => {
                 let now = self.nodes.get(node).and_then(|node| node.disruptions.get(name));
                 now.is_some_and(|now| now.spec == *spec)
+            }
+            RequestedChange::VolumeDelete { name, id } => {
+                self.volumes.get(name).is_some_and(|volume| volume.id == *id)
             }
             RequestedChange::PlanDelete { .. }
             | RequestedChange::NodeDelete { .. }
@@ -316,6 +321,25 @@ impl World {
             }
         }
         self.approved_by(people, at, &format!("node {node} is emptied by disruption {name}"))
+    }
+
+    pub(super) fn may_delete_volume(&self, name: &VolumeName, at: At) -> Check {
+        let Some(volume) = self.volumes.get(name) else { return Ok(()) };
+        let plan = volume.owner.as_ref().and_then(|owner| self.replicas.get(owner)).map(|owner| &owner.plan);
+        let spec = plan.and_then(|plan| self.plans.get(plan)?.latest().ok());
+        let alone = spec.is_some_and(|spec| spec.approval.delete == Approval::Automatic);
+        let domain = self.nodes.get(&volume.node).map(|node| &node.spec.domain);
+        // A volume without owner may be kept for any plan.
+        let plans: Vec<_> = match plan {
+            Some(plan) => vec![Some(plan)],
+            None => {
+                let named = self.policies.values().flat_map(|policy| policy.plans.iter());
+                named.map(Some).chain([None]).collect()
+            }
+        };
+        let two = plans.iter().any(|plan| self.four_eyes(PolicyKind::Delete, *plan, domain));
+        let people = if two && !alone { People::Two } else { People::Nobody };
+        self.approved_by(people, at, &format!("volume {name} is deleted"))
     }
 
     pub(super) fn may_expunge(&self, node: &NodeName, at: At) -> Check {

@@ -19,7 +19,7 @@ use super::violation::{Check, Violation, demand};
 /// Storage with a name.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Volume {
-    id: VolumeId,
+    pub(super) id: VolumeId,
     cluster: ClusterName,
     pub(super) node: NodeName,
     class: StorageClass,
@@ -228,6 +228,10 @@ impl World {
             Asker::Disruption { .. } => false,
         };
         demand!(8, may, "volume {name} is to go, and nobody asked for it");
+        if asked {
+            self.may_delete_volume(name, at)?;
+        }
+        let volume = self.volume(name)?;
         demand!(5, !volume.goes, "volume {name} is to go already");
         volume.goes = true;
         Ok(())

@@ -78,7 +78,7 @@ fn look(path: &Path, depth: usize, reach: Reach, found: &mut Vec<(PathBuf, u32)>
         // Working directories and the data of volumes are those of payloads, also while they are removed.
         let is_foreign = match depth {
             3 => name == "removed" || name == "forgotten",
-            _ => depth > 4 && (name == "work" || name == "data"),
+            _ => depth > 4 && ["work", "data", "data.new", "doomed"].iter().any(|own| name == *own),
         };
         let is_deep = is_store && depth >= 3 && reach == Reach::Start && is_dir(&entry)?;
         if is_ours && !(is_store && is_foreign) && !is_deep {
@@ -171,6 +171,7 @@ mod tests {
         let spec = make("executors/default/local/nodes/n/1/spec.json", 0o644);
         let own = make("executors/default/local/nodes/n/1/app-0/work/file", 0o666);
         let volume = make("executors/default/local/volumes/1/data/file", 0o666);
+        let doomed = make("executors/default/local/volumes/1/doomed/file", 0o666);
         let other = make("elsewhere", 0o666);
         let files = |reach| -> Vec<PathBuf> {
             let found = wider(data, reach).expect("read").into_iter().map(|(path, _)| path);
@@ -186,7 +187,7 @@ mod tests {
         assert!(wider(data, Reach::All).expect("read").is_empty());
         let mode = |path: &Path| path.metadata().expect("there").permissions().mode() & 0o777;
         assert_eq!([&journal, &snapshot, &head, &spec].map(|path| mode(path)), [0o600, 0o600, 0o600, 0o600]);
-        assert_eq!([&own, &volume, &other].map(|path| mode(path)), [0o666; 3]);
+        assert_eq!([&own, &volume, &doomed, &other].map(|path| mode(path)), [0o666; 4]);
         assert_eq!(mode(&data.join("fleets/default/journal")), 0o700);
     }
 }

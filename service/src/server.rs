@@ -64,6 +64,8 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
             // Nobody else will: whoever is told that this server is up may ask it at once.
             tokio::select! {
                 () = desk.decides() => {}
+                // Nothing was promised yet.
+                () = stop.comes() => std::process::exit(0),
                 Some(over) = offices.join_next() => return over.context("join the decider").flatten(),
             }
         }

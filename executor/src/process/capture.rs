@@ -24,6 +24,8 @@ use crate::durable;
 
 /// Bytes that are read at one time: as many as a pipe holds.
 const CHUNK: usize = 64 << 10;
+/// Chunks that are taken once nobody should write any more.
+const LAST_CHUNKS: usize = 64;
 
 /// What may be kept of each output of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -125,7 +127,12 @@ impl Capture {
     /// Takes all that is there, once nobody writes any more; what could not be kept in the end is an error.
     pub(super) fn finish(mut self) -> io::Result<()> {
         let mut chunk = Vec::new();
-        while self.copy(&mut chunk) == Copied::More {}
+        // More than a pipe holds is written by somebody who lives.
+        for _ in 0..LAST_CHUNKS {
+            if self.copy(&mut chunk) != Copied::More {
+                break;
+            }
+        }
         match self.files.lost {
             None => Ok(()),
             Some((count, error)) => {
@@ -215,11 +222,13 @@ impl Files {
         (self.number, self.length, self.file) = (self.number + 1, 0, None);
         self.times = TimesWriter::default();
         let first_kept = (self.number + 1).saturating_sub(self.limits.files.get().into());
+        let mut result = Ok(());
+        // One that cannot be removed keeps no other.
         for number in parts(&self.base)?.into_iter().filter(|number| *number < first_kept) {
-            std::fs::remove_file(part(&self.base, number))?;
-            times::remove(&part(&self.base, number))?;
+            let part = part(&self.base, number);
+            result = result.and(std::fs::remove_file(&part)).and(times::remove(&part));
         }
-        Ok(())
+        result
     }
 }
 
@@ -315,6 +324,39 @@ mod tests {
             text.starts_with("\n[8 bytes of output were lost here: ") && text.ends_with("]\nlater\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_old_file_that_cannot_be_removed_keeps_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("web-0.out");
+        let mut files = Files::open(base.clone(), limits(8, 2)).unwrap();
+        files.take(b"12345678");
+        std::fs::remove_file(part(&base, 1)).unwrap();
+        std::fs::create_dir(part(&base, 1)).unwrap();
+        for _ in 0..6 {
+            files.take(b"12345678");
+        }
+        let left = parts(&base).unwrap().into_iter().filter(|number| part(&base, *number).is_file()).count();
+        assert!(left <= 2, "{left} files");
+    }
+
+    #[test]
+    fn who_writes_for_ever_is_not_heard_to_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("web-0.out");
+        let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();
+        rustix::fs::fcntl_setfl(&theirs, OFlags::NONBLOCK).unwrap();
+        let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let told = over.clone();
+        let writer = std::thread::spawn(move || {
+            while !told.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = theirs.write(&[b'x'; 4096]);
+            }
+        });
+        capture.finish().unwrap();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Who holds the lock of an incarnation's folder, and what is heard from there.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
@@ -24,6 +24,8 @@ use crate::durable::{Lock, open_plain};
 
 /// Bytes of a keeper's log that are read, at most.
 const LAST_WORDS: u64 = 64 << 10;
+/// A log that is longer than this begins anew with the next keeper.
+const LONGEST_LOG: u64 = 1 << 20;
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);
 /// How long one start counts among those at once.
@@ -296,7 +298,11 @@ pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Resu
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let mut log = OpenOptions::new();
     log.append(true).create(true).mode(0o600).custom_flags(flags);
-    let log = log.open(folder.file("keeper.log"))?;
+    let log = log.open(folder.file("keeper.log"));
+    let log = log.or_else(|_| OpenOptions::new().write(true).open("/dev/null"))?;
+    if log.metadata().is_ok_and(|found| found.is_file() && found.len() > LONGEST_LOG) {
+        log.set_len(0)?;
+    }
     Command::new(&program.program)
         .args(&program.keeper_args)
         .arg(folder.path())
@@ -311,8 +317,11 @@ pub(super) fn spawn_keeper(folder: &Folder, program: &KeeperProgram) -> io::Resu
 pub(super) fn last_words(folder: &Folder) -> String {
     let mut log = Vec::new();
     // Without it, there is nothing to say.
-    let _ = open_plain(OpenOptions::new().read(true), &folder.file("keeper.log"))
-        .and_then(|file| file.take(LAST_WORDS).read_to_end(&mut log));
+    let _ = open_plain(OpenOptions::new().read(true), &folder.file("keeper.log")).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LAST_WORDS)))?;
+        file.take(LAST_WORDS).read_to_end(&mut log)
+    });
     let log = String::from_utf8_lossy(&log);
     format!(
         "the keeper ended before it started anything: {}",

@@ -3,8 +3,9 @@
 //! An incarnation's folder goes when its end is in the journal; that is just when people want to know what it said
 //! last. So the end of each output is kept beside, those of the newest incarnations only.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::IncarnationId;
@@ -14,6 +15,7 @@ use super::capture::{part, parts, split};
 use super::entries;
 use super::reader::Reader;
 use super::times::{self, TimesEntry};
+use crate::durable;
 
 /// Incarnations that have ended whose output is kept.
 const KEPT: usize = 100;
@@ -70,10 +72,14 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
 pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io::Result<()> {
     let outputs = in_folder(folder)?;
     let whole = ended(root).join(incarnation.to_string());
-    if outputs.is_empty() || whole.exists() {
+    let kept = whole.with_extension("new");
+    // Of an earlier call there may be outputs that were moved.
+    if whole.exists() || (outputs.is_empty() && !kept.exists()) {
         return Ok(());
     }
-    let kept = whole.with_extension("new");
+    if fs::symlink_metadata(&kept).is_ok_and(|found| !found.is_dir()) {
+        fs::remove_file(&kept)?;
+    }
     fs::create_dir_all(&kept)?;
     for LogFile { base, .. } in outputs {
         let (Some(name), Some(newest)) = (base.file_name(), parts(&base)?.into_iter().max()) else {
@@ -95,7 +101,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io
 
 fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
     let mut reader = Reader::last(base, u64::MAX)?;
-    let mut to = File::create(path)?;
+    let mut to = create_anew(path)?;
     let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
     loop {
         let (time, bytes) = reader.read_block(CHUNK)?;
@@ -111,16 +117,25 @@ fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
     times::copy(path, &entries)
 }
 
+/// Makes a file in the place of whatever stands there: programs can write to folders of the executor.
+pub(super) fn create_anew(path: &Path) -> io::Result<File> {
+    remove_file(path)?;
+    durable::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// Moves a file of an output, with its index. Without that, lines are shown as of when the file was written last.
 fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     // What was copied of it is not whole.
-    for left in [to.to_owned(), times::path_of(to)] {
-        match fs::remove_file(left) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-    }
+    remove_file(to)?;
+    remove_file(&times::path_of(to))?;
     if !is_file(from) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no plain file"));
     }
@@ -163,6 +178,7 @@ fn log_file(path: &Path) -> Option<LogFile> {
 #[cfg(test)]
 mod tests {
     use chancery_events::id::{Lineage, Position};
+    use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
 
@@ -209,6 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_in_the_place_of_a_copy_is_neither_written_through_nor_waited_for() {
+        use std::os::unix::fs::symlink;
+        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let foreign = tempfile::tempdir().unwrap();
+        let precious = foreign.path().join("precious");
+        fs::write(&precious, "as it was").unwrap();
+        for (position, lead) in [(1, true), (2, false)] {
+            let id = IncarnationId::issue(Lineage::from_random(1), Position::new(position));
+            fs::write(folder.path().join("app-0.out.1"), "hello\n").unwrap();
+            let kept = ended(root.path()).join(format!("{id}.new"));
+            if lead {
+                // The folder itself leads elsewhere.
+                fs::create_dir_all(ended(root.path())).unwrap();
+                symlink(foreign.path(), &kept).unwrap();
+            } else {
+                fs::create_dir_all(&kept).unwrap();
+                symlink(&precious, kept.join("app-0.out.1")).unwrap();
+                let times = times::path_of(&kept.join("app-0.out.1"));
+                mkfifoat(CWD, &times, Mode::RUSR | Mode::WUSR).unwrap();
+            }
+            keep(root.path(), id, folder.path()).unwrap();
+            let files = log_files(root.path(), id).unwrap();
+            assert_eq!(fs::read_to_string(part(&files[0].base, 1)).unwrap(), "hello\n");
+            assert_eq!(fs::read_to_string(&precious).unwrap(), "as it was");
+            assert_eq!(entries(foreign.path()).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
     fn an_output_that_cannot_be_copied_takes_no_other_with_it_and_its_newest_file_is_moved() {
         use std::os::unix::fs::MetadataExt as _;
         let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -218,13 +263,8 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", at("app-0.err.1")).unwrap();
         fs::write(at("web-0.out.7"), "the last words\n").unwrap();
         let moved = fs::metadata(at("web-0.out.7")).unwrap().ino();
-        // No copy can be made: something stands in its place.
-        fs::create_dir_all(ended(root.path()).join(format!("{id}.new"))).unwrap();
-        std::os::unix::fs::symlink(
-            "/nonexistent/folder",
-            ended(root.path()).join(format!("{id}.new/web-0.out.7")),
-        )
-        .unwrap();
+        // No copy can be made: a part cannot be read.
+        fs::create_dir(at("web-0.out.6")).unwrap();
         keep(root.path(), id, folder.path()).unwrap();
         let files = log_files(root.path(), id).unwrap();
         let names: Vec<_> = files.iter().map(|file| (file.payload.as_str(), file.stream)).collect();
@@ -232,6 +272,15 @@ mod tests {
         let web = part(&files[1].base, 7);
         assert_eq!(fs::read_to_string(&web).unwrap(), "the last words\n");
         assert_eq!(fs::metadata(&web).unwrap().ino(), moved);
+
+        // Crashed between the move and the name of the whole.
+        let whole = ended(root.path()).join(id.to_string());
+        fs::rename(&whole, whole.with_extension("new")).unwrap();
+        fs::remove_file(at("app-0.out.1")).unwrap();
+        fs::remove_file(at("app-0.err.1")).unwrap();
+        fs::remove_dir(at("web-0.out.6")).unwrap();
+        keep(root.path(), id, folder.path()).unwrap();
+        assert_eq!(log_files(root.path(), id).unwrap().len(), 2);
 
         // Nothing of it can be kept.
         let (id, folder) =

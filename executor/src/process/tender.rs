@@ -181,8 +181,10 @@ impl Tender {
         let lock = self.folder.lock()?;
         // Behind the lock: nobody else writes the record, if it is ours.
         self.tombstone = self.folder.tombstone(Reader::Writer)?;
+        // Nothing that can fail stands between the record and the question whose it is.
+        let place = Place::of(self.folder.path())?;
         self.read_record(&lock)?;
-        let origin = self.origin()?;
+        let origin = self.origin(place)?;
         self.before = self.folder.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
@@ -219,11 +221,11 @@ impl Tender {
     }
 
     /// Whose processes the record names. Of those of another directory nothing is known here, as long as they may run.
-    fn origin(&mut self) -> io::Result<Origin> {
+    fn origin(&mut self, place: Option<Place>) -> io::Result<Origin> {
         let Some(record) = self.record.as_ref().filter(|record| !record.is_over()) else {
             return Ok(Origin::Here);
         };
-        let origin = record.origin(Place::of(self.folder.path())?, &self.shared.boot);
+        let origin = record.origin(place, &self.shared.boot);
         if origin == Origin::Elsewhere {
             // Nothing that comes later takes them for ours.
             self.record = None;

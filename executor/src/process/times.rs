@@ -193,7 +193,7 @@ pub(super) fn length(part: &Path) -> io::Result<u64> {
 /// Writes the index of a file that was copied.
 pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
     let all: Vec<u8> = entries.iter().flat_map(|entry| bytes(*entry)).collect();
-    std::fs::write(path_of(part), all)
+    super::output::create_anew(&path_of(part))?.write_all(&all)
 }
 
 /// Removes the index of a file that was dropped.

@@ -10,7 +10,7 @@ use chancery_executor::Orchestrator as _;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::process::Signal;
 
-use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
+use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
 
 /// Puts a log in the place of a supervisor's on which every write fails, at the latest when the result is dropped.
 fn break_log(log: &Path, is_full: bool) -> Option<File> {
@@ -21,6 +21,22 @@ fn break_log(log: &Path, is_full: bool) -> Option<File> {
     }
     mkfifoat(CWD, log, Mode::RUSR | Mode::WUSR).unwrap();
     Some(OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(log).unwrap())
+}
+
+pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from_its_work() {
+    let root = Root::new();
+    let processes = root.open().await;
+    for position in 1..=2 {
+        let log = root.folder(id(position)).join("keeper.log");
+        if position == 1 {
+            // Nobody reads it.
+            drop(break_log(&log, false));
+        } else {
+            std::fs::create_dir_all(&log).unwrap();
+        }
+        processes.carry_out(command(id(position), 1, Effect::Ensure, &sleeper(1))).await;
+        until(&processes, id(position), "it is ready", is_ready).await;
+    }
 }
 
 pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended() {

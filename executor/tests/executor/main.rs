@@ -90,6 +90,7 @@ fn run_tests() -> ExitCode {
         copies::what_a_copy_names_is_dead_after_a_reboot_and_not_started_again_from_it,
         large::an_incarnation_of_many_processes_and_ports_is_reported_whole_and_ended,
         large::a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting,
+        logs::what_stands_in_the_place_of_its_log_keeps_no_supervisor_from_its_work,
         logs::a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended,
         mounts::what_is_mounted_in_a_working_directory_survives_it_and_is_a_debt_until_it_is_unmounted,
         mounts::a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up,

@@ -567,10 +567,9 @@ mod tests {
         while let Some((_, bytes)) = open.next() {
             lines += std::str::from_utf8(&bytes).expect("text");
         }
-        assert_eq!(
-            lines,
-            "err | chancery: this output cannot be read: Is a directory (os error 21)\nout | one\n"
-        );
+        let said = lines.strip_prefix("err | chancery: this output cannot be read: ");
+        assert!(said.is_some_and(|said| said.ends_with(" is no plain file\nout | one\n")), "{lines}");
+        assert!(begin(&[file(LogStream::Err)]).nothing_can_be_read().is_some());
     }
 
     #[test]

@@ -330,12 +330,11 @@ impl World {
         let alone = spec.is_some_and(|spec| spec.approval.delete == Approval::Automatic);
         let domain = self.nodes.get(&volume.node).map(|node| &node.spec.domain);
         // A volume without owner may be kept for any plan.
-        let plans: Vec<_> = match plan {
-            Some(plan) => vec![Some(plan)],
-            None => {
-                let named = self.policies.values().flat_map(|policy| policy.plans.iter());
-                named.map(Some).chain([None]).collect()
-            }
+        let plans: Vec<_> = if let Some(plan) = plan {
+            vec![Some(plan)]
+        } else {
+            let named = self.policies.values().flat_map(|policy| policy.plans.iter());
+            named.map(Some).chain([None]).collect()
         };
         let two = plans.iter().any(|plan| self.four_eyes(PolicyKind::Delete, *plan, domain));
         let people = if two && !alone { People::Two } else { People::Nobody };

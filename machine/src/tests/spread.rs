@@ -346,12 +346,14 @@ fn what_nobody_reads_is_not_found_out() {
     for (i, domain) in ["a", "b", "a", "b"].iter().enumerate() {
         let spec = json!({
             "domain": domain, "total": {"cpu": 4000, "memory": 8_u64 << 30, "disk": 0},
-            "storage": [{"class": "fast", "capacity": 100}],
+            "storage": [{"class": "fast", "capacity": 2}],
         });
         world.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": spec}));
     }
     world.plan_with("automatic", &json!({"sharing": "allowed", "payloads": payload(&volumes)}));
-    deploy(&mut world, "d1", "v1", 6, &json!({"rolling": {}}));
+    // Nothing can be moved: what is free elsewhere is too little.
+    deploy(&mut world, "d1", "v1", 8, &json!({"rolling": {}}));
+    assert_eq!(world.deployment("d1"), "completed");
     EXPLAINED.set(0);
     world.wait(12);
     world.must("plan.rebalance", &json!({"name": "web"}));

@@ -63,7 +63,7 @@ fn a_hung_version_says_what_it_waits_for_and_is_rolled_back_while_the_good_one_s
     let message = until("it says what it waits for", || {
         let row = client.read("plans/web/deployments/hung");
         let message = row["message"].as_str().unwrap_or_default().to_owned();
-        message.contains("to be ready since ").then_some(message)
+        message.contains("to be ready (readiness probe of ").then_some(message)
     });
     for part in ["operation ", "(update of web-", "on node node-", ", until ", "cancel deployment web/hung"] {
         assert!(message.contains(part), "{part:?} in {message:?}");

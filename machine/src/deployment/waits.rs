@@ -17,6 +17,7 @@ use std::fmt;
 
 use chancery_events::id::IncarnationId;
 use chancery_events::name::DeploymentName;
+use chancery_events::observation::Process;
 use chancery_events::spec::{OperationKind, Strategy};
 use chancery_events::time::Time;
 
@@ -164,8 +165,15 @@ fn of_replica(fleet: &Fleet, replica: &Replica, since: Time, cancel: &str) -> Wa
     }
     let place = active.map_or_else(String::new, |active| format!(" on node {}", active.node));
     let since = active.map_or(since, |active| active.meta.changed.time);
-    let what = format!("replica {}{place} to be ready", replica.name);
+    let what =
+        format!("replica {}{place} to be ready{}", replica.name, active.map_or_else(String::new, trouble));
     Wait { what, since, until: active.and_then(|active| active.deadline), change: cancel.to_owned() }
+}
+
+/// Why an incarnation is not ready, where that was reported.
+fn trouble(run: &Incarnation) -> String {
+    let found = run.processes.iter().find_map(Process::trouble);
+    found.map_or_else(String::new, |trouble| format!(" ({trouble})"))
 }
 
 fn to_end(whose: &str, run: &Incarnation, cancel: &str) -> Wait {
@@ -215,7 +223,7 @@ fn running(fleet: &Fleet, operation: &Operation, name: &str, cancel: &str) -> Op
     let waits =
         own.filter(|own| !down && !operation.is_past_return && own.state != IncarnationState::Reserved);
     if let Some(own) = waits {
-        let what = format!("{name}: incarnation {} on node {} to be ready", own.id, own.node);
+        let what = format!("{name}: incarnation {} on node {} to be ready{}", own.id, own.node, trouble(own));
         let (since, until) = (own.meta.changed.time, own.deadline);
         return Some(Wait { what, since, until, change: cancel.to_owned() });
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chancery_events::fact::Fact;
-use chancery_events::observation::{ProcessStatus, Saw};
+use chancery_events::observation::{ProbeError, ProcessStatus, Saw};
 use chancery_events::spec::OperationKind;
 use serde_json::{Value, json};
 
@@ -303,6 +303,11 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
     ] {
         assert!(said.contains(part), "{part:?} in {said:?}");
     }
+    let error = ProbeError::Refused;
+    let unready = Saw::NotReady { processes: vec![process(ProcessStatus::Unready { error })] };
+    world.report(new, unready);
+    let said = waits(&world, "d2");
+    assert!(said.contains("to be ready (readiness probe of app-0: connection refused) since "), "{said}");
     create(&mut world, "d3", &json!({}));
     assert!(waits(&world, "d3").contains("deployment web/d2 to end"), "{}", waits(&world, "d3"));
     world.report(new, ready());

@@ -48,7 +48,8 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
         let folder = root.folder(id(position));
         let reader = break_log(&folder.join("keeper.log"), position % 2 == 1);
         processes.carry_out(command(id(position), 1, Effect::Ensure, &job)).await;
-        until(&processes, id(position), "it is ready", is_ready).await;
+        let ready = until(&processes, id(position), "it is ready", is_ready).await;
+        let Saw::Ready { processes: running } = ready.saw else { unreachable!() };
         drop(reader);
         let socket = folder.join("keeper.sock");
         std::fs::remove_file(&socket).unwrap();
@@ -64,7 +65,8 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             std::fs::write(folder.join("web-0/work/go"), "").unwrap();
             ProcessStatus::Exited { code: 0 }
         } else {
-            kill(root.payloads_of(id(position))[0], Signal::KILL);
+            // Not one of its children, whose pids may be lower.
+            kill(running[0].pid.unwrap().cast_signed(), Signal::KILL);
             ProcessStatus::Signaled { signal: 9 }
         };
         let ended = until(&processes, id(position), "its end is seen", is_ended).await;

@@ -329,8 +329,9 @@ fn prepare(fleet: &Fleet, agenda: &mut Agenda, ctx: &Context) -> Option<Step> {
             let group = (name.clone(), kind.clone());
             let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
             let speaks = Some(operation) == speaker;
-            let gives_way = operation::gives_way(fleet, plan, *operation);
-            if tried && !gives_way && !(speaks && plan.unfit.is_empty()) {
+            let asks_again =
+                || speaks && plan.unfit.is_empty() || operation::gives_way(fleet, plan, *operation);
+            if tried && !asks_again() {
                 continue;
             }
             agenda.turn_to(&subject, operation.position());

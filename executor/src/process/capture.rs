@@ -24,7 +24,7 @@ use crate::durable;
 
 /// Bytes that are read at one time: as many as a pipe holds.
 const CHUNK: usize = 64 << 10;
-/// Chunks that are taken once nobody should write any more.
+/// Maximum number of chunks that are read from a pipe after the processes of its incarnation have ended.
 const LAST_CHUNKS: usize = 64;
 
 /// What may be kept of each output of a process.
@@ -127,7 +127,7 @@ impl Capture {
     /// Takes all that is there, once nobody writes any more; what could not be kept in the end is an error.
     pub(super) fn finish(mut self) -> io::Result<()> {
         let mut chunk = Vec::new();
-        // More than a pipe holds is written by somebody who lives.
+        // A pipe holds less: what comes later is from a process that still runs.
         for _ in 0..LAST_CHUNKS {
             if self.copy(&mut chunk) != Copied::More {
                 break;

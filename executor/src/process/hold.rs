@@ -24,7 +24,7 @@ use crate::durable::{Lock, open_plain};
 
 /// Bytes of a keeper's log that are read, at most.
 const LAST_WORDS: u64 = 64 << 10;
-/// A log that is longer than this begins anew with the next keeper.
+/// Size in bytes above which the log of a keeper is emptied when the next keeper starts.
 const LONGEST_LOG: u64 = 1 << 20;
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);

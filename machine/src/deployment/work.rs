@@ -75,7 +75,7 @@ impl PlanIndex {
         }
         let beside = current.stands_beside() && !planted::is(Bug::LeavesNewSet);
         let built = self.deployments.get(name).filter(|_| beside);
-        // What somebody else has asked to be deleted does not wait for its approval any more.
+        // A replica whose delete another actor requested does not wait for the approval of that delete.
         let undecided =
             || self.undecided.iter().find(|(of, _)| beside && of == name).map(|(_, replica)| replica);
         if let Some(replica) = built.and_then(DeploymentIndex::any).or_else(undecided) {
@@ -98,7 +98,7 @@ impl PlanIndex {
         let now = |work| Some((Time::EPOCH, work));
         let right = || self.of_version(current.version, true);
         let stale = || self.of_version(current.version, false);
-        // A delete that nobody approved may be rejected.
+        // A delete that is not approved may be rejected, and the replica stays.
         let undecided = || {
             let version = |of: &DeploymentName| self.deployments.get(of).and_then(|of| of.version);
             self.undecided.iter().any(|(of, _)| version(of) != current.version)

@@ -115,7 +115,7 @@ struct Sought<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
     Told,
-    /// Nobody asks for them: there are none then.
+    /// No caller reads the reasons, and none are found out.
     Unread,
 }
 

@@ -379,7 +379,7 @@ impl Outputs {
         Some((at, marked(&open.label, &std::mem::take(&mut open.rest))))
     }
 
-    /// Why none of them can be read, if that is so.
+    /// Error of the last output, if no output can be read.
     fn nothing_can_be_read(&self) -> Option<&io::Error> {
         let mut errors = self.open.iter().map(|open| match &open.source {
             LogSource::Broken(error) => Some(error),
@@ -392,9 +392,9 @@ impl Outputs {
 /// From what an output is read.
 enum LogSource {
     Reader(Reader),
-    /// Cannot be read any more, which is to be told.
+    /// Cannot be read; the error is still to be sent to the client.
     Broken(io::Error),
-    /// Cannot be read any more, which was told.
+    /// Cannot be read; the error was sent to the client.
     Over,
 }
 
@@ -455,7 +455,7 @@ impl Open {
             // Other outputs may be readable: what is wrong with this one stands in its place.
             Err(error) => {
                 self.source = LogSource::Over;
-                format!("chancery: this output cannot be read: {error}\n").into_bytes()
+                format!("chancery: cannot read this output: {error}\n").into_bytes()
             }
         };
         if self.marks == LogMarks::Changes {
@@ -509,15 +509,22 @@ mod tests {
         .expect("a row")
     }
 
+    fn output(folder: &std::path::Path, stream: LogStream) -> LogFile {
+        let base = folder.join(format!("web-0.{stream}"));
+        LogFile { payload: "web".parse().expect("a name"), index: 0, stream, base }
+    }
+
+    fn outputs(files: &[LogFile], last: OpenLine) -> Outputs {
+        let from = StartPoint { tail: None, since: None };
+        let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines);
+        let open = files.iter().zip(labels(files, LogMarks::Lines)).map(begin).collect();
+        Outputs { open, last, looked: Instant::now() }
+    }
+
     #[test]
     fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = |stream| LogFile {
-            payload: "web".parse().expect("a name"),
-            index: 0,
-            stream,
-            base: folder.path().join(format!("web-0.{stream}")),
-        };
+        let file = |stream| output(folder.path(), stream);
         let files = [file(LogStream::Out), file(LogStream::Err)];
         std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
         std::fs::write(folder.path().join("web-0.err.1"), "oh\n").expect("a file");
@@ -525,11 +532,7 @@ mod tests {
             (OpenLine::Waits, "err | oh\nout | one\nout | \n"),
             (OpenLine::Ends, "err | oh\nout | one\nout | \nout | three\n"),
         ] {
-            let labels = labels(&files, LogMarks::Lines);
-            let from = StartPoint { tail: None, since: None };
-            let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines);
-            let open: Vec<_> = files.iter().zip(labels).map(begin).collect();
-            let mut open = Outputs { open, last, looked: Instant::now() };
+            let mut open = outputs(&files, last);
             let mut lines: Vec<String> = Vec::new();
             while let Some((_, bytes)) = open.next() {
                 let text = String::from_utf8(bytes.to_vec()).expect("text");
@@ -546,30 +549,18 @@ mod tests {
     #[test]
     fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = |stream| LogFile {
-            payload: "web".parse().expect("a name"),
-            index: 0,
-            stream,
-            base: folder.path().join(format!("web-0.{stream}")),
-        };
+        let file = |stream| output(folder.path(), stream);
         std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
         std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a folder where a file should be");
-        let begin = |files: &[LogFile]| {
-            let from = StartPoint { tail: None, since: None };
-            let labels = labels(files, LogMarks::Lines);
-            let open =
-                files.iter().zip(labels).map(|(file, label)| Open::begin(file, label, from, LogMarks::Lines));
-            Outputs { open: open.collect(), last: OpenLine::Ends, looked: Instant::now() }
-        };
-        let mut open = begin(&[file(LogStream::Out), file(LogStream::Err)]);
+        let mut open = outputs(&[file(LogStream::Out), file(LogStream::Err)], OpenLine::Ends);
         assert!(open.nothing_can_be_read().is_none());
         let mut lines = String::new();
         while let Some((_, bytes)) = open.next() {
             lines += std::str::from_utf8(&bytes).expect("text");
         }
-        let said = lines.strip_prefix("err | chancery: this output cannot be read: ");
+        let said = lines.strip_prefix("err | chancery: cannot read this output: ");
         assert!(said.is_some_and(|said| said.ends_with(" is no plain file\nout | one\n")), "{lines}");
-        assert!(begin(&[file(LogStream::Err)]).nothing_can_be_read().is_some());
+        assert!(outputs(&[file(LogStream::Err)], OpenLine::Ends).nothing_can_be_read().is_some());
     }
 
     #[test]

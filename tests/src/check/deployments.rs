@@ -432,7 +432,12 @@ impl World {
             match of.kind {
                 OperationKind::Delete => false,
                 OperationKind::Start if right => true,
-                _ => !right && !beside,
+                OperationKind::Start
+                | OperationKind::Create
+                | OperationKind::Update
+                | OperationKind::Relocate
+                | OperationKind::Restart
+                | OperationKind::Stop => !right && !beside,
             }
         });
         let deployment = plan.deployment(name)?;

@@ -15,7 +15,6 @@ pub mod letter;
 pub mod lineage;
 pub mod name;
 pub mod observation;
-pub mod planted;
 pub mod protocol;
 pub mod record;
 pub mod refusal;

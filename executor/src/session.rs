@@ -18,7 +18,6 @@ use std::time::Duration;
 use chancery_events::fact::Judgement;
 use chancery_events::id::{Attach, Lineage, ObjectId};
 use chancery_events::observation::Report;
-use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Command, Envelope, FromDecider, Head, Part, ToDecider};
 use chancery_events::size::json_bytes;
 
@@ -207,7 +206,7 @@ impl Core {
                 }
             }
             FromDecider::Forget { envelope, object } => {
-                if self.believes(&envelope)? && !planted::is(Bug::NeverForgets) {
+                if self.believes(&envelope)? {
                     self.queue.add(Work::Forget(object));
                 }
             }
@@ -309,7 +308,7 @@ impl Core {
     /// A judgement is carried out only if it cannot be that of a decider, or a journal, that does not know better.
     fn may_remove(&self, envelope: &Envelope, object: ObjectId, judgement: Judgement) -> bool {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
-        let its_own = Some(object.lineage()) == self.lineage() || planted::is(Bug::RemovesForeign);
+        let its_own = Some(object.lineage()) == self.lineage();
         match judgement {
             Judgement::Quarantine => {
                 tracing::warn!(%object, "left as it is: the fleet does not know it as its own");
@@ -338,8 +337,7 @@ impl Core {
             return Err(Stop::NewerElsewhere(format!("{id} is here, and this one has not issued it yet")));
         }
         let attach = connection.attach;
-        let most = if planted::is(Bug::KeepsLevelToItself) { 0 } else { usize::MAX };
-        let mut reports = reports.into_iter().take(most).peekable();
+        let mut reports = reports.into_iter().peekable();
         loop {
             let (mut part, mut bytes) = (Vec::new(), 0);
             while part.len() < LEVEL_PART
@@ -372,8 +370,7 @@ impl Core {
 
     fn begin_work(&mut self, now: Duration, out: &mut Vec<Output>) {
         // Not before the list was looked at: it may show that this decider is an old one.
-        let may_act = self.lease.may_act(now) || planted::is(Bug::ActsAfterLease);
-        if !may_act || matches!(self.phase, Phase::Listing(_)) {
+        if !self.lease.may_act(now) || matches!(self.phase, Phase::Listing(_)) {
             return;
         }
         while let Some(work) = self.queue.next() {

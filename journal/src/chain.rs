@@ -19,7 +19,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use chancery_events::id::{Lineage, Position, Term, Writer};
-use chancery_events::planted::{self, Bug};
 use chancery_events::record::{BadBody, Begins, Hash, Header, HeaderParts, Record, Watermark};
 use chancery_events::time::Time;
 
@@ -169,9 +168,6 @@ fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
     let (next, prev) = at.map_or((Position::FIRST, Hash::ZERO), |at| (at.next(), at.hash));
     if header.first != next {
         return Some(if header.first < next { SkipReason::Taken } else { SkipReason::Gap });
-    }
-    if planted::is(Bug::ChainIgnoresWriters) {
-        return None;
     }
     if header.prev != prev {
         return Some(SkipReason::Prev);

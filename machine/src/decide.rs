@@ -8,7 +8,6 @@ use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentRefused, O
 use chancery_events::id::Position;
 use chancery_events::intent::{Intent, Request};
 use chancery_events::observation::Observation;
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::subject::Subject;
 
@@ -37,7 +36,6 @@ pub enum Repeat<'a> {
 pub fn repeat<'a>(keys: &'a Keys, request: &Request) -> Repeat<'a> {
     match keys.get(request.key()) {
         None => Repeat::New,
-        Some(_) if planted::is(Bug::DecidesRepeats) => Repeat::New,
         Some(known) if known.digest == request.digest() => Repeat::Known(known),
         Some(known) => {
             let detail =
@@ -313,9 +311,7 @@ fn accepted(fleet: &mut Fleet, fact: &IntentAccepted, at: At) {
 
 fn refused(fleet: &mut Fleet, fact: &IntentRefused, at: At) {
     // These say something about the key or its time, not about the intent: the window must not move by them.
-    if matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture)
-        || planted::is(Bug::ForgetsRefusedKeys)
-    {
+    if matches!(fact.code, Code::KeyReused | Code::Expired | Code::FromTheFuture) {
         return;
     }
     let refusal = Refusal {

@@ -23,7 +23,6 @@ use chancery_events::intent::{
     DisruptionApprove, DisruptionComplete, DisruptionDelete, DisruptionSchedule, NodeDelete,
 };
 use chancery_events::name::{DisruptionName, DomainName, NodeName, ReplicaName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{DisruptionSpec, DisruptionState, Evict, NodeState, OperationKind};
 use chancery_events::subject::Subject;
@@ -241,7 +240,7 @@ fn move_one(fleet: &Fleet, node: &Node, name: &DisruptionName, ctx: &Context, dr
     let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
     let replica = plans.find_map(|plan| {
         let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
-        let within = evictions < *plan.policy().budget() || planted::is(Bug::ExceedsBudget);
+        let within = evictions < *plan.policy().budget();
         let setback = plan.setback;
         if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
             return None;

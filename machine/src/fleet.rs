@@ -14,7 +14,6 @@ use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, PolicyName, ReplicaName,
     VolumeName,
 };
-use chancery_events::planted::{self, Bug};
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
@@ -501,7 +500,7 @@ impl Image {
         fn all<E: Entity>(fleet: &Fleet) -> Vec<Arc<E>> {
             E::table(fleet).in_order().into_iter().cloned().collect()
         }
-        let mut image = Image {
+        Image {
             head: fleet.head,
             term: fleet.term,
             lineages: fleet.lineages.clone(),
@@ -519,14 +518,7 @@ impl Image {
             policies: all(fleet),
             volumes: all(fleet),
             approval_requests: all(fleet),
-        };
-        if planted::is(Bug::SnapshotWithoutKeys) {
-            image.keys = Keys::default();
         }
-        if planted::is(Bug::SnapshotWithoutCommands) {
-            image.incarnations.iter_mut().for_each(|incarnation| Arc::make_mut(incarnation).command = None);
-        }
-        image
     }
 
     /// The fleet, with its indexes.

@@ -30,7 +30,6 @@ use chancery_events::fact::{
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PlanName;
 use chancery_events::observation::{Exit, Hope, IncarnationReport, Process, ProcessStatus, Saw};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, PlanVersion, UnreadyAction};
 use chancery_events::time::Time;
 
@@ -80,7 +79,7 @@ pub(crate) fn report(fleet: &Fleet, report: &IncarnationReport, ctx: &Context) -
             };
             end::by_proof(fleet, incarnation, end, processes.clone(), ctx, &mut draft);
         }
-        (state, Saw::Gone) if report.revision >= incarnation.revision || planted::is(Bug::TakesOldGone) => {
+        (state, Saw::Gone) if report.revision >= incarnation.revision => {
             let end = match state {
                 IncarnationState::Stopping(then) => (**then).clone(),
                 IncarnationState::Creating => {
@@ -192,10 +191,7 @@ fn end_unresponsive(
 ) {
     let is_up = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
     let is_hung = |process: &&Process| matches!(process.status, ProcessStatus::Unresponsive { .. });
-    if is_up
-        && let Some(reason) = processes.iter().find(is_hung).and_then(Process::trouble)
-        && !planted::is(Bug::LeavesHung)
-    {
+    if is_up && let Some(reason) = processes.iter().find(is_hung).and_then(Process::trouble) {
         end::failing(fleet, incarnation, reason, ctx, draft);
     }
 }
@@ -207,7 +203,7 @@ fn ready(fleet: &Fleet, incarnation: &Incarnation, processes: &[Process], ctx: &
     let active = fleet.replicas().get(&incarnation.replica).and_then(|replica| replica.active.as_ref());
     let replaced = active
         .and_then(|active| fleet.incarnations().get(&active.incarnation))
-        .filter(|old| old.id != incarnation.id && !planted::is(Bug::KeepsOldRun));
+        .filter(|old| old.id != incarnation.id);
     draft.push(IncarnationRunning {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -335,9 +331,6 @@ pub(crate) fn overdue(fleet: &Fleet, id: IncarnationId, ctx: &Context) -> Vec<Fa
             let reason = "it was not ready in time".to_owned();
             let then = IncarnationEnd::Failed { reason: reason.clone() };
             give_up(fleet, incarnation, OperationEnd::Failed { reason }, then, ctx, &mut draft);
-        }
-        IncarnationState::Stopping(then) if planted::is(Bug::TimeoutIsDeath) => {
-            end::by_proof(fleet, incarnation, (**then).clone(), Vec::new(), ctx, &mut draft);
         }
         IncarnationState::Stopping(then) => draft.push(IncarnationCommanded {
             incarnation: id,

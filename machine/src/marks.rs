@@ -13,7 +13,6 @@ use chancery_events::id::VolumeId;
 use chancery_events::name::{
     ClusterName, DeploymentName, DomainName, NodeName, ReplicaName, StorageClass, VolumeName,
 };
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{Approval, Balance, OperationKind, PlanSpec, Strategy};
 use chancery_events::time::Time;
 
@@ -137,8 +136,7 @@ impl From<&Deployment> for DeploymentMarks {
         };
         let begun = matches!(stage, Stage::InProgress | Stage::Paused);
         let patience = Duration::from_millis(deployment.spec.progress_deadline);
-        let waits =
-            stage == Stage::InProgress && deployment.stalled.is_none() && !planted::is(Bug::NeverStalls);
+        let waits = stage == Stage::InProgress && deployment.stalled.is_none();
         DeploymentMarks {
             stage,
             progress: deployment.progressed.filter(|_| waits).map(|last| (last, patience)),
@@ -264,8 +262,7 @@ impl From<&Operation> for OperationMarks {
         };
         let brings_up =
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
-        let past = operation.is_past_return && !planted::is(Bug::AbortsPastReturn);
-        let may_abort = matches!(turn, Turn::Running) && brings_up && !past;
+        let may_abort = matches!(turn, Turn::Running) && brings_up && !operation.is_past_return;
         OperationMarks { turn, domain: operation.domain.clone(), may_abort, by_policy }
     }
 }
@@ -327,12 +324,11 @@ impl From<&Volume> for VolumeMarks {
     fn from(volume: &Volume) -> VolumeMarks {
         let goes = volume.removing.is_some();
         let blocks = match volume.state {
-            VolumeState::Ready => goes || volume.user.is_some() && !planted::is(Bug::SharesVolume),
+            VolumeState::Ready => goes || volume.user.is_some(),
             VolumeState::Ensuring | VolumeState::Destroying => true,
             // Whoever waits is told that it waits in vain, unless it goes.
             VolumeState::Lost(_) => goes,
         };
-        let free = volume.user.is_none() || planted::is(Bug::DestroysUsed);
         VolumeMarks {
             id: volume.id,
             name: volume.name.clone(),
@@ -342,7 +338,7 @@ impl From<&Volume> for VolumeMarks {
             capacity: volume.capacity,
             owner: volume.owner.clone(),
             blocks,
-            is_unused: goes && free && volume.state != VolumeState::Destroying,
+            is_unused: goes && volume.user.is_none() && volume.state != VolumeState::Destroying,
             may_be: matches!(volume.state, VolumeState::Ensuring | VolumeState::Ready),
             outstanding: volume.command.map(|command| command.not_before),
         }

@@ -48,7 +48,6 @@ use std::collections::BTreeSet;
 use chancery_events::fact::{Approver, Asker, Fact, OperationEnd, Proposal};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::name::{Actor, NodeName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Approval, OperationKind, PlanVersion, Runtime};
 use chancery_events::subject::Subject;
@@ -77,7 +76,7 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
         // Whoever approved the disruption approved what it does.
         return Some(Approver::Rule(format!("disruption/{node}/{name}")));
     }
-    let own = plan.policy().approval().of(kind) == Approval::Automatic || planted::is(Bug::ApprovesByItself);
+    let own = plan.policy().approval().of(kind) == Approval::Automatic;
     own.then(|| Approver::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
@@ -160,11 +159,11 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "does not wait for approval"));
         };
-        if proposal.expires <= ctx.now && !planted::is(Bug::ApprovesExpired) {
+        if proposal.expires <= ctx.now {
             let detail = format!("operation {id} expired at {}", proposal.expires);
             return Err(Refusal::new(Code::NotPending, detail).at(pointer, "has expired"));
         }
-        if proposal.hash != shown.hash && !planted::is(Bug::ApprovesAnyHash) {
+        if proposal.hash != shown.hash {
             let detail = format!("operation {id} would do something else than was shown: look at it again");
             return Err(Refusal::new(Code::HashMismatch, detail).at(format!("{pointer}/hash"), "differs"));
         }
@@ -185,7 +184,6 @@ pub(crate) fn approve(fleet: &Fleet, ask: &OperationApprove, ctx: &Context) -> R
         let asked_by = asked_by(fleet, operation);
         if let Some(policy) = policy::four_eyes(fleet, operation)
             && asked_by.is_some_and(|asked| Approver::Actor(asked) == by)
-            && !planted::is(Bug::ApprovesOwn)
         {
             let detail = format!("policy {policy} wants another to approve operation {id} than asked for it");
             return Err(Refusal::new(Code::Denied, detail).at(pointer, "needs a second pair of eyes"));

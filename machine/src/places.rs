@@ -13,7 +13,6 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::{
     CapabilityName, ClusterName, DomainName, Key, NodeName, PlanName, StorageClass, ZoneName,
 };
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::NodeState;
 use rustc_hash::FxHashMap;
 
@@ -311,7 +310,7 @@ impl Places {
         if let Some(new) = new {
             site.storage = new.spec.storage.iter().map(|s| (s.class.clone(), s.capacity)).collect();
             site.is_expunged = new.state == NodeState::Expunged;
-            let open = new.is_undisturbed() || planted::is(Bug::PlacesOnDisturbed);
+            let open = new.is_undisturbed();
             if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
                 let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), site.number);
                 self.shelves[spot.shelf].add(Free::new(spot.free(&site.held), name.clone(), spot.number));
@@ -378,14 +377,7 @@ impl Places {
             }
         } else {
             self.freed = Arc::new(());
-            let times = match () {
-                () if planted::is(Bug::NeverReleases) => 0,
-                () if planted::is(Bug::ReleasesTwice) => 2,
-                () => 1,
-            };
-            for _ in 0..times {
-                held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
-            }
+            held.amounts = held.amounts.checked_sub(of.amounts).unwrap_or(Amounts::ZERO);
             held.run(of.plan, of.incarnation, false);
             if of.reserved {
                 held.reserved.remove(&of.incarnation);
@@ -393,7 +385,7 @@ impl Places {
             for (class, bytes) in of.volumes {
                 give_back(&mut held.volumes, class, *bytes);
             }
-            if held.incarnations.is_empty() && !planted::is(Bug::NeverReleases) {
+            if held.incarnations.is_empty() {
                 *held = Held { stored: std::mem::take(&mut held.stored), ..Held::default() };
             }
         }
@@ -442,8 +434,7 @@ impl fmt::Debug for Places {
 impl Spot {
     /// What is free of its room.
     fn free(&self, held: &Held) -> Amounts {
-        let held = if planted::is(Bug::IgnoresHeld) { Amounts::ZERO } else { held.amounts };
-        self.room.checked_sub(held).unwrap_or(Amounts::ZERO)
+        self.room.checked_sub(held.amounts).unwrap_or(Amounts::ZERO)
     }
 }
 

@@ -16,7 +16,6 @@ use chancery_events::fact::{Approver, Fact, PolicyApplied, PolicyDeleted};
 use chancery_events::id::Position;
 use chancery_events::intent::{PolicyApply, PolicyDelete};
 use chancery_events::name::{DomainName, PlanName, PolicyName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{Day, OperationKind, PolicyKind, PolicySpec, Rule, Window};
 use chancery_events::subject::Subject;
@@ -247,11 +246,11 @@ pub(crate) fn step(
 fn has_room(fleet: &Fleet, name: &PolicyName, spec: &PolicySpec) -> bool {
     let Rule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
     let in_flight = fleet.index().policies.in_flight.get(&rule(name)).map_or(0, BTreeSet::len);
-    (in_flight as u64) < u64::from(most) || planted::is(Bug::ApprovesTooMany)
+    (in_flight as u64) < u64::from(most)
 }
 
 fn is_open(spec: &PolicySpec, now: Time) -> bool {
-    opens(spec, now).is_some_and(|at| at <= now) || planted::is(Bug::ApprovesAnyTime)
+    opens(spec, now).is_some_and(|at| at <= now)
 }
 
 /// When a policy with operations that wait may approve next, if that is later than now.

@@ -27,7 +27,6 @@ use chancery_events::fact::{
 use chancery_events::id::Position;
 use chancery_events::intent::PlanRebalance;
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Activity, Approval, Balance, Company, OperationKind, Placement, PlanPolicy, PlanVersion, Purpose,
@@ -53,9 +52,6 @@ const STEP: usize = 64;
 
 /// Whether a place makes the spread more even than where the replica is now.
 pub(crate) fn improves(fleet: &Fleet, spread: &PlanSpread, from: &Active, to: &Place) -> bool {
-    if planted::is(Bug::MovesForNothing) {
-        return from.node != to.node;
-    }
     if from.domain == to.domain {
         let on_node = |node| spread.on_node(&fleet.index().places, node).remaining;
         on_node(&to.node) + 1 < on_node(&from.node)

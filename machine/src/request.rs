@@ -36,7 +36,6 @@ use chancery_events::intent::{
     PolicyDelete, RequestApprove, RequestReject, VolumeDelete,
 };
 use chancery_events::name::{DomainName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{
     Approval, DisruptionState, Evict, NodeState, OperationKind, PlanSpec, PolicyKind, PolicySpec,
@@ -365,8 +364,6 @@ pub(crate) fn hold(
     ctx: &Context,
 ) -> Result<Vec<Fact>, Refusal> {
     let held = match ending(intent) {
-        Ending::Request(_) if planted::is(Bug::CascadesAlone) => None,
-        Ending::Weakens if planted::is(Bug::WeakensAlone) => None,
         Ending::Request(_) | Ending::Weakens if decided.is_empty() => None,
         Ending::Request(_) | Ending::Weakens if breaks_glass(intent) => None,
         Ending::Request(_) | Ending::Weakens => assess(fleet, intent),
@@ -474,16 +471,14 @@ pub(crate) fn approve(
     let by = ctx.actor.clone().ok_or_else(|| Refusal::new(Code::Invalid, "an approval needs an actor"))?;
     let (id, intent) = (request.id, request.intent());
     let now = assess(fleet, &intent).filter(|now| now.hash == request.hash);
-    if (now.is_none() || ask.hash != request.hash) && !planted::is(Bug::ApprovesVoid) {
+    if now.is_none() || ask.hash != request.hash {
         let detail =
             format!("request {id} would do something else by now than was shown: ask for the change again");
         return Err(Refusal::new(Code::HashMismatch, detail).at("/hash", "differs"));
     }
     // Those that hold now, whatever held when it was asked.
     let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
-    if let Some(policy) =
-        policies.first().filter(|_| request.by == by && !planted::is(Bug::ApprovesOwnRequest))
-    {
+    if let Some(policy) = policies.first().filter(|_| request.by == by) {
         let detail =
             format!("policy {policy} wants another to approve request {id} than {by}, who asked for it");
         return Err(Refusal::new(Code::Denied, detail));

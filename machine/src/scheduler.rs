@@ -36,7 +36,6 @@ use chancery_events::fact::Unfit;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
 };
-use chancery_events::planted::{self, Bug};
 use chancery_events::size::cut;
 use chancery_events::spec::{
     Activity, Affinity, Company, Comparator, Matcher, NodeState, Otherwise, Placement, PlanPolicy, PlanSpec,
@@ -225,8 +224,7 @@ impl<'a> Loads<'a> {
             let new = index.new_set()?;
             Some((new, index.deployments.get(need.deployment)?.version == Some(new)))
         });
-        let leaves = limits.leaves.filter(|_| !planted::is(Bug::CountsPredecessor));
-        Loads { fleet, plan: need.plan, index, set, leaves }
+        Loads { fleet, plan: need.plan, index, set, leaves: limits.leaves }
     }
 
     fn spread(&self) -> Option<&'a PlanSpread> {

@@ -11,16 +11,13 @@
 //! last session, and no other one is taken while an incarnation is not over of which somebody there may have been told.
 //! Two things lead out of that: an executor over the old scope, or the operator's word that the nodes are gone.
 
-use chancery_events::fact::{
-    Fact, IncarnationEnd, IncarnationEnded, Judgement, ObjectJudged, SessionClosed, SessionOpened,
-};
+use chancery_events::fact::{Fact, Judgement, ObjectJudged, SessionClosed, SessionOpened};
 use chancery_events::id::{ObjectId, ScopeId, SessionId};
 use chancery_events::observation::{ObjectReported, SessionHello, SessionOver};
-use chancery_events::planted::{self, Bug};
 
 use crate::fleet::{Contradiction, Fleet};
 use crate::meta::{At, Meta};
-use crate::state::{Cluster, IncarnationState, Scope, Session};
+use crate::state::{Cluster, Scope, Session};
 
 /// Closed sessions of a cluster are kept so many.
 const KEPT: usize = 20;
@@ -82,22 +79,16 @@ pub fn resumes(fleet: &Fleet, hello: &SessionHello) -> Result<Option<SessionId>,
         let runtime = cluster.spec.runtime.to_string();
         return Err(HelloRefused::OtherRuntime { cluster: name, runtime });
     }
-    let any = planted::is(Bug::TakesAnyScope);
     let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else {
-        let left = left_elsewhere(fleet, cluster, hello.scope).filter(|_| !any);
-        return left.map_or(Ok(None), Err);
+        return left_elsewhere(fleet, cluster, hello.scope).map_or(Ok(None), Err);
     };
     let holder = session.executor.to_string();
     if session.executor == hello.executor {
-        let same = session.scope == hello.scope || any;
-        return if same {
+        return if session.scope == hello.scope {
             Ok(Some(session.id))
         } else {
             Err(HelloRefused::Namesake { cluster: name, holder })
         };
-    }
-    if planted::is(Bug::TwoHolders) {
-        return Ok(None);
     }
     Err(HelloRefused::Held { cluster: name, holder })
 }
@@ -142,27 +133,7 @@ pub(crate) fn over(fleet: &Fleet, saw: &SessionOver) -> Vec<Fact> {
     let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
     let closed =
         |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
-    let mut facts: Vec<Fact> = open.map(closed).into_iter().collect();
-    if let Some(session) = open.filter(|_| planted::is(Bug::LostSessionIsDeath)) {
-        facts.extend(fleet.incarnations().sorted().into_iter().filter_map(|incarnation| {
-            let dead =
-                incarnation.cluster == session.cluster && incarnation.state == IncarnationState::Running;
-            let end = IncarnationEnd::Failed { reason: "its executor is lost".into() };
-            let (id, replica, node) = (incarnation.id, incarnation.replica.clone(), incarnation.node.clone());
-            let ended = IncarnationEnded {
-                incarnation: id,
-                replica,
-                node,
-                end,
-                displaces: None,
-                processes: Vec::new(),
-                again: None,
-                mounts: Vec::new(),
-            };
-            dead.then(|| ended.into())
-        }));
-    }
-    facts
+    open.map(closed).into_iter().collect()
 }
 
 /// An object with our labels that has no place in the fleet. It is removed only if this journal issued its id and
@@ -182,8 +153,7 @@ pub(crate) fn object(fleet: &Fleet, saw: &ObjectReported) -> Vec<Fact> {
     // Data is destroyed by name alone: what is left of a volume, though it was called destroyed, is for people to see.
     let may_go = matches!(id, ObjectId::Incarnation(_));
     let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
-    let judgement =
-        if ours || planted::is(Bug::RemovesForeign) { Judgement::Remove } else { Judgement::Quarantine };
+    let judgement = if ours { Judgement::Remove } else { Judgement::Quarantine };
     let revision = saw.revision.saturating_add(1);
     vec![ObjectJudged { cluster: session.cluster.clone(), object: id, judgement, revision }.into()]
 }
@@ -209,9 +179,7 @@ pub(crate) fn closed(fleet: &mut Fleet, fact: &SessionClosed, at: At) -> Result<
         session.meta.bump(at);
     })?;
     fleet.change::<Cluster>(&fact.cluster, |cluster| {
-        if !planted::is(Bug::KeepsLostSession) {
-            cluster.session = None;
-        }
+        cluster.session = None;
         if let Some(scope) = &mut cluster.scope {
             scope.until = Some(at.position);
         }

@@ -27,7 +27,6 @@ use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::VolumeDelete;
 use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{Exit, Hope, Report, Saw};
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::Refusal;
 use chancery_events::spec::{PlanVersion, VolumeClaim};
 use chancery_events::subject::Subject;
@@ -126,9 +125,7 @@ pub(crate) fn used_by_another(
 /// Why the replica cannot use the volume by the claim, whatever becomes free.
 fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option<String> {
     let name = &volume.name;
-    if let VolumeState::Lost(reason) = &volume.state
-        && !planted::is(Bug::UsesLost)
-    {
+    if let VolumeState::Lost(reason) = &volume.state {
         return Some(format!(
             "volume {name} is lost ({reason}); delete it, and an empty one is made in its place"
         ));

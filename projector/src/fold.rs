@@ -9,7 +9,6 @@ use chancery_events::event::{BadEvent, Told};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::ReplicaName;
-use chancery_events::planted::{self, Bug};
 use chancery_events::record::{Record, Watermark};
 use chancery_events::subject::Subject;
 use chancery_journal::Cursor;
@@ -182,9 +181,6 @@ fn facts(record: &Record) -> Result<Facts, FoldError> {
             Err(BadEvent::UnknownType { type_name }) => return Err(FoldError::Newer { position, type_name }),
             Err(source) => return Err(FoldError::Event { position, source }),
         }
-    }
-    if planted::is(Bug::FoldMissesLast) && record.header().count > 6 {
-        facts.retain(|(position, _)| *position < record.last());
     }
     Ok(facts)
 }

@@ -25,6 +25,7 @@ mod kafka_tls;
 mod kills;
 mod liveness;
 mod loss;
+mod mutations;
 mod newcomers;
 mod races;
 mod reads;

@@ -8,7 +8,6 @@ use chancery_events::fact::{
     DeploymentResumed, DeploymentStalled, DeploymentStarted,
 };
 use chancery_events::name::{DeploymentName, PlanName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{DeploymentSpec, PlanVersion};
 
 use crate::fleet::{Contradiction, Fleet};
@@ -25,12 +24,7 @@ const COMPLETED: usize = 10;
 fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
     let json =
         |value: serde_json::Result<Vec<u8>>| value.expect("specs have string keys and no failing parts");
-    let of_plan = if planted::is(Bug::PolicyMakesVersion) {
-        serde_json::to_vec(plan.shared())
-    } else {
-        serde_json::to_vec(&plan)
-    };
-    Digest::of(&[&json(of_plan), &json(serde_json::to_vec(&spec.coordinates))])
+    Digest::of(&[&json(serde_json::to_vec(&plan)), &json(serde_json::to_vec(&spec.coordinates))])
 }
 
 pub(crate) fn created(fleet: &mut Fleet, fact: &DeploymentCreated, at: At) -> Result<(), Contradiction> {

@@ -18,7 +18,6 @@
 use chancery_events::fact::{DeploymentCreated, Fact, Rollback, RollbackRule};
 use chancery_events::intent::PlanRollback;
 use chancery_events::name::DeploymentName;
-use chancery_events::planted::{self, Bug};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::spec::{Activity, DeploymentSpec, Strategy};
 use chancery_events::subject::Subject;
@@ -73,7 +72,7 @@ pub(crate) fn rollback(fleet: &Fleet, ask: &PlanRollback, ctx: &Context) -> Resu
     draft.push(DeploymentCreated {
         plan: ask.plan.clone(),
         name: ask.name.clone(),
-        generation: generation(owner, to),
+        generation: to.generation,
         spec,
         by: ctx.actor.clone(),
         rollback: Some(Rollback { to: to.name.clone(), rule: None }),
@@ -90,10 +89,8 @@ pub(super) fn follow(
     ctx: &Context,
     draft: &mut Draft,
 ) {
-    let loops = failed.rollback.is_some() && !planted::is(Bug::RollbackLoops);
-    let wants = failed.spec.auto_rollback || failed.rollback.is_some();
-    if !wants
-        || loops
+    if !failed.spec.auto_rollback
+        || failed.rollback.is_some()
         || plan.next.is_some()
         || plan.removing.is_some()
         || plan.activity == Activity::Inactive
@@ -118,16 +115,12 @@ pub(super) fn follow(
     draft.push(DeploymentCreated {
         plan: plan.name.clone(),
         name,
-        generation: generation(plan, to),
+        generation: to.generation,
         spec,
         // Who asked for the deployment asked for this too: four eyes are needed as for the deployment.
         by: failed.by.clone(),
         rollback: Some(Rollback { to: to.name.clone(), rule: Some(rule) }),
     });
-}
-
-fn generation(plan: &Plan, to: &Deployment) -> u32 {
-    if planted::is(Bug::RollsBackToLatest) { plan.generation } else { to.generation }
 }
 
 /// A name that no deployment of the plan has, from the position of the fact that gives it.
@@ -167,8 +160,7 @@ fn under_way<'a>(fleet: &'a Fleet, plan: &Plan) -> Option<(&'a DeploymentName, &
 fn last<'a>(fleet: &'a Fleet, plan: &'a Plan) -> Option<&'a Deployment> {
     let now = newest(fleet, plan).find(|deployment| deployment.progressed.is_some())?;
     newest(fleet, plan).find(|deployment| {
-        let is_good = deployment.is_completed() && deployment.spec.count > 0;
-        (is_good || planted::is(Bug::RollsBackToFailed)) && deployment.version != now.version
+        deployment.is_completed() && deployment.spec.count > 0 && deployment.version != now.version
     })
 }
 

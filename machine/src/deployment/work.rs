@@ -4,7 +4,6 @@
 use chancery_events::digest::Digest;
 use chancery_events::id::{Lineage, OperationId, Position};
 use chancery_events::name::{DeploymentName, ReplicaName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::Strategy;
 use chancery_events::time::Time;
 
@@ -73,7 +72,7 @@ impl PlanIndex {
         if let Some(operation) = current.unstarted.first().or(current.queued().next()) {
             return Some(Work::Cancel(*operation));
         }
-        let beside = current.stands_beside() && !planted::is(Bug::LeavesNewSet);
+        let beside = current.stands_beside();
         let built = self.deployments.get(name).filter(|_| beside);
         // A replica whose delete another actor requested does not wait for the approval of that delete.
         let undecided =
@@ -81,7 +80,7 @@ impl PlanIndex {
         if let Some(replica) = built.and_then(DeploymentIndex::any).or_else(undecided) {
             return Some(Work::TakeBack(replica.clone()));
         }
-        let aborts = current.stage == Some(Stage::Aborting) && !planted::is(Bug::WaitsForAborted);
+        let aborts = current.stage == Some(Stage::Aborting);
         if let Some(operation) = current.may_abort.first().filter(|_| aborts) {
             return Some(Work::Abort(*operation));
         }
@@ -120,7 +119,7 @@ impl PlanIndex {
             if let Some(turn) = self.turn(current) {
                 return Some(turn);
             }
-            let ready = right().map(|of| of.healthy).sum::<u32>() == fit || planted::is(Bug::CutsOverEarly);
+            let ready = right().map(|of| of.healthy).sum::<u32>() == fit;
             let alone = matches!(current.strategy, Strategy::Graceful { .. });
             return (settled && ready && alone).then_some((Time::EPOCH, Work::CutOver));
         }
@@ -152,7 +151,7 @@ impl PlanIndex {
     /// more places are held than are needed.
     fn opens_update(&self, current: &DeploymentIndex) -> bool {
         let open = current.unstarted.len() + current.running.len() + current.queue.len();
-        !self.updates_alone || (open as u64) < u64::from(current.wave()) || planted::is(Bug::IgnoresWave)
+        !self.updates_alone || (open as u64) < u64::from(current.wave())
     }
 
     /// The approved operation whose turn it is: not more than a wave at once, in one update domain if that is wanted,
@@ -165,7 +164,7 @@ impl PlanIndex {
         // A new set beside the old one takes nothing down.
         let regaining =
             !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
-        if (ailing > 0 || regaining) && !planted::is(Bug::NoHealthGate) {
+        if ailing > 0 || regaining {
             return None;
         }
         let (per_domain, pause) = match current.strategy {
@@ -211,7 +210,6 @@ impl DeploymentIndex {
     /// How many operations may run at once while one that updates does.
     fn wave(&self) -> u32 {
         match self.strategy {
-            _ if planted::is(Bug::IgnoresWave) => u32::MAX,
             Strategy::Rolling { wave, .. } => wave.unwrap_or(1),
             Strategy::Graceful { .. } | Strategy::Canary { .. } => 1,
         }

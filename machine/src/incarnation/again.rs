@@ -17,7 +17,6 @@
 use std::time::Duration;
 
 use chancery_events::fact::{Again, Asker, IncarnationEnd, OperationEnd};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, PlanPolicy, Restart};
 use chancery_events::time::Time;
 
@@ -47,8 +46,7 @@ pub(super) fn again(
 ) -> Option<Again> {
     let plan = fleet.plans().get(&replica.plan)?;
     let policy = plan.policy();
-    let wanted = replica.will == Will::Running || planted::is(Bug::RestartsStopped);
-    if !wanted || plan.removing.is_some() {
+    if replica.will != Will::Running || plan.removing.is_some() {
         return None;
     }
     if incarnation.since.is_none() && was_asked_for(fleet, incarnation) {
@@ -59,10 +57,10 @@ pub(super) fn again(
     let starts = match policy.restart() {
         Restart::Always => true,
         Restart::BestEffort => !ended_well,
-        Restart::Never => planted::is(Bug::RestartsHung) && asked_to_end && incarnation.was_up(),
+        Restart::Never => false,
     };
     // What was stopped for a version that is taken back runs again, whatever the rule.
-    let regains = (cause == Cause::Abort || replica.recovers) && !planted::is(Bug::LeavesAbortedDown);
+    let regains = cause == Cause::Abort || replica.recovers;
     (starts || regains).then(|| next(policy, replica.row, incarnation.since, now))
 }
 
@@ -98,6 +96,5 @@ fn next(policy: PlanPolicy<'_>, row: Option<Again>, since: Option<Time>, now: Ti
     let cooldown = Duration::from_millis(*policy.cooldown());
     let lasted = since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
     let Some(last) = row.filter(|_| !lasted) else { return Again { at: now, row: 1 } };
-    let wait = if planted::is(Bug::NoCooldown) { Duration::ZERO } else { wait(cooldown, last.row) };
-    Again { at: now.max(last.at + wait), row: last.row.saturating_add(1) }
+    Again { at: now.max(last.at + wait(cooldown, last.row)), row: last.row.saturating_add(1) }
 }

@@ -6,7 +6,6 @@ use chancery_events::fact::{
 };
 use chancery_events::id::IncarnationId;
 use chancery_events::observation::Process;
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
@@ -218,7 +217,7 @@ pub(crate) fn displace(fleet: &Fleet, incarnation: &Incarnation, reason: String,
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
         end: IncarnationEnd::Unwound { reason },
-        displaces: (!planted::is(Bug::ForgetsDisplaced)).then_some(incarnation.operation),
+        displaces: Some(incarnation.operation),
         processes: Vec::new(),
         again: None,
         mounts: Vec::new(),

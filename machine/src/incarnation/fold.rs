@@ -7,7 +7,6 @@ use chancery_events::fact::{
 use chancery_events::id::{IncarnationId, SessionId};
 use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
@@ -25,10 +24,7 @@ use crate::{deployment, volume};
 const KEPT: usize = 20;
 
 pub(crate) fn reserved(fleet: &mut Fleet, fact: &IncarnationReserved, at: At) -> Result<(), Contradiction> {
-    let mut id = IncarnationId::issue(at.lineage, at.position);
-    if planted::is(Bug::ReusesIds) {
-        id = IncarnationId::issue(at.lineage, fact.operation.position());
-    }
+    let id = IncarnationId::issue(at.lineage, at.position);
     let (cluster, domain) = match fleet.whereabouts(&fact.node) {
         Some((cluster, domain)) => (cluster.cloned(), domain.clone()),
         None => return Err(absent::<Node>(&fact.node)),
@@ -150,10 +146,9 @@ pub(crate) fn asked(
                 incarnation.meta.touch(at);
                 return was_up;
             }
-            let up = deadline.filter(|_| !planted::is(Bug::NoDeadline));
             incarnation.state =
                 if changes { IncarnationState::Updating(by.version) } else { IncarnationState::Creating };
-            command(incarnation, Effect::Ensure, up, at);
+            command(incarnation, Effect::Ensure, deadline, at);
         } else {
             // One that is being stopped already is only remembered differently.
             if !matches!(incarnation.state, IncarnationState::Stopping(_)) {
@@ -174,8 +169,7 @@ pub(crate) fn begun(fleet: &mut Fleet, fact: &IncarnationBegun, at: At) -> Resul
     fleet.change::<Incarnation>(&fact.incarnation, |incarnation| {
         let new = incarnation.state == IncarnationState::Reserved;
         incarnation.state = if new { IncarnationState::Creating } else { IncarnationState::Updating(to) };
-        let deadline = fact.deadline.filter(|_| !planted::is(Bug::NoDeadline));
-        command(incarnation, Effect::Ensure, deadline, at);
+        command(incarnation, Effect::Ensure, fact.deadline, at);
         if !fact.mounts.is_empty() {
             // From now on they hold themselves what was held for them.
             incarnation.ties.change(|ties| ties.volumes.clear());
@@ -383,7 +377,7 @@ fn hand_over(fleet: &mut Fleet, fact: &IncarnationEnded, at: At) -> Result<(), C
     let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
         let follows = fleet.incarnations().get(id).and_then(|left| left.ties.follows);
-        follows == Some(fact.incarnation) && !planted::is(Bug::FollowerHoldsNothing)
+        follows == Some(fact.incarnation)
     });
     match follower {
         Some(id) => {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use chancery_events::digest::Digest;
 use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::{DeploymentName, DomainName, GroupName, PlanName, ReplicaName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{OperationKind, Purpose, Strategy};
 use chancery_events::time::Time;
 
@@ -373,8 +372,7 @@ impl PlanIndex {
     pub(super) fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
-        let people = self.waits_for_people(current) && !planted::is(Bug::StallsForPeople);
-        let counts = !people && !self.parked;
+        let counts = !self.waits_for_people(current) && !self.parked;
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 

@@ -7,7 +7,6 @@ use chancery_events::fact::{
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::DeploymentName;
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
@@ -102,8 +101,7 @@ pub(crate) fn begin(fleet: &Fleet, operation: &Begun<'_>, how: How, ctx: &Contex
             draft.push(stop(fleet, other, IncarnationEnd::Destroyed, ctx));
         }
     }
-    let without_proof = operation.kind == OperationKind::Delete && planted::is(Bug::DeletesWithoutProof);
-    if live.is_empty() || without_proof {
+    if live.is_empty() {
         draft.push(OperationEnded { operation: id, replica: replica.clone(), end: OperationEnd::Succeeded });
         if operation.kind == OperationKind::Delete {
             draft.push(ReplicaDeleted { volumes: volume::owned(fleet, &replica), name: replica });
@@ -159,8 +157,8 @@ fn first(fleet: &Fleet, operation: &Begun<'_>, live: &[&Incarnation], ctx: &Cont
         | OperationKind::Relocate
         | OperationKind::Restart => {
             match live.iter().find(|incarnation| Some(incarnation.id) == operation.follows) {
-                Some(old) if !planted::is(Bug::StartsBeforeStop) => stops(old),
-                _ => First {
+                Some(old) => stops(old),
+                None => First {
                     incarnation: operation.incarnation,
                     deadline: incarnation::start_deadline(fleet, &operation.replica.plan, ctx.now),
                 },

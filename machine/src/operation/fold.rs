@@ -7,7 +7,6 @@ use chancery_events::fact::{
     OperationOpened,
 };
 use chancery_events::id::{IncarnationId, OperationId};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::OperationKind;
 
 use super::end_word;
@@ -145,13 +144,12 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
         OperationKind::Create | OperationKind::Start => Will::Running,
         // These are about something that is wanted already.
         OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
-        OperationKind::Stop if planted::is(Bug::StopDoesNotLast) => Will::Running,
         OperationKind::Stop => Will::Stopped,
         OperationKind::Delete => Will::Deleted,
     };
     replica.downed &= replica.will == Will::Running;
     replica.recovers &= replica.will == Will::Running;
-    if replica.will != Will::Running && !planted::is(Bug::RestartsStopped) {
+    if replica.will != Will::Running {
         replica.again = None;
     }
 }

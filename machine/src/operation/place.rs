@@ -4,7 +4,6 @@ use chancery_events::digest::Digest;
 use chancery_events::fact::{Fact, IncarnationReserved, OperationEnd, PlanWaiting, Proposal, Unfit};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{NodeName, ReplicaName};
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{NodeState, OperationKind, PlanVersion, Purpose, Succession};
 
 use super::begin::{Begun, How};
@@ -229,7 +228,7 @@ impl<'a> Outdated<'a> {
     fn of(fleet: &'a Fleet, operation: &Operation) -> Option<Outdated<'a>> {
         let held = holds_place(fleet, operation)?;
         let plan = fleet.plans().get(&operation.plan).filter(|plan| held.placed_by < plan.generation)?;
-        if matches!(operation.state, OperationState::Running) || planted::is(Bug::KeepsForbiddenPlace) {
+        if matches!(operation.state, OperationState::Running) {
             return None;
         }
         let node = fleet.nodes().get(&held.node)?;

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::planted::{self, Bug};
 use chancery_events::spec::{PlanPolicy, PlanSpec, PlanVersion};
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +42,7 @@ impl Specs {
 impl Plan {
     /// The policy by which everything about the plan's replicas is decided.
     pub fn policy(&self) -> PlanPolicy<'_> {
-        let oldest = self.specs.earlier.values().next().filter(|_| planted::is(Bug::PolicyWaits));
-        PlanPolicy::of(oldest.unwrap_or(&self.specs.newest))
+        PlanPolicy::of(&self.specs.newest)
     }
 
     /// The version of a deployment of that generation.

@@ -267,6 +267,26 @@ fn where_the_orchestrator_can_an_update_is_in_place_in_the_same_run() {
 }
 
 #[test]
+fn a_run_that_is_changed_in_place_has_the_new_version_when_it_is_ready_and_not_before() {
+    let mut world = simulated("automatic");
+    let run = runs(&world).0.expect("it runs");
+    update(&mut world, "d2", 1);
+    world.told();
+    let starts = |status| Saw::NotReady { processes: vec![process(status)] };
+    let unready = || starts(ProcessStatus::Unready { error: ProbeError::Refused });
+    world.report(run, starts(ProcessStatus::Initializing));
+    assert_eq!(world.told(), ["incarnation.ensured"]);
+    assert_eq!((incarnation(&world, run).command, world.phases()), (None, vec!["updating"]));
+    world.report(run, starts(ProcessStatus::Initializing));
+    assert!(world.told().is_empty(), "the same was reported before");
+    world.report(run, unready());
+    assert_eq!(world.told(), ["incarnation.status"], "it was started before");
+    assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["updating"], "d1"));
+    world.report(run, ready());
+    assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d2"));
+}
+
+#[test]
 fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
     for late in [false, true] {
         let mut world = simulated("automatic");
@@ -279,9 +299,13 @@ fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
         }
         assert_eq!((world.deployment("d2").as_str(), incarnation(&world, run).revision), ("failed", 3));
         assert_eq!(incarnation(&world, run).asked_for().as_str(), "d1");
-        world.report(run, failed(Hope::Never));
-        assert!(incarnation(&world, run).command.is_some(), "as often as it takes");
-        world.wait(120);
+        for attempt in 1..=2 * crate::context::BACKOFF.attempts {
+            world.report(run, failed(Hope::Never));
+            let (run, wanted) = (incarnation(&world, run), "the same command, as often as it takes");
+            let next = run.command.map(|command| command.attempt);
+            assert_eq!((run.revision, next), (3, Some(attempt + 1)), "{wanted}");
+            world.wait(120);
+        }
         world.report(run, ready());
         assert_eq!((replica(&world).deployment.as_str(), world.phases()), ("d1", vec!["running"]));
     }

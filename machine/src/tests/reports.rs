@@ -264,6 +264,24 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
 }
 
 #[test]
+fn a_stop_becomes_a_kill_five_seconds_after_the_time_that_the_plan_gives() {
+    for stop in [0, 1, 10, 60] {
+        let mut world = World::with_nodes(1);
+        world.plan_with("automatic", &json!({"restart": "never", "timeouts": {"stop": stop * 1000}}));
+        world.running("d1", 1);
+        let id = world.commanded()[0];
+        let replica = world.replica();
+        world.must("replica.stop", &json!({"name": replica}));
+        world.run();
+        let asked = |world: &World| world.fleet.incarnations().get(&id).and_then(|i| i.asked);
+        world.wait(stop + 4);
+        assert_eq!(asked(&world), Some(Effect::Stop), "{stop} s");
+        world.wait(1);
+        assert_eq!(asked(&world), Some(Effect::Kill), "{stop} s");
+    }
+}
+
+#[test]
 fn a_replica_is_ready_only_while_all_its_processes_are_online() {
     let mut world = at("running");
     let id = world.commanded()[0];

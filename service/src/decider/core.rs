@@ -15,7 +15,6 @@ use chancery_events::id::{Lineage, Position, Term, Writer};
 use chancery_events::intent::Request;
 use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
-use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{FromDecider, Head};
 use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, MAX_EVENTS, NotPushed, Record};
 use chancery_events::refusal::{Code, Refusal};
@@ -151,12 +150,9 @@ impl Core {
     /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
     /// a term.
     pub fn take_over(mut settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
-        let mut term = end.map_or(Term::FIRST, |end| end.term.next());
-        if let Some(end) = end.filter(|_| planted::is(Bug::SameTermAgain)) {
-            term = end.term;
-        }
+        let term = end.map_or(Term::FIRST, |end| end.term.next());
         let (position, hash) = end.map_or((Position::ZERO, Hash::ZERO), |end| (end.position, end.hash));
-        let time = end.filter(|_| !planted::is(Bug::ClockGoesBack)).map_or(now, |end| end.time.max(now));
+        let time = end.map_or(now, |end| end.time.max(now));
         let lineage = fleet.lineages().current;
         let sessions = Sessions::resume(&fleet, time);
         let inbox = settings.inbox.take().map(Reading::new);
@@ -375,9 +371,6 @@ impl Core {
         self.set_time(now);
         self.make_room();
         match self.settle(request, Ok(())) {
-            Settled::Before(verdict) if planted::is(Bug::RepeatsBeforeDurable) => {
-                self.release(Held::Answer(ticket, verdict));
-            }
             Settled::Before(verdict) | Settled::Now(verdict) => self.hold(Held::Answer(ticket, verdict)),
             // Nothing is appended, and the asker is told so when all before it is durable.
             Settled::Failed(refusal) => {
@@ -564,11 +557,7 @@ impl Core {
     /// Holds something back until all that it was decided on is durable.
     pub(super) fn hold(&mut self, held: Held) {
         let position = self.fleet.head();
-        let too_early = match held {
-            Held::Answer(..) => planted::is(Bug::AnswersBeforeDurable),
-            Held::Send(..) | Held::Close(_) => planted::is(Bug::SpeaksBeforeDurable),
-        };
-        if position <= self.durable.position || too_early {
+        if position <= self.durable.position {
             self.release(held);
         } else {
             let bytes = held.bytes();

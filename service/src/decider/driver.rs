@@ -11,7 +11,6 @@ use std::sync::Arc;
 use chancery_events::id::Attach;
 use chancery_events::intent::Request;
 use chancery_events::letter::Letter;
-use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::ToDecider;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
@@ -238,7 +237,6 @@ impl Driver {
 fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
     match appended {
         Ok(()) => Ok(None),
-        Err(AppendError::Busy(_)) if planted::is(Bug::DropsBusyCommit) => Ok(None),
         Err(AppendError::Busy(record)) => Ok(Some(*record)),
         Err(error @ AppendError::Invalid(_)) => Err(Ended::Overtaken(error.to_string())),
         Err(error @ (AppendError::Broken(_) | AppendError::Closed)) => Err(Ended::Stopped(error.to_string())),

@@ -29,7 +29,6 @@ use chancery_events::event::Event;
 use chancery_events::fact::{Fact, InboxAdvanced, InboxRefused};
 use chancery_events::intent::{InboxSkip, Intent, Request};
 use chancery_events::letter::{Binding, Letter};
-use chancery_events::planted::{self, Bug};
 use chancery_events::record::Watermark;
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::time::Time;
@@ -232,20 +231,13 @@ impl Reading {
 
     /// Whether everything has been taken that was there when this decider took over.
     pub(super) fn is_up_to_date(&self) -> bool {
-        self.inbox.next >= self.inbox.tail || planted::is(Bug::RingsBeforeInbox)
+        self.inbox.next >= self.inbox.tail
     }
 
     /// For the header of the commit that is closed now.
     pub(super) fn carry(&mut self) -> Watermark {
         (self.carried, self.lags) = (self.inbox.next, None);
-        let mut next = self.inbox.next;
-        if planted::is(Bug::WatermarkBehind) {
-            next = next.saturating_sub(1);
-        }
-        if planted::is(Bug::WatermarkAhead) {
-            next += 1;
-        }
-        Watermark { topic: Arc::clone(&self.inbox.topic.0), next }
+        Watermark { topic: Arc::clone(&self.inbox.topic.0), next: self.inbox.next }
     }
 
     fn advance(&mut self, next: u64, now: Time) {
@@ -271,7 +263,7 @@ impl Core {
             tracing::error!(offset = letter.offset, "a letter came, and there is no inbox; it is left");
             return;
         };
-        if letter.offset < reading.inbox.next && !planted::is(Bug::AnswersLettersAgain) {
+        if letter.offset < reading.inbox.next {
             return;
         }
         self.set_time(now);
@@ -348,9 +340,6 @@ impl Core {
 
     fn refuse_letter(&mut self, letter: &Letter, Refusal { code, detail, .. }: Refusal) {
         let Some(reading) = &self.inbox else { return };
-        if planted::is(Bug::LosesBadLetters) {
-            return;
-        }
         let topic = reading.inbox.topic.to_string();
         if code == Code::Internal {
             tracing::error!(topic, offset = letter.offset, detail, "a letter could not be answered");

@@ -8,7 +8,6 @@ use chancery_events::name::{ClusterName, VolumeName};
 use chancery_events::observation::{
     Hope, IncarnationReport, IncarnationReported, ObjectReported, Observation, Report, Saw, VolumeReported,
 };
-use chancery_events::planted::{self, Bug};
 
 use super::commands;
 use super::core::Core;
@@ -131,7 +130,7 @@ impl Core {
                 }
             }
             Fact::CommandFailed(fact) => {
-                if let Some(when) = fact.not_before.filter(|_| !planted::is(Bug::NeverRetries)) {
+                if let Some(when) = fact.not_before {
                     self.sessions.retries.insert((when, fact.incarnation.into()));
                 }
             }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::{Observation, SessionEnd, SessionHello, SessionOver};
-use chancery_events::planted::{self, Bug};
 use chancery_events::protocol::{Again, Envelope, Head, Life, Succession, ToDecider};
 use chancery_events::record::Hash;
 use chancery_events::size::json_bytes;
@@ -68,9 +67,6 @@ impl Sessions {
         let mut sessions = Sessions::default();
         for session in fleet.sessions().sorted().into_iter().filter(|session| session.end.is_none()) {
             sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
-        }
-        if planted::is(Bug::ForgetsRetries) {
-            return sessions;
         }
         sessions.retries =
             fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();

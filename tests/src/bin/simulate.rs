@@ -22,8 +22,6 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
     match words.first().map(String::as_str) {
-        #[cfg(feature = "planted")]
-        Some("planted") => planted(words.get(1)),
         Some("ledger") => match number(1) {
             Some(seeds) => for_the_ledger(seeds),
             None => usage(),
@@ -108,21 +106,4 @@ fn many(from: u64, seeds: u64) -> (ExitCode, Many) {
     let took = began.elapsed().as_secs_f64();
     println!("{seeds} seeds, {events} events, {hours:.1} simulated hours, {failed} violations, {took:.1} s");
     (if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }, all)
-}
-
-/// Hunts each planted mistake, or one by its name.
-#[cfg(feature = "planted")]
-fn planted(only: Option<&String>) -> ExitCode {
-    use chancery_events::planted::Bug;
-    use chancery_tests::sim::hunt::hunt;
-    let mut missed = 0;
-    for bug in Bug::ALL.iter().filter(|bug| only.is_none_or(|only| *only == format!("{bug:?}"))) {
-        if let Some((seed, violation)) = hunt(*bug, 1000) {
-            println!("{bug:?}: seed {seed}, {violation}");
-        } else {
-            missed += 1;
-            println!("{bug:?}: not found");
-        }
-    }
-    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

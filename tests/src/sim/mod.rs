@@ -10,8 +10,6 @@ mod breakage;
 mod executing;
 pub mod executor;
 pub mod fault;
-#[cfg(feature = "planted")]
-pub mod hunt;
 mod judge;
 pub mod letters;
 pub mod producer;
@@ -107,6 +105,14 @@ pub struct Many {
     pub events: u64,
     /// Those that do not hold, in the order of their seeds.
     pub failed: Vec<Failed>,
+}
+
+/// The first world of so many seeds that does not hold.
+pub fn first_failed(seeds: u64) -> Option<Failed> {
+    const AT_ONCE: u64 = 16;
+    (1..=seeds)
+        .step_by(AT_ONCE as usize)
+        .find_map(|from| play_many(from, AT_ONCE.min(seeds + 1 - from)).failed.into_iter().next())
 }
 
 /// Plays so many seeds from one on, on every processor.

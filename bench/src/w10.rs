@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::Clusters;
-use chancery::decider::core::{PART, Settings};
-use chancery::decider::{Decider, Ended, Following, Input, NoVerdict, Over, Start};
-use chancery::duty::Desk;
-use chancery::executors::{Connections, Host, Means};
-use chancery::http::Hub;
+use chancery::executors::{Host, Means};
 use chancery::rows::{Queue, Rows, publisher};
-use chancery::wall_clock::{JudgedClock, WallClock};
+use chancery_decider::core::{PART, Settings};
+use chancery_decider::desk::Desk;
+use chancery_decider::wall_clock::{JudgedClock, WallClock};
+use chancery_decider::{Connections, Decider, Ended, Following, Hub, Input, NoVerdict, Over, Start};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -82,7 +81,7 @@ fn open(dir: &Path) -> Result<Parts> {
         replicas: u32::MAX,
         inbox: None,
     };
-    let (decider, ended) = chancery::decider::start(Start {
+    let (decider, ended) = chancery_decider::start(Start {
         settings,
         fleet: Fleet::new(Lineage::from_random(1)),
         head: None,

@@ -125,6 +125,29 @@ pub mod shown {
     }
 }
 
+/// Text that is no duration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("write a duration as in 500ms, 30s, 5m or 24h, not {0:?}")]
+pub struct BadSpan(String);
+
+/// Reads a duration of at most a hundred years: a whole number and its unit.
+pub fn parse_span(text: &str) -> Result<Duration, BadSpan> {
+    const LONGEST: u64 = 100 * 365 * 24 * 3_600_000;
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        "d" => Some(24 * 3_600_000),
+        _ => None,
+    };
+    let plain = digits.bytes().all(|b| b.is_ascii_digit());
+    let count = digits.parse::<u64>().ok().filter(|_| plain);
+    let millis = unit.zip(count).and_then(|(unit, count)| count.checked_mul(unit)).filter(|m| *m <= LONGEST);
+    millis.map(Duration::from_millis).ok_or_else(|| BadSpan(text.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,5 +161,17 @@ mod tests {
             time
         );
         assert!("yesterday".parse::<Time>().is_err());
+    }
+
+    #[test]
+    fn durations_say_their_unit() {
+        let cases =
+            [("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("24h", 86_400_000), ("7d", 604_800_000)];
+        for (text, millis) in cases {
+            assert_eq!(parse_span(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for bad in ["", "30", "s", "-1s", "+1s", "1.5h", "5 m", "5min", "99999999999d"] {
+            assert!(parse_span(bad).is_err(), "{bad}");
+        }
     }
 }

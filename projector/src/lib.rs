@@ -1,39 +1,60 @@
-//! Folds the journal into read models.
+//! Folds the journal into read models. Without the feature `store` it has the shapes of rows alone, for clients.
 //!
 //! In reading order: the rows that readers see and their keys, how rows follow from the state ([`row_of`]), how
 //! records are folded and which rows they change, the store that holds rows, the projector that drives all of it,
 //! and who reads: lists and single rows ([`query`]), and histories.
 
+#[cfg(feature = "store")]
 mod changes;
+#[cfg(feature = "store")]
 mod counts;
+#[cfg(feature = "store")]
 mod fill;
+#[cfg(feature = "store")]
 mod filter;
+#[cfg(feature = "store")]
 mod filters;
+#[cfg(feature = "store")]
 pub mod fold;
+#[cfg(feature = "store")]
 pub mod history;
+#[cfg(feature = "store")]
 mod index;
+#[cfg(feature = "store")]
 pub mod kind;
+#[cfg(feature = "store")]
 pub mod page;
+#[cfg(feature = "store")]
 mod past;
+#[cfg(feature = "store")]
 pub mod projector;
+#[cfg(feature = "store")]
 pub mod query;
+#[cfg(feature = "store")]
 mod reach;
+#[cfg(feature = "store")]
 pub mod row_of;
 pub mod rows;
+#[cfg(feature = "store")]
 pub mod snapshot;
+#[cfg(feature = "store")]
 mod store;
-#[cfg(test)]
+#[cfg(all(test, feature = "store"))]
 mod tests;
+#[cfg(feature = "store")]
 pub mod watch;
 
-pub use counts::Counts;
-pub use filter::BadFilter;
-pub use fold::{Fold, FoldError, Folded, Folding, Touched, View};
-pub use history::{History, HistoryError, HistoryPage};
-pub use kind::{BadKey, Row, RowKey, RowKind};
-pub use page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError};
-pub use past::OperationSearch;
-pub use projector::{ProjectError, Projector};
-pub use query::Reader;
-pub use store::{FoundRows, StoreError, Tuning};
-pub use watch::{Applied, NotReached, Watch};
+#[cfg(feature = "store")]
+pub use self::{
+    counts::Counts,
+    filter::BadFilter,
+    fold::{Fold, FoldError, Folded, Folding, Touched, View},
+    history::{History, HistoryError, HistoryPage},
+    kind::{BadKey, Row, RowKey, RowKind},
+    page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError},
+    past::OperationSearch,
+    projector::{ProjectError, Projector},
+    query::Reader,
+    store::{FoundRows, StoreError, Tuning},
+    watch::{Applied, NotReached, Watch},
+};

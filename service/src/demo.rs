@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use chancery_cli::note;
 use chancery_executor::process::remove_directory;
 use serde_json::Value;
 
@@ -24,8 +25,6 @@ macro_rules! say {
     };
 }
 use say;
-
-use crate::note;
 
 const NODES: &str = include_str!("../../examples/nodes.yaml");
 const PLAN: &str = include_str!("../../examples/web-plan.yaml");

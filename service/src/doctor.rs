@@ -1,8 +1,13 @@
-//! `chancery doctor`: what this host offers to the processes of an executor.
+//! `chancery doctor`: what this host offers to the processes of an executor, and whether its clock is trusted.
 
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result};
 use chancery_executor::process::{CgroupSupport, EndProof};
+use chancery_journal::segments::verify;
 
 use crate::config::Config;
+use crate::fleet::journal_options;
 
 /// How ends of processes are proved here, and whether an executor with these settings can start.
 pub fn host(config: &Config) -> (String, bool) {
@@ -20,4 +25,25 @@ pub fn host(config: &Config) -> (String, bool) {
         }
         Err(error) => (format!("processes: no executor starts here: {error}\n"), false),
     }
+}
+
+/// The wall clock beside the last record of each fleet's journal on this machine; whether servers may decide.
+pub fn clock(config: &Config) -> Result<(String, bool)> {
+    let (mut text, mut is_well) = (String::new(), true);
+    for fleet in config.fleets.keys() {
+        let dir = journal_options(config, &config.data_dir, fleet).dir;
+        if !dir.is_dir() {
+            writeln!(text, "clock of fleet {fleet}: there is no journal in {}", dir.display())?;
+            continue;
+        }
+        let report = verify(&dir).with_context(|| format!("read the journal in {}", dir.display()))?;
+        match report.head.map_or(Ok(()), |head| config.wall_clock().try_admit(head.time)) {
+            Ok(()) => writeln!(text, "clock of fleet {fleet}: well")?,
+            Err(error) => {
+                is_well = false;
+                writeln!(text, "clock of fleet {fleet}: {error}")?;
+            }
+        }
+    }
+    Ok((text, is_well))
 }

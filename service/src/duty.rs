@@ -17,21 +17,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
+use chancery_decider::core::Settings;
+use chancery_decider::desk::Duty;
+use chancery_decider::inbox::{Inbox, InboxGone};
+use chancery_decider::troubles::{FleetPart, FleetTroubles};
+use chancery_decider::wall_clock::{ClockAhead, JudgedClock, WallClock};
+use chancery_decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use chancery_events::id::{Lineage, Position, Writer};
 use chancery_events::record::Watermark;
-use chancery_events::time::Time;
 use chancery_journal::{Delivery, Journal, SkipReason, Source};
 use chancery_machine::fleet::Fleet;
 use chancery_projector::{Fold, FoldError};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::decider::core::Settings;
-use crate::decider::inbox::{Inbox, InboxGone};
-use crate::decider::{Decider, Ended, Following, Input, Over, Start, random, start};
 use crate::rows::States;
-use crate::troubles::{FleetPart, FleetTroubles};
-use crate::wall_clock::{ClockAhead, JudgedClock, WallClock};
 
 /// Before a server whose decider has ended takes over again, if it is still its turn.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -39,93 +39,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 const CALM: Duration = Duration::from_secs(10);
 /// The longest pause.
 const LONGEST: Duration = Duration::from_secs(8);
-
-/// What this server does.
-#[derive(Clone, Debug)]
-pub enum Duty {
-    /// It decides.
-    Decides(Decider),
-    /// It follows.
-    StandsBy,
-}
-
-/// Where intents go.
-#[derive(Debug)]
-pub enum Where {
-    /// This server decides.
-    Here(Decider),
-    /// Another one does, and is reached there.
-    There(Arc<str>),
-    /// Nobody, as far as is known.
-    Nobody,
-}
-
-/// Knows where intents go.
-#[derive(Clone, Debug)]
-pub struct Desk {
-    /// What this server does.
-    pub duty: watch::Receiver<Duty>,
-    /// Where the decider of the last term is reached.
-    pub decider: watch::Receiver<Option<Arc<str>>>,
-    /// Where this server is.
-    pub own: Arc<str>,
-    /// Whether the wall clock is trusted.
-    pub clock: Arc<WallClock>,
-    /// What keeps parts of the fleet from working on this server.
-    pub troubles: Arc<FleetTroubles>,
-}
-
-impl Desk {
-    /// Where a decider is here for good.
-    pub fn with(decider: Decider) -> Desk {
-        let (_, duty) = watch::channel(Duty::Decides(decider));
-        let (_, there) = watch::channel(None);
-        Desk {
-            duty,
-            decider: there,
-            own: "".into(),
-            clock: Arc::new(WallClock::trusted()),
-            troubles: Arc::default(),
-        }
-    }
-
-    /// Where they go now.
-    pub fn find(&self) -> Where {
-        if let Duty::Decides(decider) = &*self.duty.borrow() {
-            return Where::Here(decider.clone());
-        }
-        let there = self.decider.borrow().clone();
-        // The last decider of this address has stepped down, or died.
-        there.filter(|there| *there != self.own).map_or(Where::Nobody, Where::There)
-    }
-
-    /// Waits until this server decides; for ever if it never will.
-    pub async fn decides(&self) {
-        let mut duty = self.duty.clone();
-        if duty.wait_for(|duty| matches!(duty, Duty::Decides(_))).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Why the wall clock is not trusted, if that is so: of a server that follows, beside the last record of the journal
-    /// as it is now.
-    pub async fn clock_trouble(&self, last: Option<Time>) -> Option<String> {
-        if self.here().is_some() {
-            return self.clock.trouble();
-        }
-        let (clock, last) = (Arc::clone(&self.clock), last?);
-        let admitted = tokio::task::spawn_blocking(move || clock.try_admit(last)).await;
-        admitted.ok().and_then(Result::err).map(|error| error.to_string())
-    }
-
-    /// The decider, if it is here.
-    pub fn here(&self) -> Option<Decider> {
-        match &*self.duty.borrow() {
-            Duty::Decides(decider) => Some(decider.clone()),
-            Duty::StandsBy => None,
-        }
-    }
-}
 
 /// Whose turn it can be.
 #[derive(Clone, Debug)]

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use chancery_decider::desk::Desk;
+use chancery_decider::{Connections, mailbox};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
@@ -23,8 +23,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{Clusters, Config};
-use crate::decider::{Connection, mailbox};
-use crate::duty::Desk;
 use crate::open_files::OpenFiles;
 
 /// How long to wait before an executor that could not begin is tried again.
@@ -35,17 +33,6 @@ const WAITING: usize = 64;
 const AT_ONCE: usize = 32;
 /// Clusters that are read at once.
 const PAGE: usize = 1000;
-
-/// Numbers the connections of one run of the decider, whichever way executors come.
-#[derive(Clone, Debug, Default)]
-pub struct Connections(Arc<AtomicU64>);
-
-impl Connections {
-    /// One that was not given before.
-    pub(crate) fn next(&self) -> Connection {
-        Connection(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-}
 
 /// What an executor in this process needs.
 #[derive(Clone)]

@@ -11,9 +11,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use chancery_api::{App, Common, Figures, LAST_OUTCOMES, LastVerdict, Links, LogFile, LogStream, Logs};
+use chancery_decider::core::{PART, Settings};
+use chancery_decider::desk::{Desk, Duty};
+use chancery_decider::troubles::FleetTroubles;
+use chancery_decider::wall_clock::WallClock;
+use chancery_decider::{Connections, Following, Hub, random};
 use chancery_events::id::{IncarnationId, Position, Writer};
 use chancery_events::name::{ClusterName, FleetName};
 use chancery_executor::process;
@@ -25,15 +30,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::{Clusters, Config, OnLoss, Place};
-use crate::decider::core::{PART, Settings};
-use crate::decider::{Following, random};
-use crate::duty::{Beside, Desk, Duty, Office, Turns};
-use crate::executors::{self, Connections, Host, Means};
-use crate::http::{App, Common, Figures, Hub, LastVerdict, Links, LogFile, LogStream, Logs};
+use crate::duty::{Beside, Office, Turns};
+use crate::executors::{self, Host, Means};
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
-use crate::troubles::FleetTroubles;
-use crate::wall_clock::WallClock;
 
 /// For builds without it.
 pub const NO_KAFKA: &str = "this build has no Kafka in it: build it with --features kafka";
@@ -227,9 +227,6 @@ impl Fleet {
     }
 }
 
-/// How long an append may have no outcome when the server is told to stop: brokers may be away.
-pub(crate) const LAST_OUTCOMES: Duration = Duration::from_secs(4);
-
 impl Running {
     /// Lets nothing wait for the journal's storage for long any more.
     pub fn bound_outcomes(&self) {
@@ -258,7 +255,7 @@ impl Running {
 
 /// Trust in the wall clock. A server that only follows says what keeps it from deciding before its turn comes.
 fn clock_of(config: &Config, head: Option<&Cursor>) -> Arc<WallClock> {
-    let clock = Arc::new(WallClock::of(config));
+    let clock = Arc::new(config.wall_clock());
     if let (Place::Kafka { .. }, Some(head)) = (&config.journal, head)
         && let Err(error) = clock.admit(head.time)
     {

@@ -13,6 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use chancery_decider::desk::Desk;
+use chancery_decider::inbox::Inbox;
+use chancery_decider::troubles::{FleetPart, FleetTroubles};
+use chancery_decider::{Decider, Input};
 use chancery_events::id::Writer;
 use chancery_events::record::Watermark;
 use chancery_journal::kafka::topics::{Finding, Names, Role, Topics};
@@ -23,10 +27,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::config::{Kafka, KafkaLogin, KafkaSecurity};
-use crate::decider::inbox::Inbox;
-use crate::decider::{Decider, Input};
-use crate::duty::{Beside, Desk};
-use crate::troubles::{FleetPart, FleetTroubles};
+use crate::duty::Beside;
 use election::{Candidate, Election};
 
 /// The cluster as the settings have it.

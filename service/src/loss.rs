@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 
 use anyhow::{Context as _, Result, bail};
+use chancery_cli::note;
+use chancery_decider::random;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, LineageStarted, TermStarted};
 use chancery_events::id::{Lineage, Position, Writer};
@@ -16,9 +18,6 @@ use chancery_events::time::Time;
 use chancery_journal::segments::{Against, Cut, Options, SegmentJournal};
 use chancery_journal::witness::Witness;
 use chancery_journal::{Cursor, Delivery, Journal as _, Loss, Signature, genesis, snapshots};
-
-use crate::decider::random;
-use crate::note;
 
 /// What stands beside the journal of a fleet in a server's directory, and names a record of it. `rows` is the cursor of the
 /// read models, if they are open.

@@ -10,14 +10,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery::cli::{self, Command, Context, Executor, Local, Output};
+use chancery::cli::{self, Command, ConfigCommand, Executor, Local};
 use chancery::config::{self, Config, LogFormat, OnLoss, Place};
 use chancery::executors::Means;
 use chancery::folder::Folder;
 use chancery::modes::Fix;
 use chancery::open_files::OpenFiles;
 use chancery::remote::Ended;
-use chancery::{demo, doctor, modes, note, payload, remote, server, verify};
+use chancery::{demo, doctor, modes, payload, remote, server, verify};
+use chancery_cli::{Output, note};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are freed on another thread than made them.
@@ -37,9 +38,11 @@ fn main() -> ExitCode {
     }
     let cli = cli::parse();
     let done = cli.config().and_then(|config| match &cli.command {
-        Command::Client(command) => {
-            let context = Context::new(config, cli.output());
-            cli::run(command, &context, &mut std::io::stdout()).map(|()| ExitCode::SUCCESS)
+        Command::Client(command) => chancery_cli::run(command, &cli.context(&config), &mut std::io::stdout())
+            .map(|()| ExitCode::SUCCESS),
+        Command::Config { what: ConfigCommand::Show } => {
+            cli::show_config(&config, &cli.context(&config), &mut std::io::stdout())
+                .map(|()| ExitCode::SUCCESS)
         }
         Command::Local(command) => {
             // Before any thread: whatever runs here keeps what plans say to itself.
@@ -108,7 +111,7 @@ fn local(command: &Local, config: Config, output: Option<Output>) -> Result<Exit
             anyhow::bail!(chancery::fleet::NO_KAFKA)
         }
         Local::Openapi => {
-            print(&(serde_json::to_string_pretty(&chancery::http::openapi())? + "\n"))?;
+            print(&(serde_json::to_string_pretty(&chancery_api::openapi())? + "\n"))?;
             Ok(ExitCode::SUCCESS)
         }
         Local::Completion { shell } => {
@@ -132,7 +135,7 @@ fn examine(config: &Config, fix: Fix) -> Result<ExitCode> {
     log(config)?;
     let (text, mut is_well) = doctor::host(config);
     print(&text)?;
-    for (text, is_right) in [modes::doctor(&config.data_dir, fix)?, chancery::wall_clock::doctor(config)?] {
+    for (text, is_right) in [modes::doctor(&config.data_dir, fix)?, doctor::clock(config)?] {
         print(&text)?;
         is_well &= is_right;
     }

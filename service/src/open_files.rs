@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Descriptors of a connection at most: its own, and a segment, a log or a connection to another server behind it.
 const CONNECTION: usize = 2;
 /// What is kept for journal, rows, snapshots, links to keepers, and probes. Of few, the half.
-const RESERVE: u64 = 200 + crate::http::RESERVED as u64;
+const RESERVE: u64 = 200 + chancery_api::RESERVED as u64;
 /// And for each further fleet: on Kafka it has some 30, most of them connections to brokers.
 const FLEET: u64 = 40;
 

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use crate::note;
+use chancery_cli::note;
 
 /// Answers on the loopback port until it is ended.
 pub fn serve(port: u16) -> std::io::Result<()> {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use chancery_decider::{Hub, Publish};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::Position;
@@ -19,9 +20,6 @@ use chancery_journal::Source;
 use chancery_journal::snapshots::Snapshots;
 use chancery_projector::{Fold, FoldError, ProjectError, Projector};
 use tokio::sync::{oneshot, watch};
-
-use crate::decider::Publish;
-use crate::http::Hub;
 
 /// Published records that wait for the projector; beyond, it reads the journal itself.
 const WAITING: usize = 256;

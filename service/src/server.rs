@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use chancery_api::{AllowedHosts, Api, Common};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -22,7 +23,6 @@ use crate::config::{Config, Place};
 use crate::executors::Means;
 use crate::fleet::Fleet;
 use crate::folder::Folder;
-use crate::http::{AllowedHosts, Api, Common, Limits};
 use crate::open_files::OpenFiles;
 
 /// The exit code when a second signal cuts a stop short, as a shell has it for SIGINT.
@@ -35,7 +35,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
     let address = listener.local_addr().context("read the address listened on")?;
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
-    let mut limits = Limits::of(&config.limits);
+    let mut limits = config.limits.of_requests();
     limits.connections = files.connections(limits.connections, config.fleets.len());
     let hosts = AllowedHosts::new(&config.allowed_hosts, config.advertise.as_deref());
     let common = Arc::new(Common::new(limits, hosts));
@@ -73,7 +73,7 @@ pub async fn run(config: Config, folder: Folder) -> Result<()> {
 
     let api = Api { fleets: apps, common };
     let mut told = stopped;
-    let http = tokio::spawn(crate::http::serve(api, listener, async move {
+    let http = tokio::spawn(chancery_api::serve(api, listener, async move {
         // A sender that is gone says the same.
         let _ = told.wait_for(|stop| *stop).await;
     }));

@@ -104,7 +104,7 @@ pub fn intent(bytes: &[u8]) {
 /// A file of manifests.
 pub fn manifest(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
-    match chancery::manifest::read("file.yaml", text) {
+    match chancery_cli::manifest::read("file.yaml", text) {
         Ok(manifests) => {
             for manifest in manifests {
                 let found = Intent::read(manifest.intent.type_name(), &manifest.intent.data_json());

@@ -1,4 +1,4 @@
-//! The ledger of long runs: `reliability/ledger.json`, to which each adds what it saw, so that the page of
+//! The ledger of long runs: `tests/ledger.json`, to which each adds what it saw, so that the page of
 //! guarantees can say how much stands behind them. It only ever grows, and nothing is decided by it.
 
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ pub struct Ledger(BTreeMap<String, Tally>);
 impl Ledger {
     /// Where the ledger of this source tree stands.
     pub fn path() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../reliability/ledger.json")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("ledger.json")
     }
 
     /// Reads it. One that does not exist is empty.
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn what_is_added_from_many_sides_is_the_sum() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let path = dir.path().join("reliability/ledger.json");
+        let path = dir.path().join("new/ledger.json");
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

@@ -40,7 +40,7 @@ fn capability(server: &Server, name: &str) -> u64 {
 
 /// Asks for something by an intent that is dated now, by this machine's clock. The answer.
 fn ask_dated(server: &Server, id: &str) -> Value {
-    let now = chancery::wall_clock::now().to_string();
+    let now = chancery_decider::wall_clock::now().to_string();
     let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
     let event = json!({
         "specversion": "1.0", "id": id, "source": "tests", "type": "chancery.capability.apply.v1", "actor": "ann",

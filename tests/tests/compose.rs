@@ -156,7 +156,7 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
                 assert!(kept.is_some(), "{name}: what {} says of what runs is kept", dir.display());
             }
             Asked::Client(_) => {}
-            other @ Asked::Local(_) => panic!("{name}: {other:?}"),
+            other @ (Asked::Config { .. } | Asked::Local(_)) => panic!("{name}: {other:?}"),
         }
         // A check that asks a server is a command as well.
         if let Some(check) = service.healthcheck.as_ref().map(|_| service.check())

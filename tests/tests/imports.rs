@@ -20,6 +20,19 @@ const ROOMS: &[Room] = &[
     ("chancery-journal", &["chancery-events"], None),
     ("chancery-projector", &["chancery-events", "chancery-machine", "chancery-journal"], None),
     ("chancery-executor", &["chancery-events"], None),
+    ("chancery-decider", &["chancery-events", "chancery-machine", "chancery-journal"], None),
+    (
+        "chancery-api",
+        &[
+            "chancery-events",
+            "chancery-journal",
+            "chancery-projector",
+            "chancery-executor",
+            "chancery-decider",
+        ],
+        None,
+    ),
+    ("chancery-cli", &["chancery-events", "chancery-projector"], None),
     (
         "chancery",
         &[
@@ -28,6 +41,9 @@ const ROOMS: &[Room] = &[
             "chancery-journal",
             "chancery-projector",
             "chancery-executor",
+            "chancery-decider",
+            "chancery-api",
+            "chancery-cli",
         ],
         None,
     ),
@@ -35,6 +51,8 @@ const ROOMS: &[Room] = &[
         "chancery-tests",
         &[
             "chancery",
+            "chancery-cli",
+            "chancery-decider",
             "chancery-events",
             "chancery-executor",
             "chancery-journal",
@@ -71,5 +89,20 @@ fn each_crate_imports_only_what_its_room_allows() {
                 assert!(only.contains(&import), "{room} may not import {import}: it is pure");
             }
         }
+    }
+}
+
+#[test]
+fn a_client_is_built_without_a_store_a_journal_or_kafka() {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "-p", "chancery-cli", "--edges", "normal", "--prefix", "none", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    let tree = String::from_utf8(output.stdout).expect("text");
+    let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(crates.contains("chancery-projector"), "{tree}");
+    for no in ["chancery-executor", "chancery-journal", "chancery-machine", "rdkafka", "sled", "tokio"] {
+        assert!(!crates.contains(no), "a client needs no {no}:\n{tree}");
     }
 }

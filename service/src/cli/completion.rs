@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Command, CommandFactory as _};
 use clap_complete::{Shell, generate};
 
-use super::args::Cli;
+use super::local::Cli;
 
 /// Writes the script of a shell.
 pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use chancery_cli::Exit;
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
 use chancery_executor::Stop;
 use clap::Args;
 
-use super::Exit;
 use crate::executors::Who;
 
 /// The exit code when this server must not be obeyed, because a newer one is elsewhere.

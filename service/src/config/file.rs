@@ -1,10 +1,10 @@
 //! The settings of a file, each with its line, and what is wrong with it.
 
+use chancery_cli::manifest::suggest;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::settings::{SETTINGS, Setting};
-use crate::manifest::suggest;
 
 /// One value of a file.
 #[derive(Debug, PartialEq, Eq)]

@@ -16,13 +16,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use chancery_cli::manifest::suggest::nearest;
+use chancery_decider::wall_clock::{WallClock, is_synchronised};
 use chancery_events::letter::Binding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES};
 
 pub use settings::{SETTINGS, Setting, Type};
-
-use crate::manifest::suggest::nearest;
 
 /// The file that is read if it is there and no other is named.
 pub const FILE: &str = "chancery.toml";
@@ -177,10 +177,22 @@ pub struct Limits {
     pub request_time: Duration,
 }
 
-impl Default for Limits {
-    /// As they are when nobody sets any.
-    fn default() -> Limits {
-        Config::typed(defaults()).expect("every default of the table is right").limits
+impl Limits {
+    /// With what may not be set.
+    pub fn of_requests(&self) -> chancery_api::Limits {
+        let count = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        chancery_api::Limits {
+            body: count(self.body),
+            headers_bytes: count(self.header_bytes),
+            connections: count(self.connections),
+            followers: count(self.streams),
+            executors: count(self.executors),
+            writes_per_second: self.writes_per_second,
+            reads_per_second: self.reads_per_second,
+            streams_per_second: self.streams_per_second,
+            request: self.request_time,
+            ..chancery_api::Limits::default()
+        }
     }
 }
 
@@ -276,6 +288,11 @@ impl Config {
              hint: start a server with --fleets NAME=PARTITION for the fleet alone"
                 .into(),
         ))
+    }
+
+    /// Trust in the wall clock, for one fleet.
+    pub fn wall_clock(&self) -> WallClock {
+        WallClock::new(self.clock_max_gap, self.accept_clock, is_synchronised)
     }
 
     /// Puts the layers on each other.

@@ -125,9 +125,10 @@ fn the_reference_of_variables_is_what_the_program_sets_and_reads() {
     let page = variables();
     keep(VARIABLES, &page);
     // Whatever the code calls by a name of ours stands there.
-    let mut folders: Vec<_> = ["src", "../executor/src", "../events/src"]
-        .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
-        .into();
+    let mut folders: Vec<_> =
+        ["src", "../api/src", "../cli/src", "../decider/src", "../executor/src", "../events/src"]
+            .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+            .into();
     let mut count = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("a folder") {

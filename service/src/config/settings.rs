@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
+use chancery_api::host_of;
 use chancery_events::amount::parse_bytes;
 use chancery_events::letter::Scope;
 use chancery_events::name::{Actor, BadName, FleetName};
+use chancery_events::time::parse_span;
 
 use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 use super::{Clusters, Place};
-use crate::http::host_of;
-use crate::manifest::parse_span;
 
 /// What a setting's text must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

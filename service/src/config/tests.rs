@@ -18,6 +18,7 @@ fn every_default_is_right() {
     let config = Config::read(Layers::default()).expect("defaults");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
+    assert_eq!(config.limits.of_requests(), chancery_api::Limits::default());
     assert!(config.allowed_hosts.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == Origin::Default));
     for setting in SETTINGS {

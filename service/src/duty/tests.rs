@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::bail;
+use chancery_decider::core::PART;
+use chancery_decider::desk::{Desk, Where};
+use chancery_decider::{Hub, Verdict, wall_clock};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
 use chancery_events::intent::{Intent, Request};
@@ -18,9 +21,6 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::decider::Verdict;
-use crate::decider::core::PART;
-use crate::http::Hub;
 use crate::rows::{Queue, Rows, publisher};
 
 /// A server without its API.
@@ -279,7 +279,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
     let last = log.source().head().map(|head| head.time);
     assert!(wrong.desk.clock_trouble(last).await.is_some(), "which /readyz says");
-    let later = Some(crate::wall_clock::now() + Duration::from_hours(1));
+    let later = Some(wall_clock::now() + Duration::from_hours(1));
     assert!(wrong.desk.clock_trouble(later).await.is_none(), "another server has recorded the time since");
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
@@ -311,7 +311,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
         published: Position::ZERO,
     };
     let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
-    let wall = crate::wall_clock::now().before(Duration::from_hours(400 * 24));
+    let wall = wall_clock::now().before(Duration::from_hours(400 * 24));
     let begin = Start {
         settings,
         fleet: Fleet::new(Lineage::from_random(1)),

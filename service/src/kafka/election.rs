@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::id::Position;
 use chancery_journal::Source;
 use chancery_journal::kafka::{Client, discard};
@@ -23,7 +24,6 @@ use tokio::sync::watch;
 
 use super::election_watch::{ElectionTrouble, ElectionWatch, GroupAnswer, SESSIONS};
 use super::group::{GroupMember, SERVER, ask_coordinator, members, observer};
-use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long to wait for news of the group, before looking whether to stop.
 const WAIT: Duration = Duration::from_millis(100);

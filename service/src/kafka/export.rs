@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use chancery_decider::Decider;
+use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::cloud;
 use chancery_events::id::{Position, Writer};
 use chancery_events::record::Header;
@@ -29,8 +31,6 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use serde_json::value::RawValue;
 
 use super::exported::{CORRECTED, Correction, ExporterMember, TwoHistories};
-use crate::decider::Decider;
-use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long to wait when there is nothing to write, or no room.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use chancery_decider::inbox::{Inbox, Topic};
+use chancery_decider::troubles::{FleetPart, FleetTroubles};
+use chancery_decider::{Decider, Input};
 use chancery_events::letter::{Binding, LARGEST, Letter, OversizedLetter};
 use chancery_events::record::{Hash, Watermark};
 use chancery_journal::kafka::{Client, PartitionReader, Polled, ReaderWatch, UnreadablePartition, offsets};
@@ -12,9 +15,6 @@ use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::runtime::Handle;
 
 use super::headers;
-use crate::decider::inbox::{Inbox, Topic};
-use crate::decider::{Decider, Input};
-use crate::troubles::{FleetPart, FleetTroubles};
 
 /// How long a question to the brokers may take.
 const ASKING: Duration = Duration::from_secs(10);

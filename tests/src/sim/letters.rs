@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use chancery::decider::inbox::{Inbox, InboxGone};
+use chancery_decider::inbox::{Inbox, InboxGone};
 use chancery_events::digest::Digest;
 use chancery_events::event::{Event, EventKind, Line};
 use chancery_events::fact::{Fact, InboxRefused, OperationEnd, SessionClosed};

@@ -1,7 +1,7 @@
 //! Producers of a simulated world: they ask what the script says, from what they read, and ask again until they are
 //! answered.
 
-use chancery::decider::Verdict;
+use chancery_decider::Verdict;
 use chancery_events::fact::Asker;
 use chancery_events::intent::{Intent, Request};
 use chancery_events::name::Actor;

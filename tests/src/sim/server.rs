@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chancery::decider::clock::Reading;
-use chancery::decider::core::{Effect, Settings, Ticket};
-use chancery::decider::driver::{Driver, Ended, Left};
-use chancery::decider::inbox::{Inbox, InboxGone};
+use chancery_decider::clock::Reading;
+use chancery_decider::core::{Effect, Settings, Ticket};
+use chancery_decider::driver::{Driver, Ended, Left};
+use chancery_decider::inbox::{Inbox, InboxGone};
 use chancery_events::id::{Lineage, Writer};
 use chancery_events::intent::Request;
 use chancery_events::letter::Letter;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use chancery::decider::Connection;
-use chancery::decider::core::Effect;
-use chancery::decider::driver::{Ended, Left};
+use chancery_decider::Connection;
+use chancery_decider::core::Effect;
+use chancery_decider::driver::{Ended, Left};
 use chancery_events::id::{Attach, Writer};
 use chancery_journal::Journal;
 

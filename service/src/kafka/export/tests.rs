@@ -1,5 +1,6 @@
 //! What stands in the events topic of brokers that refuse events, or that are away.
 
+use chancery_decider::Input;
 use chancery_journal::conformance::{Author, FLEET};
 use chancery_journal::memory::MemoryLog;
 use rdkafka::Offset;
@@ -12,7 +13,6 @@ use rdkafka::types::{RDKafkaApiKey as ApiKey, RDKafkaRespErr as Refusal};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::decider::Input;
 
 const TOPIC: &str = "it.events";
 const PATIENCE: Duration = Duration::from_mins(1);

@@ -1,0 +1,297 @@
+//! Admission: tells requests of programs and people from requests of web pages. A browser on this machine sends
+//! what a page of anybody asks for, also to loopback.
+//!
+//! | header | value | answer |
+//! |---|---|---|
+//! | `Host` | none, several, none that is a host, or another host than the target names | 400 `invalid_host` |
+//! | | `localhost`, an address in 127.0.0.0/8, `[::1]`; with any port | admitted |
+//! | | the host of `advertise`, a name in `allowed_hosts`; with any port | admitted |
+//! | | any other | 421 `host_not_allowed` |
+//! | `Origin` | none, or the authority that `Host` has | admitted |
+//! | | several, `null`, or any other | 403 `origin_not_allowed` |
+//! | `Sec-Fetch-Site` | none, `same-origin`, `none` | admitted |
+//! | | several, `same-site`, `cross-site`, or any other | 403 `origin_not_allowed` |
+//! | `Content-Type`, methods GET and HEAD | anything | admitted |
+//! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
+//! | | none, several, or any other | 415 `unsupported_media_type` |
+//!
+//! What each row stops:
+//! - `Host`: DNS rebinding. The name of a page that was rebound to this machine is in `Host`. No page can have a name of
+//!   loopback, whatever its port, so that ports (of tunnels, of containers) are not compared.
+//! - `Origin` and `Sec-Fetch-Site`: requests between sites, also from a page on another port of this machine.
+//! - `Content-Type`: what forms and simple requests can send without a preflight, also in browsers that send neither
+//!   header. The rule does not depend on the body: a browser may leave the body out.
+//!
+//! No answer permits cross-origin access (CORS), so that a preflight always fails.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
+
+use super::problem::{
+    HOST_NOT_ALLOWED, INVALID_HOST, In, ORIGIN_NOT_ALLOWED, Problem, UNSUPPORTED_MEDIA_TYPE,
+};
+
+/// Header in which a browser reports the relation between the page and the server.
+pub(super) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Media types that no form and no simple request of a browser has.
+const MEDIA_TYPES: [&str; 4] = [
+    "application/json",
+    "application/cloudevents+json",
+    "application/cloudevents-batch+json",
+    "application/x-ndjson",
+];
+
+/// Hosts under which a server takes requests, in addition to those of loopback. Lower case, without ports.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct AllowedHosts(BTreeSet<String>);
+
+impl AllowedHosts {
+    /// Hosts of the setting `allowed_hosts`, and that of `advertise`, under which other servers forward requests.
+    pub fn new(configured: &BTreeSet<String>, advertise: Option<&str>) -> AllowedHosts {
+        let advertised = advertise.and_then(host_of);
+        let all = configured.iter().map(String::as_str).chain(advertised);
+        AllowedHosts(all.map(str::to_ascii_lowercase).collect())
+    }
+
+    fn contains(&self, host: &str) -> bool {
+        is_loopback(host) || (!self.0.is_empty() && self.0.contains(&host.to_ascii_lowercase()))
+    }
+}
+
+/// Whether the head of a request is admitted, by the table above.
+pub(super) fn admit(
+    hosts: &AllowedHosts,
+    method: &Method,
+    target: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), Problem> {
+    let authority = authority(target, headers)?;
+    let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
+    if !hosts.contains(host) {
+        let detail = format!(
+            "cannot take the request: this server has no name {host:?}\nhint: add the name to the setting allowed_hosts"
+        );
+        let problem = Problem::new(HOST_NOT_ALLOWED, detail);
+        return Err(problem.at(In::Header, "/host", "it is not a name of this server"));
+    }
+    if has_other(headers, &header::ORIGIN, |origin| is_of(origin, authority)) {
+        return Err(foreign("origin"));
+    }
+    if has_other(headers, &SEC_FETCH_SITE, |site| matches!(site, "same-origin" | "none")) {
+        return Err(foreign("sec-fetch-site"));
+    }
+    let is_read = *method == Method::GET || *method == Method::HEAD;
+    if is_read || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
+}
+
+/// The only `Host`, which is that of the target, if the target has one.
+fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, Problem> {
+    let mut all = headers.get_all(header::HOST).iter();
+    let (Some(value), None) = (all.next(), all.next()) else {
+        return Err(invalid_host("write the header Host once"));
+    };
+    let authority = value.to_str().map_err(|_| invalid_host("the header Host is not in visible ASCII"))?;
+    match target.authority() {
+        Some(other) if !other.as_str().eq_ignore_ascii_case(authority) => {
+            Err(invalid_host("the target names another host than the header Host"))
+        }
+        _ => Ok(authority),
+    }
+}
+
+/// Host of `host`, `host:port`, or `[address]:port`.
+pub fn host_of(authority: &str) -> Option<&str> {
+    let end = match authority.strip_prefix('[') {
+        Some(rest) => rest.find(']')? + 2,
+        None => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, port) = authority.split_at(end);
+    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let is_name = |host: &str| {
+        !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+    };
+    (is_port && (bracketed(host).is_some() || is_name(host))).then_some(host)
+}
+
+fn bracketed(host: &str) -> Option<Ipv6Addr> {
+    host.strip_prefix('[')?.strip_suffix(']')?.parse().ok()
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback())
+        || bracketed(host).is_some_and(|address| address.is_loopback())
+}
+
+/// Whether a header is there, and is not a single one with a value that is admitted.
+fn has_other(headers: &HeaderMap, name: &HeaderName, is_admitted: impl Fn(&str) -> bool) -> bool {
+    let mut all = headers.get_all(name).iter();
+    let first = all.next();
+    all.next().is_some() || first.is_some_and(|value| !value.to_str().is_ok_and(&is_admitted))
+}
+
+/// Whether an origin has the authority to which the request was sent.
+fn is_of(origin: &str, authority: &str) -> bool {
+    let found = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    found.is_some_and(|found| found.eq_ignore_ascii_case(authority))
+}
+
+fn has_media_type(headers: &HeaderMap) -> bool {
+    let is_known = |text: &str| {
+        let essence = text.split(';').next().unwrap_or_default().trim();
+        MEDIA_TYPES.iter().any(|known| known.eq_ignore_ascii_case(essence))
+    };
+    headers.contains_key(header::CONTENT_TYPE) && !has_other(headers, &header::CONTENT_TYPE, is_known)
+}
+
+fn invalid_host(why: &str) -> Problem {
+    Problem::new(INVALID_HOST, format!("cannot take the request: {why}")).at(In::Header, "/host", why)
+}
+
+fn foreign(name: &str) -> Problem {
+    let detail = format!("cannot take the request: its header {name} is that of a page of another site");
+    Problem::new(ORIGIN_NOT_ALLOWED, detail).at(
+        In::Header,
+        format!("/{name}"),
+        "it is not that of this server",
+    )
+}
+
+fn simple(method: &Method) -> Problem {
+    let types = MEDIA_TYPES.join(", ");
+    let detail = format!(
+        "cannot take {method}: its Content-Type is none of {types}\nhint: send \"Content-Type: application/json\" with \
+         every request that changes something, also without a body"
+    );
+    Problem::new(UNSUPPORTED_MEDIA_TYPE, detail).at(In::Header, "/content-type", "it is not taken here")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderValue, Request};
+
+    use super::*;
+
+    const JSON: &str = "content-type: application/json";
+
+    fn answer(method: &str, target: &str, head: &[&str]) -> u16 {
+        let hosts = AllowedHosts::new(&["chancery.example".to_owned()].into(), Some("Server-1:7440"));
+        let mut request = Request::builder().method(method).uri(target).body(()).expect("a request");
+        for line in head {
+            let (name, value) = line.split_once(": ").expect("a header");
+            let name: HeaderName = name.parse().expect("a name");
+            request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
+        }
+        match admit(&hosts, request.method(), request.uri(), request.headers()) {
+            Ok(()) => 200,
+            Err(problem) => problem.kind.status,
+        }
+    }
+
+    #[test]
+    fn a_host_is_that_of_loopback_or_one_that_is_configured() {
+        let too_many = ["host: localhost", "host: localhost"];
+        assert_eq!(answer("GET", "/", &[]), 400, "no Host");
+        assert_eq!(answer("GET", "/", &too_many), 400, "two");
+        for (host, status, why) in [
+            ("localhost", 200, "a name of loopback"),
+            ("LocalHost:7440", 200, "in any case"),
+            ("127.0.0.1:7440", 200, "an address of loopback"),
+            ("127.9.9.9:1", 200, "another one, and another port, as of a tunnel"),
+            ("[::1]:7440", 200, "IPv6"),
+            ("[0:0:0:0:0:0:0:1]", 200, "IPv6, written out"),
+            ("server-1:7440", 200, "where other servers find this one"),
+            ("chancery.EXAMPLE", 200, "configured"),
+            ("evil.example:7440", 421, "a page that was rebound"),
+            ("chancery.example.evil.example", 421, "a name behind one that is configured"),
+            ("localhost.evil.example", 421, "and behind localhost"),
+            ("127.0.0.1.nip.io", 421, "a name that resolves to loopback"),
+            ("x.localhost", 421, "only localhost itself"),
+            ("0.0.0.0:7440", 421, "leads to loopback, and is not of it"),
+            ("192.168.0.1", 421, "another interface"),
+            ("[::ffff:127.0.0.1]", 421, "IPv4 in IPv6"),
+            ("127.1", 421, "short for 127.0.0.1, which no browser sends"),
+            ("", 400, "empty"),
+            (":7440", 400, "a port alone"),
+            ("localhost:", 400, "no port"),
+            ("localhost:99999", 400, "too large a port"),
+            ("localhost:7440:7440", 400, "two ports"),
+            ("localhost, evil.example", 400, "two hosts"),
+            ("me@localhost", 400, "a user"),
+            ("[::1", 400, "half of brackets"),
+            ("[localhost]", 400, "a name in brackets"),
+            ("::1", 400, "no brackets"),
+            ("l\u{f6}calhost", 400, "not ASCII"),
+        ] {
+            assert_eq!(answer("GET", "/", &[&format!("host: {host}")]), status, "{host}: {why}");
+        }
+        for (target, host, status, why) in [
+            ("http://localhost/", "localhost", 200, "the same"),
+            ("http://evil.example/", "localhost", 400, "the target is another"),
+            ("http://localhost/", "evil.example", 400, "the header is another"),
+            ("http://evil.example/", "evil.example", 421, "both, and not ours"),
+            ("http://localhost:1/", "localhost:2", 400, "other ports"),
+        ] {
+            assert_eq!(answer("GET", target, &[&format!("host: {host}")]), status, "{target} {host}: {why}");
+        }
+    }
+
+    #[test]
+    fn no_page_of_another_site_gets_an_answer() {
+        for (header, status, why) in [
+            ("origin: http://localhost:7440", 200, "the same"),
+            ("origin: https://LOCALHOST:7440", 200, "the same, behind a proxy with TLS"),
+            ("origin: http://localhost:3000", 403, "another program of this machine"),
+            ("origin: http://127.0.0.1:7440", 403, "another name of this server is another origin"),
+            ("origin: http://evil.example", 403, "another site"),
+            ("origin: null", 403, "a page in a sandbox, a file"),
+            ("origin: ", 403, "empty"),
+            ("origin: localhost:7440", 403, "no scheme"),
+            ("sec-fetch-site: none", 200, "typed by a person"),
+            ("sec-fetch-site: same-origin", 200, "the same"),
+            ("sec-fetch-site: same-site", 403, "another port"),
+            ("sec-fetch-site: cross-site", 403, "another site"),
+            ("sec-fetch-site: ", 403, "empty"),
+        ] {
+            for (method, path) in [("GET", "/readyz"), ("POST", "/"), ("DELETE", "/")] {
+                let head = ["host: localhost:7440", header, JSON];
+                assert_eq!(answer(method, path, &head), status, "{method} {header}: {why}");
+            }
+        }
+        for twice in ["origin: http://localhost:7440", "sec-fetch-site: none"] {
+            assert_eq!(answer("GET", "/", &["host: localhost:7440", twice, twice]), 403, "{twice} twice");
+        }
+    }
+
+    #[test]
+    fn what_changes_something_has_a_content_type_that_no_form_can_send() {
+        for (content_type, status, why) in [
+            (Some("application/json"), 200, "a typed route"),
+            (Some("Application/JSON; charset=utf-8"), 200, "with a parameter"),
+            (Some("application/cloudevents+json"), 200, "an event"),
+            (Some("application/cloudevents-batch+json"), 200, "a batch"),
+            (Some("application/x-ndjson"), 200, "an executor"),
+            (None, 415, "a request without a body, of any page"),
+            (Some(""), 415, "empty"),
+            (Some("text/plain"), 415, "a form"),
+            (Some("text/plain; application/json"), 415, "a form in disguise"),
+            (Some("text/plain, application/json"), 415, "the same"),
+            (Some("application/x-www-form-urlencoded"), 415, "a form"),
+            (Some("multipart/form-data; boundary=x"), 415, "a form"),
+            (Some("application/jsonp"), 415, "another type"),
+        ] {
+            let header = content_type.map(|text| format!("content-type: {text}"));
+            let head: Vec<_> = ["host: localhost"].into_iter().chain(header.as_deref()).collect();
+            for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+                assert_eq!(answer(method, "/", &head), status, "{method} {content_type:?}: {why}");
+            }
+            for method in ["GET", "HEAD"] {
+                assert_eq!(answer(method, "/", &head), 200, "{method} {content_type:?}");
+            }
+        }
+        assert_eq!(answer("POST", "/", &["host: localhost", JSON, JSON]), 415, "two");
+    }
+}

@@ -1,0 +1,392 @@
+//! The edge: what every request goes through, whatever it asks for.
+
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes, HttpBody as _};
+use axum::extract::State;
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Request, Response, header};
+use chancery_decider::desk::Where;
+use chancery_events::name::FleetName;
+use http_body_util::BodyExt as _;
+use uuid::Uuid;
+
+use super::admission::admit;
+use super::budget::{ByteBudget, ReservedBytes, SMALL};
+use super::positions;
+use super::problem::{
+    BUSY, CLOCK_AHEAD, GONE, HEADERS_TOO_LARGE, INTERNAL, MALFORMED, NO_DECIDER, NOT_FOUND, Problem,
+    REQUEST_TIMEOUT, STANDS_STILL, TIMEOUT, TOO_LARGE, URI_TOO_LONG,
+};
+use super::query::Params;
+use super::rate::Principal;
+use super::routes::{self, Does, Match};
+use super::{
+    Api, App, Common, Limits, forward, intents, links, logs, metrics, openapi, read, schemas, stream, write,
+};
+
+/// A request that has found its route.
+pub(super) struct Call {
+    pub(super) id: String,
+    pub(super) found: Match,
+    pub(super) parts: Parts,
+    pub(super) principal: Principal,
+}
+
+/// Answers any request.
+pub(super) async fn answer(State(api): State<Arc<Api>>, request: Request<Body>) -> Response<Body> {
+    let Common { limits, rates, hosts, metrics, .. } = &*api.common;
+    let id = Uuid::new_v4().to_string();
+    let began = Instant::now();
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let admitted =
+        checked(limits, &request).and_then(|()| admit(hosts, &method, request.uri(), request.headers()));
+    let (parts, body) = request.into_parts();
+    let principal = Principal::of(&parts);
+    // What is not admitted takes no token: a web page would spend those of the programs of this machine.
+    let found = admitted.and_then(|()| {
+        let found = routes::find(&method, parts.uri.path());
+        let asked = found.as_ref().ok().map(|found| found.route.does);
+        rates.take(asked, &principal).and(found)
+    });
+    let (body, _reserved) = match &found {
+        Ok(found) if found.route.does == Does::Say => (Sent::Unread(body), None),
+        Ok(_) => {
+            let read = reserved(&api.common.bodies, body, limits.body, SMALL, limits).await;
+            read.map_or_else(
+                |problem| (Sent::Read(Err(problem)), None),
+                |(body, reserved)| (Sent::Read(Ok(body)), Some(reserved)),
+            )
+        }
+        Err(_) => {
+            // Whatever the answer is: a sender that is cut off while it writes does not read it.
+            discard(body, limits.body, limits.body_read).await;
+            (Sent::Read(Ok(Bytes::new())), None)
+        }
+    };
+    let (route, does, result) = match found {
+        Err(problem) => ("none", None, Err(problem)),
+        Ok(found) => {
+            let route = found.route;
+            let call = Call { id: id.clone(), found, parts, principal };
+            let result = match tokio::time::timeout(limits.request, caught(dispatch(&api, call, body))).await
+            {
+                Ok(result) => result,
+                Err(_) => Err(Problem::new(TIMEOUT, format!("{method} {path}: there was no answer in time"))),
+            };
+            (route.path.as_str(), Some(route.does), result)
+        }
+    };
+    let mut response = result.unwrap_or_else(|problem| problem.response(&id));
+    let headers = response.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        headers.insert("chancery-request-id", value);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if !headers.contains_key(header::CACHE_CONTROL) {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    let status = response.status().as_u16();
+    let taken = began.elapsed();
+    metrics.request(route, &method, status, taken);
+    // Probes come all the time and say nothing.
+    if !matches!(does, Some(Does::Live | Does::Ready | Does::Metrics)) {
+        tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
+    }
+    response
+}
+
+/// So many times the largest body is taken in before a sender is cut off.
+const DISCARDED: usize = 8;
+
+/// Refuses what is too large before it is looked at.
+fn checked(limits: &Limits, request: &Request<Body>) -> Result<(), Problem> {
+    let uri = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    if uri > limits.uri {
+        let detail = format!("read the path: it has {uri} bytes, at most {} are taken", limits.uri);
+        return Err(Problem::new(URI_TOO_LONG, detail));
+    }
+    let headers = request.headers();
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if headers.len() > limits.headers || bytes > limits.headers_bytes {
+        let detail = format!(
+            "read the headers: there are {} with {bytes} bytes, at most {} with {} bytes are taken",
+            headers.len(),
+            limits.headers,
+            limits.headers_bytes
+        );
+        return Err(Problem::new(HEADERS_TOO_LARGE, detail));
+    }
+    Ok(())
+}
+
+/// What came with a request.
+enum Sent {
+    /// Its body, or why it cannot be had.
+    Read(Result<Bytes, Problem>),
+    /// That of an executor, which may be large: nothing of it is read before it is known whose it is.
+    Unread(Body),
+}
+
+/// The fleet that a request is about.
+fn fleet<'a>(api: &'a Api, call: &Call) -> Result<&'a Arc<App>, Problem> {
+    let name = call.found.param("fleet").unwrap_or_default();
+    let found = name.parse::<FleetName>().ok().and_then(|name| api.fleets.get(&name));
+    found.ok_or_else(|| {
+        if forward::is_forwarded(&call.parts.headers) {
+            // Who sent it took this server for the one that decided last; that one has other fleets now.
+            return forward::nobody();
+        }
+        let shown: String = name.chars().take(100).collect();
+        let here: Vec<_> = api.fleets.keys().map(|name| format!("{name:?}")).collect();
+        Problem::new(NOT_FOUND, format!("there is no fleet {shown:?} here; there is {}", here.join(", ")))
+    })
+}
+
+/// How long another server may take to answer: so that what is not known can still be said in time.
+fn patience(app: &App) -> Duration {
+    app.common.limits.request.mul_f32(0.8)
+}
+
+async fn dispatch(api: &Api, call: Call, sent: Sent) -> Result<Response<Body>, Problem> {
+    let does = call.found.route.does;
+    let params = Params::read(&call.parts.uri);
+    match does {
+        Does::Live => params?.end(&[]).map(|()| text("it lives\n")),
+        Does::Ready => {
+            params?.end(&[])?;
+            api.ready().await
+        }
+        Does::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
+        Does::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
+        Does::Schema => {
+            params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
+        }
+        Does::List(_) | Does::Get(_) | Does::History(_) | Does::Events | Does::Logs => {
+            let app = fleet(api, &call)?;
+            read_of(app, &call, params?).await.map(|response| positions::named(app, response))
+        }
+        Does::Intents | Does::Intent(..) | Does::Link | Does::Say => {
+            let app = fleet(api, &call);
+            match sent {
+                Sent::Read(body) => {
+                    let app = app?;
+                    write_to(app, call, params?, body).await.map(|response| positions::named(app, response))
+                }
+                Sent::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
+            }
+        }
+    }
+}
+
+async fn read_of(app: &Arc<App>, call: &Call, params: Params) -> Result<Response<Body>, Problem> {
+    match call.found.route.does {
+        Does::List(kind) => read::list(app, call, kind, params).await,
+        Does::Get(kind) => read::get(app, call, kind, params).await,
+        Does::History(kind) => read::history(app, call, kind, params).await,
+        Does::Events => stream::events(app, params, &call.parts.headers).await,
+        Does::Logs => logs::read(app, call, params).await,
+        other => Err(Problem::new(INTERNAL, format!("{other:?} is no read"))),
+    }
+}
+
+/// What only the decider can answer: here, or on the server where it is.
+async fn write_to(
+    app: &Arc<App>,
+    call: Call,
+    params: Params,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    let said = write::in_query(call.found.route.does, params)?;
+    let decider = match app.desk.find() {
+        Where::Here(decider) => decider,
+        Where::There(there) => {
+            return forward::send(app, &there, &call.parts, body?.into(), patience(app)).await;
+        }
+        Where::Nobody => return Err(forward::nobody()),
+    };
+    forward::check(app, &call.parts.headers)?;
+    match call.found.route.does {
+        Does::Intents => intents::take(app, &decider, call, body).await,
+        Does::Intent(type_name, shape) => {
+            write::typed(app, &decider, call, body, (type_name, shape), said).await
+        }
+        Does::Link => links::open(app, &decider, &call, body).await,
+        other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
+    }
+}
+
+/// What an executor says on its link. The link may have been opened through this server, on the one that decides.
+async fn say_to(
+    app: Result<&Arc<App>, Problem>,
+    limits: &Limits,
+    call: Call,
+    params: Result<Params, Problem>,
+    body: Body,
+) -> Result<Response<Body>, Problem> {
+    let found = app.and_then(|app| {
+        forward::check(app, &call.parts.headers)?;
+        Ok((app, links::find(app, &call, params?)))
+    });
+    let problem = match found {
+        Ok((app, Ok(saying))) => return saying.take(app, body).await,
+        Ok((app, Err(problem))) => match app.desk.find() {
+            Where::There(there) if problem.is(GONE) => {
+                return forward::send(app, &there, &call.parts, body, patience(app)).await;
+            }
+            Where::There(_) | Where::Here(_) | Where::Nobody => problem,
+        },
+        Err(problem) => problem,
+    };
+    discard(body, limits.body, limits.body_read).await;
+    Err(problem)
+}
+
+impl Api {
+    /// Ready, if nothing of any fleet stands still, it is known who decides, and the rows reach what is durable now within a
+    /// second.
+    async fn ready(&self) -> Result<Response<Body>, Problem> {
+        for (name, app) in &self.fleets {
+            let head = app.source.head();
+            if let Some(trouble) = app.desk.clock_trouble(head.map(|head| head.time)).await {
+                return Err(Problem::new(CLOCK_AHEAD, format!("fleet {name}: {trouble}")));
+            }
+            let troubles = app.troubles();
+            if !troubles.is_empty() {
+                let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
+                return Err(Problem::new(STANDS_STILL, named.collect::<Vec<_>>().join("; ")));
+            }
+            if let Where::Nobody = app.desk.find() {
+                let what = format!("fleet {name}: as far as this server knows, no server decides");
+                return Err(Problem::new(NO_DECIDER, what));
+            }
+            let tail = head.map_or_else(Default::default, |head| head.position);
+            read::reached(app, tail, Duration::from_secs(1)).await.map_err(|mut problem| {
+                problem.detail.insert_str(0, &format!("fleet {name}: "));
+                problem
+            })?;
+        }
+        Ok(text("ready\n"))
+    }
+}
+
+/// Runs it, and makes a problem of a panic: the connection and everyone else go on.
+async fn caught(
+    run: impl Future<Output = Result<Response<Body>, Problem>>,
+) -> Result<Response<Body>, Problem> {
+    let mut run = pin!(run);
+    poll_fn(move |context| {
+        // What a panic may leave half done belongs to this request alone, or is guarded by its own lock.
+        let polled = catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context)));
+        polled
+            .unwrap_or_else(|panic| Poll::Ready(Err(Problem::internal("answer the request", &said(&*panic)))))
+    })
+    .await
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "a panic".into())
+}
+
+/// Reads a body of at most `most` bytes whole, once there is memory for all of it but `own` bytes, which every request may
+/// have: parts of many would wait for each other.
+pub(super) async fn reserved(
+    budget: &ByteBudget,
+    body: Body,
+    most: usize,
+    own: usize,
+    limits: &Limits,
+) -> Result<(Bytes, ReservedBytes), Problem> {
+    let size = body.size_hint();
+    if size.lower() > most as u64 {
+        discard(body, limits.body, limits.body_read).await;
+        return Err(too_large(most));
+    }
+    let likely = size.upper().and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
+    let reserved = budget.reserve(likely.saturating_sub(own));
+    let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
+        discard(body, limits.body, limits.body_read).await;
+        return Err(Problem::new(BUSY, "read the body: there is no memory for it, as others have not come"));
+    };
+    Ok((whole(body, most, limits.body_read).await?, reserved))
+}
+
+/// Reads a body whole. One that is too large is still taken in, up to a bound, and thrown away.
+pub(super) async fn whole(body: Body, most: usize, within: Duration) -> Result<Bytes, Problem> {
+    let read = async {
+        // Of the size that is announced: growing by doubling would take twice as much.
+        let size = usize::try_from(body.size_hint().lower()).unwrap_or(most).min(most);
+        let (mut body, mut kept, mut taken) = (body, Vec::with_capacity(size), 0);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| Problem::new(MALFORMED, format!("read the body: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            taken += data.len();
+            if taken > most * DISCARDED {
+                break;
+            }
+            if taken <= most {
+                kept.extend_from_slice(&data);
+            }
+        }
+        if taken > most {
+            return Err(too_large(most));
+        }
+        Ok(kept.into())
+    };
+    let late = |_| Problem::new(REQUEST_TIMEOUT, "read the body: it did not come in time");
+    tokio::time::timeout(within, read).await.map_err(late)?
+}
+
+/// Takes a body in that is not wanted, up to a bound: its sender reads the answer when it has written.
+pub(super) async fn discard(body: Body, most: usize, within: Duration) {
+    let taken = async {
+        let (mut body, mut taken) = (body, 0);
+        while let Some(Ok(frame)) = body.frame().await
+            && taken <= most * DISCARDED
+        {
+            taken += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    // Late or broken off: either way there is an answer already.
+    let _ = tokio::time::timeout(within, taken).await;
+}
+
+/// A body has more bytes than it may.
+pub(super) fn too_large(most: usize) -> Problem {
+    Problem::new(TOO_LARGE, format!("read the body: it has more than {most} bytes"))
+}
+
+fn text(body: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// An answer in JSON.
+pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_a_problem_of_its_own_request() {
+        let problem = caught(async { panic!("on purpose") }).await.expect_err("a problem");
+        assert_eq!((problem.kind.status, problem.detail.contains("purpose")), (500, false));
+    }
+}

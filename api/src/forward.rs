@@ -1,0 +1,246 @@
+//! To the server that decides, for what this one cannot answer: intents, and executors' links.
+//!
+//! The request goes there as it came, and the answer comes back as it is, also one that lasts. What must stay true:
+//! nothing is sent twice; a request goes on once at most, so that two servers that each believe in the other do not
+//! send it in circles; whether something may have been recorded is told truly; no decider of another journal takes it,
+//! whatever answers at the address by now: a forwarded request names the lineage of its fleet and the term of the
+//! decider that it is for.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use chancery_events::id::Lineage;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::App;
+use super::admission::SEC_FETCH_SITE;
+use super::problem::{MISDIRECTED, NO_DECIDER, Problem, UNKNOWN_OUTCOME};
+
+/// Says that a request has come from another server, and for which decider: `LINEAGE/TERM`.
+const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
+/// How long an append may have no outcome when the server is told to stop: brokers may be away.
+pub const LAST_OUTCOMES: Duration = Duration::from_secs(4);
+/// How long the other server may take to take a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Those of a connection, those that this server sets itself, and those by which it has admitted the request.
+const OURS: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::TE,
+    header::TRAILER,
+    header::HOST,
+    header::ORIGIN,
+    SEC_FETCH_SITE,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Whether it has come from another server.
+pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(FORWARDED)
+}
+
+/// Whether a request is for this server's decider. One of a client is; a forwarded one names the lineage, and no later
+/// term than this server's.
+pub(super) fn check(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(named) = headers.get(FORWARDED) else { return Ok(()) };
+    let named = named.to_str().ok().and_then(|text| text.split_once('/'));
+    let named = named.and_then(|(lineage, term)| Some((lineage.parse().ok()?, term.parse().ok()?)));
+    let matches = |(lineage, term): (Lineage, u64)| {
+        app.source.head().is_some_and(|head| head.lineage == lineage && head.term.get() >= term)
+    };
+    if named.is_some_and(matches) {
+        return Ok(());
+    }
+    let detail = "take a forwarded request: it is for a decider of another journal or a later term; nothing was recorded";
+    Err(Problem::new(MISDIRECTED, detail))
+}
+
+/// Nobody decides, as far as this server knows.
+pub(super) fn nobody() -> Problem {
+    Problem::new(NO_DECIDER, "ask the decider: no server decides for this fleet now; nothing was recorded")
+}
+
+/// Sends the request to the server at `there`.
+///
+/// There must be an answer within `patience`, which is less than the whole request may take, so that what is not known
+/// can still be said. Once this server stops, an answer is waited for no longer than an append of this server's own.
+pub(super) async fn send(
+    app: &App,
+    there: &Arc<str>,
+    parts: &Parts,
+    body: Body,
+    patience: Duration,
+) -> Result<Response<Body>, Problem> {
+    if is_forwarded(&parts.headers) {
+        return Err(nobody());
+    }
+    let unreachable = |why: String| {
+        let detail = format!("ask the decider at {there}: {why}; nothing was recorded");
+        Problem::new(NO_DECIDER, detail)
+    };
+    // The address is known from a record, so there is one.
+    let head = app.source.head().ok_or_else(nobody)?;
+    let stream = match timeout(PATIENCE, TcpStream::connect(&**there)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(unreachable(error.to_string())),
+        Err(_) => return Err(unreachable("it does not take connections".into())),
+    };
+    let _ = stream.set_nodelay(true);
+    let opened = handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(error.to_string()))?;
+    let (mut sender, connection) = opened;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to the deciding server ended early");
+        }
+    });
+    let lineage = head.lineage;
+    let decider = format!("{lineage}/{}", head.term);
+    let request = request(there, &decider, parts, body).map_err(unreachable)?;
+    // From here on it may have arrived, whatever is heard of it.
+    let unknown = |why: String| {
+        let detail = format!(
+            "ask the decider at {there}: {why}; it may or may not be recorded: repeat the request with the same \
+             idempotency key, and the answer will be that of this one"
+        );
+        Problem::new(UNKNOWN_OUTCOME, detail)
+    };
+    let answer = tokio::select! {
+        biased;
+        answer = timeout(patience, sender.send_request(request)) => match answer {
+            Ok(answer) => answer.map_err(|error| unknown(error.to_string()))?,
+            Err(_) => return Err(unknown("there was no answer".into())),
+        },
+        () = stops(app.hub.closing(), LAST_OUTCOMES) => {
+            return Err(unknown("this server stops, and there was no answer".into()));
+        }
+    };
+    if answer.status() == StatusCode::MISDIRECTED_REQUEST {
+        return Err(unreachable(
+            "another fleet's server, or one that no longer decides, answers there".into(),
+        ));
+    }
+    let (mut head, body) = answer.into_parts();
+    for name in &OURS {
+        head.headers.remove(name);
+    }
+    app.last_verdict.note_forwarded(&head.headers, lineage);
+    Ok(Response::from_parts(head, Body::new(ForwardedBody::new(body, app.hub.closing()))))
+}
+
+/// Waits until this server has been stopping for so long.
+async fn stops(mut closing: watch::Receiver<bool>, since: Duration) {
+    if closing.wait_for(|closing| *closing).await.is_err() {
+        // Without its hub no fleet is served; the connection ends with the server.
+        std::future::pending::<()>().await;
+    }
+    sleep(since).await;
+}
+
+/// The body of a forwarded answer. When this server stops, a body that lasts ends, and one of a known size soon after.
+struct ForwardedBody {
+    body: Incoming,
+    stops: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl ForwardedBody {
+    fn new(body: Incoming, closing: watch::Receiver<bool>) -> ForwardedBody {
+        let since = if body.size_hint().exact().is_some() { LAST_OUTCOMES } else { Duration::ZERO };
+        ForwardedBody { body, stops: Box::pin(stops(closing, since)) }
+    }
+}
+
+impl HttpBody for ForwardedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
+        }
+        // The client must not take what came for all of it.
+        self.stops.as_mut().poll(cx).map(|()| Some(Err(io::Error::other("this server stops"))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Request<Body>, String> {
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut request = Request::builder()
+        .method(parts.method.clone())
+        .uri(path)
+        .body(body)
+        .map_err(|error| error.to_string())?;
+    *request.headers_mut() = parts.headers.clone();
+    let headers = request.headers_mut();
+    for name in &OURS {
+        headers.remove(name);
+    }
+    headers.insert(header::HOST, HeaderValue::from_str(there).map_err(|error| error.to_string())?);
+    headers.insert(FORWARDED, HeaderValue::from_str(decider).map_err(|error| error.to_string())?);
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The body of an answer that begins like this, and does not end.
+    async fn unfinished(answer: &'static [u8]) -> Incoming {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            stream.write_all(answer).await.expect("it reads");
+            // Until the other side hangs up.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let stream = TcpStream::connect(address).await.expect("it listens");
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.expect("a connection");
+        tokio::spawn(connection);
+        let request = Request::builder().uri("/").body(Body::empty()).expect("a request");
+        sender.send_request(request).await.expect("an answer").into_body()
+    }
+
+    #[tokio::test]
+    async fn the_body_of_a_forwarded_answer_that_does_not_end_is_cut_off_when_the_server_stops() {
+        for answer in [
+            &b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"[..],
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na",
+        ] {
+            let (stop, closing) = watch::channel(false);
+            let mut body = ForwardedBody::new(unfinished(answer).await, closing);
+            let frame = body.frame().await.expect("a frame").expect("it came");
+            assert_eq!(frame.into_data().ok().as_deref(), Some(&b"a"[..]));
+            stop.send_replace(true);
+            let end =
+                timeout(Duration::from_mins(1), body.frame()).await.expect("it ends").expect("and says why");
+            assert_eq!(end.expect_err("not all of it came").to_string(), "this server stops");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! `POST …/intents`: intents as CloudEvents, in each of the forms of its HTTP binding.
+//!
+//! | form | told by | attributes |
+//! |---|---|---|
+//! | structured | `application/cloudevents+json`, or `application/json` without `ce-` headers | members of the object |
+//! | binary | `application/json` with `ce-` headers | headers, percent-encoded; `traceparent` also without `ce-` |
+//! | batch | `application/cloudevents-batch+json` | an array of objects |
+
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderValue, Response};
+use chancery_decider::{Decider, NoVerdict, Verdict};
+use chancery_events::cloud::{Attributes, BadAttribute, BadEnvelope};
+use chancery_events::intent::Request;
+use percent_encoding::percent_decode_str;
+use serde_json::value::RawValue;
+
+use super::App;
+use super::edge::{Call, json};
+use super::headers::{Media, Meta, media};
+use super::json::check;
+use super::problem::{BAD_PARAMETER, INVALID, In, Problem, TOO_LARGE, pointer_to};
+use super::rate::Principal;
+use super::typed::{self, Part};
+use super::write::{Asked, ask, response};
+
+const TAKEN: &[Media] = &[Media::CloudEvent, Media::Json, Media::Batch];
+
+/// Takes one or many.
+pub(super) async fn take(
+    app: &Arc<App>,
+    decider: &Decider,
+    call: Call,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    let Call { id, parts, principal, .. } = call;
+    let headers = &parts.headers;
+    let meta = Meta::read(headers)?;
+    let media = media(headers, TAKEN)?;
+    let bytes = body?;
+    let text = check(&bytes, app.common.limits.depth)?;
+    if media == Media::Batch {
+        return batch(app, decider, &meta, text, &id, &principal).await;
+    }
+    let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
+    let (request, was_if_match) = match (media, is_binary) {
+        (Media::CloudEvent, true) => {
+            let detail = "read the headers: the body is a whole CloudEvent, so ce- headers have no place";
+            return Err(Problem::new(BAD_PARAMETER, detail));
+        }
+        (_, true) => binary(headers, &meta, text)?,
+        (_, false) => structured(&meta, Part { whole: text, part: text })?,
+    };
+    let asked = Asked::of(&request, was_if_match);
+    let verdict = ask(app, decider, request, bytes.len()).await;
+    let (status, accepted) = asked.answered(app, decider, verdict).await?;
+    Ok(response(status, &accepted))
+}
+
+/// Where an attribute stands.
+fn fault(part: In, bad: BadAttribute) -> Problem {
+    let name = match part {
+        In::Header => format!("ce-{}", bad.name),
+        _ => bad.name,
+    };
+    let kind = if part == In::Header { BAD_PARAMETER } else { INVALID };
+    Problem::new(kind, format!("read the attribute {name:?}: {}", bad.reason)).at(
+        part,
+        pointer_to(&name),
+        bad.reason,
+    )
+}
+
+/// Joins what the headers say in any form with the attributes. Says whether the version came by `If-Match`.
+fn request(
+    part: In,
+    attributes: Attributes,
+    meta: &Meta,
+    intent: chancery_events::intent::Intent,
+) -> Result<(Request, bool), Problem> {
+    if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
+        let what =
+            format!("the event's id must be the same, not {:?}", attributes.id().map(ToString::to_string));
+        return Err(Problem::parameter(In::Header, "idempotency-key", what).id(key.as_str()));
+    }
+    let given = attributes.expect();
+    if given.is_some() && meta.expect.is_some() && given != meta.expect {
+        return Err(Problem::parameter(In::Header, "if-match", "the attribute expect says another version"));
+    }
+    let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
+    request.expect = given.or(meta.expect);
+    request.time = request.time.or(meta.time);
+    request.traceparent = request.traceparent.or_else(|| meta.traceparent.clone());
+    Ok((request, meta.expect.is_some()))
+}
+
+/// Attributes and data as members of one object.
+fn structured(meta: &Meta, text: Part<'_>) -> Result<(Request, bool), Problem> {
+    let (attributes, data) = Attributes::of_object(text.part).map_err(|bad| match bad {
+        BadEnvelope::Attribute(bad) => fault(In::Body, bad),
+        BadEnvelope::NotAnObject => Problem::new(INVALID, "read the body: it is not a CloudEvent").at(
+            In::Body,
+            "",
+            "write an object with the attributes and data",
+        ),
+    })?;
+    let type_name = attributes.intent_type().map_err(|bad| fault(In::Body, bad))?;
+    let data = Attributes::data(data).map_err(|bad| fault(In::Body, bad))?;
+    let data = Part { whole: text.whole, part: data };
+    let intent = typed::intent(type_name, &data).map_err(|problem| problem.below("/data"))?;
+    request(In::Body, attributes, meta, intent)
+}
+
+/// Attributes as headers, the data as body.
+fn binary(headers: &HeaderMap, meta: &Meta, text: &str) -> Result<(Request, bool), Problem> {
+    let mut attributes = Attributes::default();
+    for (header, value) in headers {
+        let Some(name) = header.as_str().strip_prefix("ce-") else { continue };
+        let wrong =
+            |what: &str| fault(In::Header, BadAttribute { name: name.to_owned(), reason: what.to_owned() });
+        let value =
+            value.to_str().map_err(|_| wrong("write visible ASCII, and percent-encode everything else"))?;
+        // Some senders put the value into quotes, which the binding allows; inside, a backslash escapes.
+        let bare = unquoted(value.trim());
+        let decoded = percent_decode_str(&bare).decode_utf8().map_err(|_| wrong("percent-encode UTF-8"))?;
+        attributes.set(name, &decoded).map_err(|bad| fault(In::Header, bad))?;
+    }
+    let type_name = attributes.intent_type().map_err(|bad| fault(In::Header, bad))?;
+    let intent = typed::intent(type_name, &Part { whole: text, part: text })?;
+    request(In::Header, attributes, meta, intent)
+}
+
+fn unquoted(text: &str) -> String {
+    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
+        return text.to_owned();
+    };
+    let mut plain = String::with_capacity(inner.len());
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        plain.extend(if c == '\\' { chars.next() } else { Some(c) });
+    }
+    plain
+}
+
+/// Many, in their order. Each is answered for itself.
+async fn batch(
+    app: &Arc<App>,
+    decider: &Decider,
+    meta: &Meta,
+    text: &str,
+    request_id: &str,
+    principal: &Principal,
+) -> Result<Response<Body>, Problem> {
+    if meta.id.is_some() || meta.expect.is_some() {
+        let detail = "read the headers: each event of a batch has its own id and expect";
+        return Err(Problem::new(BAD_PARAMETER, detail));
+    }
+    let items: Vec<&RawValue> = read_items(text)?;
+    if items.len() > app.common.limits.batch {
+        let detail = format!(
+            "read the batch: it has {} events, at most {} are taken",
+            items.len(),
+            app.common.limits.batch
+        );
+        return Err(Problem::new(TOO_LARGE, detail));
+    }
+    // The request has paid for one.
+    app.common.rates.owe(principal, items.len().saturating_sub(1));
+    let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
+    let mut asked = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        match structured(meta, Part { whole: text, part: item.get() }) {
+            Ok((request, _)) => {
+                asked.push(((index, Asked::of(&request, false)), (request, item.get().len())));
+            }
+            Err(problem) => {
+                answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id));
+            }
+        }
+    }
+    let (places, requests): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+    let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, request, bytes));
+    let verdicts = in_order(asks).await;
+    let last = verdicts.iter().filter_map(|verdict| Some(verdict.as_ref().ok()?.position)).max();
+    for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
+        answers[index] = Some(match asked.answered(app, decider, verdict).await {
+            Ok((status, accepted)) => {
+                let mut value = serde_json::to_value(&accepted).unwrap_or_default();
+                value["status"] = status.as_u16().into();
+                value
+            }
+            Err(problem) => problem_value(&problem, request_id),
+        });
+    }
+    let mut response = json(serde_json::to_vec(&answers).unwrap_or_default());
+    if let Some(last) = last {
+        response.headers_mut().insert("chancery-position", HeaderValue::from(last.get()));
+    }
+    Ok(response)
+}
+
+fn read_items(text: &str) -> Result<Vec<&RawValue>, Problem> {
+    // The text has been checked: whatever begins so is an array.
+    serde_json::from_str(text).map_err(|_| {
+        let problem = Problem::new(INVALID, "read the batch: it is not an array of events");
+        problem.at(In::Body, "", "write an array")
+    })
+}
+
+fn problem_value(problem: &Problem, request_id: &str) -> serde_json::Value {
+    serde_json::to_value(problem.shown(request_id)).unwrap_or_default()
+}
+
+/// Asks in order and waits for all. Once the decider is busy, no later one is asked: its turn must not come before
+/// that of an earlier one.
+async fn in_order(
+    asks: impl Iterator<Item = impl Future<Output = Result<Verdict, NoVerdict>>>,
+) -> Vec<Result<Verdict, NoVerdict>> {
+    let mut asks: Vec<_> = asks.map(|ask| (Some(Box::pin(ask)), None)).collect();
+    poll_fn(move |context| {
+        let (mut is_busy, mut waits) = (false, false);
+        for (ask, answer) in &mut asks {
+            if is_busy && answer.is_none() {
+                (*ask, *answer) = (None, Some(Err(NoVerdict::Busy)));
+            }
+            let Some(running) = ask else { continue };
+            match running.as_mut().poll(context) {
+                Poll::Ready(verdict) => {
+                    is_busy |= matches!(verdict, Err(NoVerdict::Busy));
+                    (*ask, *answer) = (None, Some(verdict));
+                }
+                Poll::Pending => waits = true,
+            }
+        }
+        if waits {
+            return Poll::Pending;
+        }
+        Poll::Ready(
+            asks.iter_mut().map(|(_, answer)| answer.take().unwrap_or(Err(NoVerdict::Unknown))).collect(),
+        )
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_behind_one_that_found_the_decider_busy_is_asked() {
+        let asked = Cell::new(0);
+        let ask = |verdict: Option<NoVerdict>| {
+            let asked = &asked;
+            async move {
+                asked.set(asked.get() + 1);
+                if verdict.is_none() {
+                    tokio::task::yield_now().await;
+                }
+                Err(verdict.unwrap_or(NoVerdict::Unknown))
+            }
+        };
+        let all = [None, Some(NoVerdict::Busy), None, None];
+        let verdicts = in_order(all.into_iter().map(ask)).await;
+        let words: Vec<_> = verdicts.into_iter().map(Result::unwrap_err).collect();
+        assert_eq!(words, [NoVerdict::Unknown, NoVerdict::Busy, NoVerdict::Busy, NoVerdict::Busy]);
+        assert_eq!(asked.get(), 2);
+    }
+}

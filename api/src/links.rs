@@ -1,0 +1,340 @@
+//! `POST …/links`: how executors outside the server's process speak to the decider, over requests that they make.
+//!
+//! ```text
+//! executor                                              server
+//!   POST …/links                                    ─►    draws a link
+//!                      ◄─ 201, Chancery-Link: ID, and then a line for each FromDecider, for as long as it lasts
+//!   POST …/links/ID/messages?after=0, lines         ─►    ToDecider 1, 2, 3 …
+//!                                               ◄─ 204
+//! ```
+//! A link is a connection in the sense of the protocol: the decider gets the same inputs as from an executor in its
+//! own process, and draws an attach for it. `after` is how many messages were said before these, so that a request
+//! that is repeated says nothing twice, and one that was lost is missed. An empty line means: still here.
+//!
+//! What must stay true: messages of a link reach the decider in order and each once; whatever ends one half ends the
+//! other; the decider never waits for an executor, and an executor that floods waits for itself alone; nothing is read
+//! of a body before the link is known on which it is said, and of one link one body at a time; a link has [`OWN`] bytes in
+//! memory, and more only after the decider has welcomed its executor, from a budget that all links share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use chancery_decider::{Connections, Decider, Letters, Mailbox, Stopped, Way, mailbox};
+use chancery_events::protocol::ToDecider;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use uuid::Uuid;
+
+use super::edge::{self, Call};
+use super::headers::one;
+use super::problem::{BUSY, GONE, INVALID, In, OUT_OF_ORDER, Problem, UNSUPPORTED_MEDIA_TYPE, pointer_to};
+use super::query::Params;
+use super::{App, Common};
+
+/// The header that names a link.
+const LINK: &str = "chancery-link";
+/// The form of both directions.
+const LINES: &str = "application/x-ndjson";
+/// Bytes of messages that are written at one time; the last message may be over.
+const TAKE: usize = 64 << 10;
+/// Bytes of a body that each link may have in memory: more than any hello and any heartbeat.
+pub(super) const OWN: usize = 64 << 10;
+/// Pieces of a body that wait for the connection.
+const PIECES: usize = 4;
+
+/// The links of a server.
+pub struct Links {
+    connections: Connections,
+    silence: Duration,
+    most: usize,
+    open: Mutex<BTreeMap<Uuid, Arc<Open>>>,
+}
+
+/// One that is open.
+struct Open {
+    way: Way,
+    /// Messages that went to the decider. Held while some do.
+    said: tokio::sync::Mutex<u64>,
+    opened: Instant,
+    /// When something last came.
+    heard: watch::Sender<Instant>,
+    /// Set when it is to end.
+    over: watch::Sender<bool>,
+    /// Set when the decider has accepted the executor's hello.
+    welcomed: AtomicBool,
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Links, {} open", self.count())
+    }
+}
+
+impl Links {
+    /// At most `most` at a time; one on which nothing comes for `silence` is closed, and one that has no welcome by then.
+    pub fn new(connections: Connections, silence: Duration, most: usize) -> Links {
+        Links { connections, silence, most, open: Mutex::default() }
+    }
+
+    /// How many are open.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<Open>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Draws one, if there is room.
+    fn draw(&self, decider: &Decider) -> Option<(Uuid, Arc<Open>)> {
+        let mut all = self.lock();
+        if all.len() >= self.most {
+            return None;
+        }
+        // Whoever knows the id may speak on the link: it must not be guessed.
+        let id = Uuid::new_v4();
+        let open = Arc::new(Open {
+            way: decider.way(self.connections.next()),
+            said: tokio::sync::Mutex::default(),
+            opened: Instant::now(),
+            heard: watch::channel(Instant::now()).0,
+            over: watch::channel(false).0,
+            welcomed: AtomicBool::new(false),
+        });
+        all.insert(id, open.clone());
+        Some((id, open))
+    }
+}
+
+/// Opens a link: its answer lasts as long as it does.
+///
+/// The number of a link is given away when the decider has the connection: a hello that came before would be lost.
+pub(super) async fn open(
+    app: &Arc<App>,
+    decider: &Decider,
+    call: &Call,
+    body: Result<Bytes, Problem>,
+) -> Result<Response<Body>, Problem> {
+    speaks_lines(call)?;
+    if !body?.is_empty() {
+        return Err(Problem::new(INVALID, "open a link: send no body, what is to be said comes later"));
+    }
+    let (id, open) = app.links.draw(decider).ok_or_else(|| {
+        Problem::new(BUSY, format!("open a link: {} executors are connected", app.links.most))
+    })?;
+    let (mailbox, letters) = mailbox();
+    let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
+    let pump = Pump::new(app.clone(), id, open, letters, pieces);
+    let (given, has_it) = oneshot::channel();
+    // The task also ends the link if this request is given up while the decider is told.
+    tokio::spawn(pump.run(mailbox, given));
+    has_it.await.map_err(|_| Problem::new(BUSY, "open a link: the decider has stopped"))?;
+    let stream = async_stream::stream! {
+        while let Some(piece) = body.recv().await {
+            yield Ok::<_, std::convert::Infallible>(piece);
+        }
+    };
+    let mut response = Response::new(Body::from_stream(stream));
+    *response.status_mut() = StatusCode::CREATED;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LINES));
+    if let Ok(id) = HeaderValue::from_str(&id.to_string()) {
+        headers.insert(LINK, id);
+    }
+    Ok(response)
+}
+
+/// Carries what the decider says to one executor.
+struct Pump {
+    app: Arc<App>,
+    id: Uuid,
+    open: Arc<Open>,
+    letters: Letters,
+    pieces: mpsc::Sender<Bytes>,
+    closing: watch::Receiver<bool>,
+    over: watch::Receiver<bool>,
+    heartbeat: Interval,
+}
+
+impl Pump {
+    fn new(app: Arc<App>, id: Uuid, open: Arc<Open>, letters: Letters, pieces: mpsc::Sender<Bytes>) -> Pump {
+        let mut heartbeat = interval(app.common.limits.heartbeat);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (closing, over) = (app.hub.closing(), open.over.subscribe());
+        Pump { app, id, open, letters, pieces, closing, over, heartbeat }
+    }
+
+    async fn run(mut self, mailbox: Mailbox, given: oneshot::Sender<()>) {
+        if self.open.way.connected(mailbox).await.is_ok() {
+            // The client that asked for the link may be gone: then the other half of it is closed.
+            let _ = given.send(());
+            let why = self.carry().await;
+            tracing::info!(link = %self.id, why, "a link is closed");
+        }
+        self.app.links.lock().remove(&self.id);
+        // A decider that has stopped need not be told.
+        let _ = self.open.way.disconnected().await;
+    }
+
+    /// Until something ends it; says what.
+    async fn carry(&mut self) -> &'static str {
+        loop {
+            let until = self.open.last_heard() + self.app.links.silence;
+            let piece = tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
+                _ = self.over.wait_for(|over| *over) => return "what came on it was not right",
+                () = self.pieces.closed() => return "the executor hung up",
+                taken = self.letters.take_many(TAKE) => match taken.as_slice() {
+                    [] => return "the decider closed it",
+                    taken => {
+                        self.open.note_welcome(taken);
+                        lines(taken)
+                    }
+                },
+                () = sleep_until(until) => {
+                    if self.open.last_heard() + self.app.links.silence <= Instant::now() {
+                        return "nothing came on it for too long";
+                    }
+                    continue;
+                }
+                _ = self.heartbeat.tick() => Bytes::from_static(b"\n"),
+            };
+            // One that takes nothing is cut off by its connection, which drops the other end.
+            tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "the server stops",
+                sent = self.pieces.send(piece) => if sent.is_err() { return "the executor hung up" },
+            }
+        }
+    }
+}
+
+impl Open {
+    /// When something last came; before the welcome that is the opening, so that a link without a session has an end.
+    fn last_heard(&self) -> Instant {
+        if self.welcomed.load(Ordering::Relaxed) { *self.heard.borrow() } else { self.opened }
+    }
+
+    /// Notes whether a welcome is among the messages of the decider.
+    fn note_welcome(&self, messages: &[Vec<u8>]) {
+        #[derive(Deserialize)]
+        struct Kind {
+            welcome: Option<IgnoredAny>,
+        }
+        let is_welcome =
+            |text: &Vec<u8>| serde_json::from_slice::<Kind>(text).is_ok_and(|kind| kind.welcome.is_some());
+        if !self.welcomed.load(Ordering::Relaxed) && messages.iter().any(is_welcome) {
+            self.welcomed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+fn lines(batch: &[Vec<u8>]) -> Bytes {
+    let mut all = Vec::with_capacity(batch.iter().map(|message| message.len() + 1).sum());
+    for message in batch {
+        all.extend_from_slice(message);
+        all.push(b'\n');
+    }
+    all.into()
+}
+
+/// Messages that an executor wants to say, before anything of them is read.
+pub(super) struct Saying {
+    open: Arc<Open>,
+    /// How many were said before them.
+    after: u64,
+}
+
+/// Finds the link on which something is to be said.
+pub(super) fn find(app: &App, call: &Call, mut params: Params) -> Result<Saying, Problem> {
+    let after = params.number("after")?;
+    params.end(&["after"])?;
+    speaks_lines(call)?;
+    let wrong = || Problem::parameter(In::Path, "link", "write the id that the link was opened with");
+    let id: Uuid = call.found.param("link").unwrap_or_default().parse().map_err(|_| wrong())?;
+    let after = after.ok_or_else(|| {
+        Problem::parameter(In::Query, "after", "say how many messages were said before these")
+    })?;
+    let open = app.links.lock().get(&id).cloned();
+    let open = open.ok_or_else(|| {
+        Problem::new(GONE, format!("say something on link {id}: it is closed; open another one"))
+    })?;
+    Ok(Saying { open, after })
+}
+
+impl Saying {
+    /// Takes them, in order.
+    pub(super) async fn take(self, app: &App, body: Body) -> Result<Response<Body>, Problem> {
+        let open = &*self.open;
+        open.heard.send_replace(Instant::now());
+        // Whoever says something while something else is being said waits here, with nothing read of it.
+        let mut said = open.said.lock().await;
+        let Common { limits, uploads, .. } = &*app.common;
+        let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
+        let (body, _reserved) = edge::reserved(uploads, body, most, OWN, limits).await?;
+        let told = tell(open, &mut said, self.after, &body).await;
+        if told.is_err() {
+            // What follows would miss something.
+            open.over.send_replace(true);
+        }
+        told?;
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
+    }
+}
+
+/// Whatever asks is an executor: others send other forms.
+fn speaks_lines(call: &Call) -> Result<(), Problem> {
+    let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
+    if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
+        return Ok(());
+    }
+    Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, format!("speak as an executor: send {LINES}")))
+}
+
+async fn tell(open: &Open, said: &mut u64, after: u64, body: &Bytes) -> Result<(), Problem> {
+    open.heard.send_replace(Instant::now());
+    let messages = read(body)?;
+    let Some(known) = said.checked_sub(after) else {
+        let detail = format!("take messages after {after}: only {said} have come; open another link");
+        return Err(Problem::new(OUT_OF_ORDER, detail));
+    };
+    for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
+        if *open.over.borrow() {
+            return Err(Problem::new(
+                GONE,
+                "say something on a link: it was closed meanwhile; open another one",
+            ));
+        }
+        let told = open.way.said(message.to_vec()).await;
+        told.map_err(|Stopped| Problem::new(BUSY, "the decider has stopped"))?;
+        *said += 1;
+    }
+    // The decider may have taken its time.
+    open.heard.send_replace(Instant::now());
+    Ok(())
+}
+
+/// The messages of a body, all of which can be read: the decider's time is not for nonsense.
+fn read(body: &[u8]) -> Result<Vec<&[u8]>, Problem> {
+    let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let checked = lines.enumerate().map(|(index, line)| {
+        serde_json::from_slice::<ToDecider>(line).map(|_| line).map_err(|error| {
+            Problem::new(INVALID, format!("read message {} of the body: {error}", index + 1)).at(
+                In::Body,
+                pointer_to(&index.to_string()),
+                error.to_string(),
+            )
+        })
+    });
+    checked.collect()
+}

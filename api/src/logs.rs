@@ -1,0 +1,604 @@
+//! `GET …/incarnations/{id}/logs`: what processes have written, from files that somebody else keeps.
+//!
+//! What several have written comes in the order of time, as precise as the index of times is. Where the output changes, a
+//! line names it, as `tail` does; or each line is marked with its output, if that is asked for. One output comes as it is.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, header};
+use chancery_events::id::IncarnationId;
+use chancery_events::name::{ClusterName, PayloadName};
+use chancery_events::spec::Runtime;
+use chancery_events::time::{Time, parse_span};
+use chancery_executor::process::Reader;
+use chancery_projector::RowKey;
+use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
+
+use super::App;
+use super::budget::SMALL;
+use super::edge::Call;
+use super::problem::{BUSY, GONE, In, NOT_FOUND, Problem};
+use super::query::Params;
+use super::read::{in_turn, missing};
+
+/// Bytes read at one time.
+const CHUNK: usize = 64 << 10;
+/// Outputs that a request reads, at most.
+const OUTPUTS: usize = 256;
+/// Bytes of a line that are marked as one, at most; the rest of a longer line is marked as another.
+const LINE: usize = 16 << 10;
+/// How often files are looked at.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Which of a process's outputs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum LogStream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+impl fmt::Display for LogStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LogStream::Out => "out",
+            LogStream::Err => "err",
+        })
+    }
+}
+
+/// What a process writes to an output.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogFile {
+    /// Of which payload.
+    pub payload: PayloadName,
+    /// Of which of its processes, from 0.
+    pub index: u16,
+    /// Which output.
+    pub stream: LogStream,
+    /// Its files are this, a dot and a number: the oldest go as new ones come.
+    pub base: PathBuf,
+}
+
+impl fmt::Display for LogFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}.{}", self.payload, self.index, self.stream)
+    }
+}
+
+/// Finds what the processes of an incarnation have written.
+pub trait Logs: Send + Sync + 'static {
+    /// Whether what the cluster's processes write comes here.
+    fn keeps(&self, cluster: &ClusterName) -> bool;
+    /// Its outputs; none if nothing is kept of it. May block.
+    fn files(&self, id: IncarnationId) -> io::Result<Vec<LogFile>>;
+}
+
+/// Where no process runs.
+#[derive(Debug)]
+pub struct NoLogs;
+
+impl Logs for NoLogs {
+    fn keeps(&self, _cluster: &ClusterName) -> bool {
+        false
+    }
+
+    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Answers a request for logs.
+pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Result<Response<Body>, Problem> {
+    let id = call.found.param("id").unwrap_or_default();
+    let id: IncarnationId = id
+        .parse()
+        .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))?;
+    let payload = params.take("payload")?.map(|text| text.parse::<PayloadName>());
+    let payload =
+        payload.transpose().map_err(|error| Problem::parameter(In::Query, "payload", error.to_string()))?;
+    let process = params.number("process")?;
+    let stream = match params.take("stream")?.as_deref() {
+        None => None,
+        Some("out") => Some(LogStream::Out),
+        Some("err") => Some(LogStream::Err),
+        Some(_) => return Err(Problem::parameter(In::Query, "stream", "write out or err")),
+    };
+    let tail = params.number("tail")?;
+    let since = params.take("since")?.map(|text| read_since(&text)).transpose()?;
+    let follow = params.flag("follow")?.unwrap_or(false);
+    let marks = if params.flag("marked")?.unwrap_or(false) { LogMarks::Lines } else { LogMarks::Changes };
+    params.end(&["payload", "process", "stream", "tail", "since", "follow", "marked"])?;
+    let follower = if follow {
+        let busy =
+            || Problem::new(BUSY, format!("follow a log: {} streams are open", app.common.limits.followers));
+        Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
+    } else {
+        None
+    };
+    let logs = app.logs.clone();
+    let files = in_turn(&app.hub.readers, "find logs", move || logs.files(id)).await?;
+    let mut files = files.map_err(|error| Problem::internal("find logs", &error))?;
+    let kept = files.clone();
+    files.retain(|file| {
+        payload.as_ref().is_none_or(|payload| file.payload == *payload)
+            && process.is_none_or(|process| u64::from(file.index) == process)
+            && stream.is_none_or(|stream| file.stream == stream)
+    });
+    files.sort_by(|a, b| (&a.payload, a.index, a.stream).cmp(&(&b.payload, b.index, b.stream)));
+    if files.is_empty() {
+        return Err(silence(app, call, id, &kept).await);
+    }
+    if files.len() > OUTPUTS {
+        let detail = format!(
+            "read {} outputs: at most {OUTPUTS} at one time; name a payload or a process",
+            files.len()
+        );
+        return Err(Problem::parameter(In::Query, "payload", detail));
+    }
+    // Lines that have no end yet are kept.
+    let kept = if marks == LogMarks::Lines { files.len() * LINE } else { 0 };
+    let busy =
+        || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", files.len()));
+    let reserved =
+        if kept > SMALL { Some(app.common.answers.try_reserve(kept).ok_or_else(busy)?) } else { None };
+    let open = in_turn(&app.hub.readers, "open logs", move || {
+        let from = StartPoint { tail, since };
+        let labels = labels(&files, marks);
+        let open = |(file, label)| Open::begin(file, label, from, marks);
+        let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
+        let open = files.iter().zip(labels).map(open).collect();
+        Outputs { open, last, looked: Instant::now() }
+    });
+    let open = open.await?;
+    if let Some(error) = open.nothing_can_be_read() {
+        return Err(Problem::internal("open logs", error));
+    }
+    Ok(response(app, open, marks, (follower, reserved)))
+}
+
+/// The answer; `held` lasts as long.
+fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static) -> Response<Body> {
+    let mut closing = app.hub.closing();
+    let body = async_stream::stream! {
+        let _held = held;
+        let follow = open.last == OpenLine::Waits;
+        let names = marks == LogMarks::Changes && open.open.len() > 1;
+        let mut files = Some(open);
+        let mut shown = None;
+        loop {
+            let Some(mut open) = files.take() else { return };
+            let read = tokio::task::spawn_blocking(move || {
+                let next = open.next();
+                (open, next)
+            });
+            let Ok((open, next)) = read.await else { return };
+            let label = next.as_ref().map(|(at, _)| open.open[*at].label.clone());
+            files = Some(open);
+            match next {
+                Some((at, bytes)) => {
+                    if names && shown != Some(at) {
+                        let gap = if shown.is_some() { "\n" } else { "" };
+                        yield Ok(Bytes::from(format!("{gap}==> {} <==\n", label.unwrap_or_default())));
+                        shown = Some(at);
+                    }
+                    yield Ok::<_, io::Error>(bytes);
+                    if follow && *closing.borrow() {
+                        return;
+                    }
+                }
+                None if !follow => return,
+                None => tokio::select! {
+                    _ = closing.wait_for(|closing| *closing) => return,
+                    () = tokio::time::sleep(POLL) => {}
+                },
+            }
+        }
+    };
+    let mut response = Response::new(Body::from_stream(body));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// Why there is nothing to show. `kept`: what there is of the incarnation, and was not asked for.
+async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[LogFile]) -> Problem {
+    if !kept.is_empty() {
+        let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
+        return Problem::new(NOT_FOUND, format!("nothing like that is kept of it, but {}", names.join(", ")));
+    }
+    let row = match app.reader.get::<IncarnationRow>(&id) {
+        Ok(Some(row)) => row,
+        Ok(None) => return missing(app, &RowKey::Incarnation(id), call.parts.uri.path()).await,
+        Err(error) => return Problem::internal("read rows", &error),
+    };
+    let cluster = match app.reader.get::<ClusterRow>(&row.cluster) {
+        Ok(cluster) => cluster,
+        Err(error) => return Problem::internal("read rows", &error),
+    };
+    let (kind, why) = why_silent(&row, cluster.as_ref(), app.logs.keeps(&row.cluster));
+    Problem::new(kind, why)
+}
+
+/// | incarnation | nothing is kept because |
+/// |---|---|
+/// | reserved | it was never begun |
+/// | on simulated nodes | nothing runs there |
+/// | in a cluster that is driven elsewhere | its output is there; whether anybody hears of it is told too |
+/// | over | it is gone, or there never was any |
+/// | any other, and nobody hears of its cluster | that must be mended first |
+/// | any other | its processes have not been started yet |
+fn why_silent(
+    row: &IncarnationRow,
+    cluster: Option<&ClusterRow>,
+    keeps: bool,
+) -> (&'static super::problem::Kind, String) {
+    let IncarnationRow { cluster: name, node, state, .. } = row;
+    let unheard = row.reachability == Reachability::Unknown;
+    let runtime = cluster.map(|cluster| cluster.runtime);
+    match state {
+        IncarnationWord::Reserved => {
+            (NOT_FOUND, format!("it has not been started yet: it holds a place on node {node} and waits"))
+        }
+        _ if runtime == Some(Runtime::Simulated) => {
+            (NOT_FOUND, format!("cluster {name} is simulated: nothing runs on node {node} that could write"))
+        }
+        _ if !keeps && unheard => (
+            NOT_FOUND,
+            format!(
+                "cluster {name} is driven by an executor elsewhere, which keeps the output there, and that executor is \
+                 not connected"
+            ),
+        ),
+        _ if !keeps => {
+            let executor = cluster.and_then(|cluster| cluster.executor.as_ref());
+            let executor =
+                executor.map_or_else(|| "an executor".to_owned(), |name| format!("executor {name}"));
+            (
+                NOT_FOUND,
+                format!(
+                    "cluster {name} is driven by {executor} elsewhere: the output stays in that one's folder, on its \
+                     machine"
+                ),
+            )
+        }
+        IncarnationWord::Destroyed | IncarnationWord::Failed | IncarnationWord::Unwound => (
+            GONE,
+            format!(
+                "it is {state}, and its output is gone: that of the newest that ended is kept, and no other"
+            ),
+        ),
+        _ if unheard => (
+            NOT_FOUND,
+            format!(
+                "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log says why"
+            ),
+        ),
+        _ => (NOT_FOUND, format!("its processes on node {node} have not been started yet: it is {state}")),
+    }
+}
+
+/// How the lines of one output are distinguished from those of another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LogMarks {
+    /// By a line where another one begins.
+    Changes,
+    /// By a mark on each line.
+    Lines,
+}
+
+/// Where to begin; if both are asked for, at what both leave.
+#[derive(Clone, Copy)]
+struct StartPoint {
+    /// The last so many lines.
+    tail: Option<u64>,
+    since: Option<SystemTime>,
+}
+
+/// What becomes of a line that has no end yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpenLine {
+    /// It waits for the rest.
+    Waits,
+    /// It is all that there is.
+    Ends,
+}
+
+/// A duration before now, or a time.
+fn read_since(text: &str) -> Result<SystemTime, Problem> {
+    let bad = || {
+        Problem::parameter(
+            In::Query,
+            "since",
+            "write a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
+        )
+    };
+    if let Ok(span) = parse_span(text) {
+        return SystemTime::now().checked_sub(span).ok_or_else(bad);
+    }
+    let time: Time = text.parse().map_err(|_| bad())?;
+    let micros = u64::try_from(time.micros()).map_err(|_| bad())?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros)).ok_or_else(bad)
+}
+
+/// What names each output: as marks, no more than tells them apart.
+fn labels(files: &[LogFile], marks: LogMarks) -> Vec<String> {
+    let process = |file: &LogFile| (file.payload.clone(), file.index);
+    let alone = files.windows(2).all(|two| process(&two[0]) == process(&two[1]));
+    let label = |file: &LogFile| match marks {
+        LogMarks::Changes => file.to_string(),
+        LogMarks::Lines if alone => format!("{} | ", file.stream),
+        LogMarks::Lines => format!("{}-{} {} | ", file.payload, file.index, file.stream),
+    };
+    files.iter().map(label).collect()
+}
+
+/// The outputs of an answer.
+struct Outputs {
+    open: Vec<Open>,
+    last: OpenLine,
+    /// When those that had nothing new were looked at last.
+    looked: Instant,
+}
+
+impl Outputs {
+    /// The oldest of what is new, and of which output it is; `None` if nothing is.
+    fn next(&mut self) -> Option<(usize, Bytes)> {
+        if self.last == OpenLine::Waits && self.looked.elapsed() >= POLL {
+            self.looked = Instant::now();
+            self.open.iter_mut().for_each(|open| open.is_at_end = false);
+        }
+        loop {
+            let mut oldest: Option<(u64, usize)> = None;
+            for (at, open) in self.open.iter_mut().enumerate() {
+                if let Some(time) = open.next_time()
+                    && oldest.is_none_or(|(least, _)| time < least)
+                {
+                    oldest = Some((time, at));
+                }
+            }
+            let Some((_, at)) = oldest else { break };
+            if let Some(bytes) = self.open[at].read() {
+                return Some((at, bytes));
+            }
+        }
+        if self.last == OpenLine::Waits {
+            return None;
+        }
+        // It is all that there is.
+        let at = self.open.iter().position(|open| !open.rest.is_empty())?;
+        let open = &mut self.open[at];
+        Some((at, marked(&open.label, &std::mem::take(&mut open.rest))))
+    }
+
+    /// Error of the last output, if no output can be read.
+    fn nothing_can_be_read(&self) -> Option<&io::Error> {
+        let mut errors = self.open.iter().map(|open| match &open.source {
+            LogSource::Broken(error) => Some(error),
+            LogSource::Reader(_) | LogSource::Over => None,
+        });
+        errors.next_back().filter(|_| errors.all(|error| error.is_some())).flatten()
+    }
+}
+
+/// From what an output is read.
+enum LogSource {
+    Reader(Reader),
+    /// Cannot be read; the error is still to be sent to the client.
+    Broken(io::Error),
+    /// Cannot be read; the error was sent to the client.
+    Over,
+}
+
+/// An output, and how far it was read.
+struct Open {
+    label: String,
+    source: LogSource,
+    marks: LogMarks,
+    /// When what comes next was written, if that is known.
+    time: Option<u64>,
+    /// Nothing was new when it was looked at last.
+    is_at_end: bool,
+    /// The beginning of a line whose end was not read yet.
+    rest: Vec<u8>,
+}
+
+impl Open {
+    fn begin(file: &LogFile, label: String, from: StartPoint, marks: LogMarks) -> Open {
+        let base = &file.base;
+        let reader = || match (from.since, from.tail) {
+            (None, tail) => Reader::last(base, tail.unwrap_or(u64::MAX)),
+            (Some(since), None) => Reader::since(base, since),
+            (Some(since), Some(tail)) => Ok(Reader::last(base, tail)?.later(Reader::since(base, since)?)),
+        };
+        let source = reader().map_or_else(LogSource::Broken, LogSource::Reader);
+        Open { label, source, marks, time: None, is_at_end: false, rest: Vec::new() }
+    }
+
+    fn next_time(&mut self) -> Option<u64> {
+        if self.time.is_none() && !self.is_at_end {
+            self.time = match &mut self.source {
+                LogSource::Over => None,
+                LogSource::Broken(_) => Some(0),
+                LogSource::Reader(reader) => reader.next_time().unwrap_or_else(|error| {
+                    self.source = LogSource::Broken(error);
+                    Some(0)
+                }),
+            };
+            self.is_at_end = self.time.is_none();
+        }
+        self.time
+    }
+
+    /// What is to be sent of what is new; `None` if that is no whole line.
+    fn read(&mut self) -> Option<Bytes> {
+        self.time = None;
+        let read = match std::mem::replace(&mut self.source, LogSource::Over) {
+            LogSource::Over => return None,
+            LogSource::Broken(error) => Err(error),
+            LogSource::Reader(mut reader) => {
+                let read = reader.read_block(CHUNK);
+                self.source = LogSource::Reader(reader);
+                read
+            }
+        };
+        let bytes = match read {
+            Ok((_, bytes)) => bytes,
+            // Other outputs may be readable: what is wrong with this one stands in its place.
+            Err(error) => {
+                self.source = LogSource::Over;
+                format!("chancery: cannot read this output: {error}\n").into_bytes()
+            }
+        };
+        if self.marks == LogMarks::Changes {
+            return (!bytes.is_empty()).then(|| bytes.into());
+        }
+        self.rest.extend(bytes);
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let whole = if self.rest.len() - end > LINE { self.rest.len() } else { end };
+        let rest = self.rest.split_off(whole);
+        let lines = std::mem::replace(&mut self.rest, rest);
+        (!lines.is_empty()).then(|| marked(&self.label, &lines))
+    }
+}
+
+/// Lines with a mark on each. The last has an end, also where its process wrote none.
+fn marked(mark: &str, lines: &[u8]) -> Bytes {
+    let mut text = Vec::with_capacity(lines.len() + mark.len());
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        text.extend_from_slice(mark.as_bytes());
+        text.extend_from_slice(line);
+        if !line.ends_with(b"\n") {
+            text.push(b'\n');
+        }
+    }
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(state: &str, reachability: &str) -> IncarnationRow {
+        let id = "00000000-0008-8801-8000-000000000007";
+        serde_json::from_value(json!({
+            "id": id, "replica": "web-0001", "plan": "web", "deployment": "d1", "node": "n1", "cluster": "edge",
+            "state": state, "ready": false, "reachability": reachability,
+            "amounts": {"cpu": 1, "memory": 1, "disk": 0}, "volumes": {}, "mounts": [], "processes": [], "revision": 1,
+            "operation": "00000000-0008-8802-8000-000000000007", "follows": null, "strained": null, "unready_at": null, "message": "",
+            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+        }))
+        .expect("a row")
+    }
+
+    fn cluster(runtime: &str) -> ClusterRow {
+        serde_json::from_value(json!({
+            "name": "edge", "runtime": runtime, "activity": "active", "executor": "e1", "session": null, "nodes": 1,
+            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+        }))
+        .expect("a row")
+    }
+
+    fn output(folder: &std::path::Path, stream: LogStream) -> LogFile {
+        let base = folder.join(format!("web-0.{stream}"));
+        LogFile { payload: "web".parse().expect("a name"), index: 0, stream, base }
+    }
+
+    fn outputs(files: &[LogFile], last: OpenLine) -> Outputs {
+        let from = StartPoint { tail: None, since: None };
+        let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines);
+        let open = files.iter().zip(labels(files, LogMarks::Lines)).map(begin).collect();
+        Outputs { open, last, looked: Instant::now() }
+    }
+
+    #[test]
+    fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |stream| output(folder.path(), stream);
+        let files = [file(LogStream::Out), file(LogStream::Err)];
+        std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
+        std::fs::write(folder.path().join("web-0.err.1"), "oh\n").expect("a file");
+        for (last, wanted) in [
+            (OpenLine::Waits, "err | oh\nout | one\nout | \n"),
+            (OpenLine::Ends, "err | oh\nout | one\nout | \nout | three\n"),
+        ] {
+            let mut open = outputs(&files, last);
+            let mut lines: Vec<String> = Vec::new();
+            while let Some((_, bytes)) = open.next() {
+                let text = String::from_utf8(bytes.to_vec()).expect("text");
+                lines.extend(text.split_inclusive('\n').map(str::to_owned));
+            }
+            // Which of the two files is older is not the point.
+            lines.sort_by_key(|line| line.starts_with("out"));
+            assert_eq!(lines.concat(), wanted);
+        }
+        let two = [file(LogStream::Out), LogFile { index: 1, ..file(LogStream::Out) }];
+        assert_eq!(labels(&two, LogMarks::Lines), ["web-0 out | ", "web-1 out | "]);
+    }
+
+    #[test]
+    fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |stream| output(folder.path(), stream);
+        std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
+        std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a folder where a file should be");
+        let mut open = outputs(&[file(LogStream::Out), file(LogStream::Err)], OpenLine::Ends);
+        assert!(open.nothing_can_be_read().is_none());
+        let mut lines = String::new();
+        while let Some((_, bytes)) = open.next() {
+            lines += std::str::from_utf8(&bytes).expect("text");
+        }
+        let said = lines.strip_prefix("err | chancery: cannot read this output: ");
+        assert!(said.is_some_and(|said| said.ends_with(" is no plain file\nout | one\n")), "{lines}");
+        assert!(outputs(&[file(LogStream::Err)], OpenLine::Ends).nothing_can_be_read().is_some());
+    }
+
+    #[test]
+    fn silence_has_its_reason() {
+        for (state, heard, runtime, keeps, code, wanted) in [
+            (
+                "reserved",
+                "known",
+                "process",
+                true,
+                404,
+                "it has not been started yet: it holds a place on node n1",
+            ),
+            (
+                "running",
+                "known",
+                "simulated",
+                true,
+                404,
+                "cluster edge is simulated: nothing runs on node n1",
+            ),
+            ("running", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
+            ("failed", "known", "process", false, 404, "cluster edge is driven by executor e1 elsewhere"),
+            ("running", "unknown", "process", false, 404, "and that executor is not connected"),
+            ("failed", "known", "process", true, 410, "it is failed, and its output is gone"),
+            ("destroyed", "unknown", "process", true, 410, "it is destroyed, and its output is gone"),
+            (
+                "running",
+                "unknown",
+                "process",
+                true,
+                404,
+                "node n1 cannot be reached: no executor of cluster edge",
+            ),
+            ("starting", "known", "process", true, 404, "its processes on node n1 have not been started yet"),
+        ] {
+            let (kind, why) = why_silent(&row(state, heard), Some(&cluster(runtime)), keeps);
+            assert_eq!(kind.status, code, "{state} {heard} {runtime} {keeps}");
+            assert!(why.contains(wanted), "{state} {heard} {runtime} {keeps}: {why}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Figures for Prometheus. Others of the process put theirs into the same registry.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Response, header};
+use chancery_decider::Decider;
+use chancery_decider::troubles::FleetPart;
+use chancery_events::name::FleetName;
+use chancery_projector::Query;
+use chancery_projector::page::LIMIT_MAX;
+use chancery_projector::rows::DeploymentRow;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::problem::Problem;
+use super::{Api, App};
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    method: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RouteLabels {
+    route: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct FleetLabels {
+    fleet: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct PartLabels {
+    fleet: String,
+    part: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct CodeLabels {
+    fleet: String,
+    code: &'static str,
+}
+
+/// Counts what goes on.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    requests: Family<RequestLabels, Counter>,
+    seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    pub(super) connections: Gauge,
+    debts: Gauge,
+    turned_away: Counter,
+    fleets: Fleets,
+}
+
+/// What is counted for each fleet.
+#[derive(Default)]
+struct Fleets {
+    verdicts: Family<CodeLabels, Counter>,
+    bypassed: Family<FleetLabels, Counter>,
+    skipped: Family<FleetLabels, Counter>,
+    journal: Family<FleetLabels, Gauge>,
+    applied: Family<FleetLabels, Gauge>,
+    lag: Family<FleetLabels, Gauge>,
+    backlog: Family<FleetLabels, Gauge>,
+    decides: Family<FleetLabels, Gauge>,
+    followers: Family<FleetLabels, Gauge>,
+    links: Family<FleetLabels, Gauge>,
+    stalled: Family<FleetLabels, Gauge>,
+    troubles: Family<PartLabels, Gauge>,
+}
+
+/// The figures of one fleet.
+#[derive(Debug)]
+pub struct Figures {
+    fleet: String,
+    verdicts: Family<CodeLabels, Counter>,
+    bypassed: Counter,
+    skipped: Counter,
+    journal: Gauge,
+    applied: Gauge,
+    lag: Gauge,
+    backlog: Gauge,
+    decides: Gauge,
+    followers: Gauge,
+    links: Gauge,
+    stalled: Gauge,
+    troubles: Family<PartLabels, Gauge>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+fn buckets() -> Histogram {
+    Histogram::new([
+        0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    ])
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Metrics {
+        let metrics = Metrics {
+            registry: Mutex::new(Registry::with_prefix("chancery")),
+            requests: Family::default(),
+            seconds: Family::new_with_constructor(buckets),
+            connections: Gauge::default(),
+            debts: Gauge::default(),
+            turned_away: Counter::default(),
+            fleets: Fleets::default(),
+        };
+        metrics.register(|to| {
+            to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
+            to.register("http_request_seconds", "Time until an answer begins", metrics.seconds.clone());
+            to.register("http_connections", "Open connections", metrics.connections.clone());
+            to.register(
+                "http_connections_turned_away",
+                "Connections over the limit",
+                metrics.turned_away.clone(),
+            );
+            let debts = "Directories that an executor of this server must remove and cannot";
+            to.register("executor_debts", debts, metrics.debts.clone());
+            let fleets = &metrics.fleets;
+            let verdicts = "Answers of the decider: outcomes, and codes of refusals";
+            to.register("verdicts", verdicts, fleets.verdicts.clone());
+            let bypassed = "Expunges by break-glass, without the approval that policies require";
+            to.register("approvals_bypassed", bypassed, fleets.bypassed.clone());
+            to.register("journal_skipped", "Records of the log that do not count", fleets.skipped.clone());
+            to.register("journal_position", "The last durable position", fleets.journal.clone());
+            to.register("applied_position", "The last position in the rows", fleets.applied.clone());
+            to.register("applied_lag", "Durable positions that are not in the rows", fleets.lag.clone());
+            let decides = "Whether this server decides: 1, or 0 where another one does";
+            to.register("decides", decides, fleets.decides.clone());
+            to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
+            to.register("stream_followers", "Open streams", fleets.followers.clone());
+            to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
+            let stalled = "Deployments without progress for their progress deadline, at most 1000";
+            to.register("deployments_stalled", stalled, fleets.stalled.clone());
+            let troubles = "Whether a part of the fleet stands still on this server: 1, or 0";
+            to.register("trouble", troubles, fleets.troubles.clone());
+        });
+        metrics
+    }
+
+    /// Those of a fleet, which are shown from now on.
+    pub fn of(&self, fleet: &FleetName) -> Figures {
+        let labels = FleetLabels { fleet: fleet.to_string() };
+        let gauge = |family: &Family<FleetLabels, Gauge>| family.get_or_create_owned(&labels);
+        let fleets = &self.fleets;
+        Figures {
+            fleet: fleet.to_string(),
+            verdicts: fleets.verdicts.clone(),
+            bypassed: fleets.bypassed.get_or_create_owned(&labels),
+            skipped: fleets.skipped.get_or_create_owned(&labels),
+            journal: gauge(&fleets.journal),
+            applied: gauge(&fleets.applied),
+            lag: gauge(&fleets.lag),
+            backlog: gauge(&fleets.backlog),
+            decides: gauge(&fleets.decides),
+            followers: gauge(&fleets.followers),
+            links: gauge(&fleets.links),
+            stalled: gauge(&fleets.stalled),
+            troubles: fleets.troubles.clone(),
+        }
+    }
+
+    /// Puts in figures of others.
+    pub fn register(&self, put: impl FnOnce(&mut Registry)) {
+        put(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(super) fn turned_away(&self) {
+        self.turned_away.inc();
+    }
+
+    pub(super) fn request(&self, route: &'static str, method: &Method, status: u16, taken: Duration) {
+        // A method of the sender's own making must not make a new series.
+        let known = [
+            Method::GET,
+            Method::HEAD,
+            Method::POST,
+            Method::PUT,
+            Method::PATCH,
+            Method::DELETE,
+            Method::OPTIONS,
+        ];
+        let words = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+        let method = known.iter().position(|known| known == method).map_or("other", |at| words[at]);
+        self.requests.get_or_create(&RequestLabels { route, method, status }).inc();
+        self.seconds.get_or_create(&RouteLabels { route }).observe(taken.as_secs_f64());
+    }
+}
+
+impl Figures {
+    /// Counts a record that the journal skipped.
+    pub fn skipped(&self) {
+        self.skipped.inc();
+    }
+
+    /// Counts an expunge by break-glass.
+    pub(super) fn bypassed(&self) {
+        self.bypassed.inc();
+    }
+
+    pub(super) fn verdict(&self, code: &'static str) {
+        self.verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
+    }
+
+    fn look(&self, app: &App) {
+        let tail = app.source.head().map_or(0, |head| head.position.get());
+        let applied = app.reader.applied().position.get();
+        let here = app.desk.here();
+        self.journal.set(tail as i64);
+        self.applied.set(applied as i64);
+        self.lag.set(tail.saturating_sub(applied) as i64);
+        self.backlog.set(here.as_ref().map_or(0, Decider::backlog) as i64);
+        self.decides.set(i64::from(here.is_some()));
+        self.followers.set(app.hub.followers() as i64);
+        self.links.set(app.links.count() as i64);
+        if let Ok(stalled) =
+            app.reader.list::<DeploymentRow>(&Query::all().by("stalled", "yes").limit(LIMIT_MAX))
+        {
+            self.stalled.set(stalled.items.len() as i64);
+        }
+        let troubles = app.troubles();
+        for part in FleetPart::ALL {
+            let labels = PartLabels { fleet: self.fleet.clone(), part: part.name() };
+            let stands_still = troubles.iter().any(|(troubled, _)| *troubled == part);
+            self.troubles.get_or_create(&labels).set(i64::from(stands_still));
+        }
+    }
+}
+
+/// Answers a scrape.
+pub(super) fn show(api: &Api) -> Result<Response<Body>, Problem> {
+    for app in api.fleets.values() {
+        app.figures.look(app);
+    }
+    let metrics = &api.common.metrics;
+    metrics.debts.set(chancery_executor::process::debts().len() as i64);
+    let mut text = String::new();
+    encode(&mut text, &metrics.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        .map_err(|error| Problem::internal("show the figures", &error))?;
+    let mut response = Response::new(Body::from(text));
+    let media_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    Ok(response)
+}

@@ -1,0 +1,149 @@
+//! Where a follower of the journal stands: in the hub's ring, or behind it, in the journal itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_decider::hub::{Batch, Hub, Next, show};
+use chancery_events::event::Line;
+use chancery_events::id::Position;
+use chancery_journal::{ReadError, Records, Source};
+use tokio::sync::watch;
+
+use super::App;
+use super::read::in_turn;
+use super::wanted::Wanted;
+
+/// Records taken from the ring at one time.
+const TAKE: usize = 64;
+/// Bytes of records taken from the ring or the journal at one time; the last record may be over.
+const READ_BYTES: usize = 128 << 10;
+/// Between ring and journal, so often without finding anything.
+const ROUNDS: u32 = 10;
+
+/// What a follower finds.
+pub(super) enum Found {
+    Batches(Vec<Arc<Batch>>),
+    Nothing,
+    Failed,
+}
+
+/// What ends a wait.
+pub(super) enum Woken {
+    New,
+    Heartbeat,
+    Closing,
+}
+
+/// Where a follower reads.
+pub(super) struct Place {
+    hub: Arc<Hub>,
+    source: Arc<dyn Source>,
+    tail: watch::Receiver<Position>,
+    closing: watch::Receiver<bool>,
+    heartbeat: tokio::time::Interval,
+    /// The journal, while it is read.
+    records: Option<Records>,
+    in_ring: bool,
+    was_at_tail: bool,
+}
+
+impl Place {
+    pub(super) fn new(app: &App, next: Position) -> Place {
+        let mut heartbeat = tokio::time::interval(app.common.limits.heartbeat);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        heartbeat.reset();
+        let in_ring = matches!(app.hub.read(next, 1, 0), Next::Batches(_));
+        Place {
+            hub: app.hub.clone(),
+            source: app.source.clone(),
+            tail: app.hub.tail(),
+            closing: app.hub.closing(),
+            heartbeat,
+            records: None,
+            in_ring,
+            was_at_tail: false,
+        }
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    /// Whether this is the first time since it was behind that there is nothing more.
+    pub(super) fn is_new_at_tail(&mut self) -> bool {
+        !std::mem::replace(&mut self.was_at_tail, true)
+    }
+
+    /// What there is from `next` on: in the ring, or in the journal.
+    pub(super) async fn next(&mut self, next: Position, wanted: &Wanted) -> Found {
+        let mut rounds = 0;
+        loop {
+            if self.in_ring {
+                match self.hub.read(next, TAKE, READ_BYTES) {
+                    Next::Batches(batches) => return Found::Batches(batches),
+                    Next::Wait => return Found::Nothing,
+                    Next::Behind => self.in_ring = false,
+                }
+            }
+            self.was_at_tail = false;
+            match self.read_journal(next, wanted).await {
+                Ok(batches) if batches.is_empty() => {
+                    self.records = None;
+                    self.in_ring = true;
+                    // The ring may have moved on since; but what it has lost, the journal has.
+                    rounds += 1;
+                    if rounds > ROUNDS {
+                        return Found::Failed;
+                    }
+                }
+                Ok(batches) => return Found::Batches(batches),
+                Err(()) => return Found::Failed,
+            }
+        }
+    }
+
+    /// The next records of the journal, rendered as far as they may be wanted; none at its head. Files are read, so
+    /// not on the threads that serve everybody.
+    async fn read_journal(&mut self, next: Position, wanted: &Wanted) -> Result<Vec<Arc<Batch>>, ()> {
+        let (records, source, wanted) = (self.records.take(), self.source.clone(), wanted.clone());
+        let read = in_turn(&self.hub.readers, "read the journal for a stream", move || {
+            let mut records = match records {
+                Some(records) => records,
+                None => source.records(next)?,
+            };
+            let (mut batches, mut bytes) = (Vec::new(), 0);
+            while bytes < READ_BYTES {
+                let Some(record) = records.next().transpose()? else { break };
+                bytes += record.bytes().len();
+                let may = |line: &Line<'_>| wanted.may(line);
+                let shown = show(&record, if wanted.is_all() { None } else { Some(&may) });
+                batches.push(Arc::new(Batch::with(record, shown)));
+            }
+            Ok::<_, ReadError>((records, batches))
+        });
+        // What ended it is in the log.
+        let read = read.await.map_err(drop)?;
+        let (records, batches) =
+            read.map_err(|error| tracing::error!(%error, "reading the journal for a stream failed"))?;
+        self.records = Some(records);
+        Ok(batches)
+    }
+
+    /// Waits until there is something from `next` on.
+    pub(super) async fn wait(&mut self, next: Position) -> Woken {
+        tokio::select! {
+            biased;
+            _ = self.closing.wait_for(|closing| *closing) => Woken::Closing,
+            _ = self.tail.wait_for(|tail| *tail >= next) => Woken::New,
+            _ = self.heartbeat.tick() => Woken::Heartbeat,
+        }
+    }
+
+    /// Lets events gather when many follow, so that each write carries more: with 1,000 followers, for 20 ms.
+    pub(super) async fn pace(&mut self) {
+        let pause = Duration::from_millis((self.hub.followers() / 50).min(50) as u64);
+        if self.in_ring && !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

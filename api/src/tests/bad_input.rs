@@ -1,0 +1,315 @@
+//! Bad input, on every route: a problem of 4xx that says where, and the server lives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Method, Request, header};
+use chancery_decider::{Accepted, Verdict};
+use chancery_events::fact::Outcome;
+use chancery_events::id::{Lineage, Position};
+
+use super::world::{World, request};
+use crate::Limits;
+use crate::routes::{Does, ROUTES, Route, Shape};
+
+/// A path of the route that leads somewhere.
+fn path(route: &Route) -> String {
+    let id = "00000000-0008-8801-8000-000000000007";
+    let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
+    // The kind stands in the id.
+    let id = match &route.path {
+        path if path.contains("/operations/") => id.replace("8801", "8802"),
+        path if path.contains("/sessions/") => id.replace("8801", "8803"),
+        path if path.contains("/requests/") => id.replace("8801", "8805"),
+        _ => id.to_owned(),
+    };
+    let name = name.replace("{request}", &id);
+    let name = name.replace("{id}", &id).replace("{incarnation}", &id).replace("{revision}", "1");
+    format!("/{}", name.replace(['{', '}'], ""))
+}
+
+fn is_write(route: &Route) -> bool {
+    matches!(route.does, Does::Intent(..) | Does::Intents)
+}
+
+fn json(route: &Route, body: impl Into<Body>) -> Request<Body> {
+    let media_type = match route.does {
+        Does::Intents => "application/cloudevents+json",
+        _ => "application/json",
+    };
+    request(route.method.clone(), &path(route), &[("content-type", media_type)], body)
+}
+
+/// 1 MiB that no one would write.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+#[tokio::test]
+async fn no_body_is_bad_enough_to_be_no_problem() {
+    let world = World::new();
+    let deep = format!("{}1{}", "[".repeat(5_000), "]".repeat(5_000));
+    let shallow = format!(r#"{{"spec":{}1{}}}"#, "[".repeat(64), "]".repeat(64));
+    for route in ROUTES.iter().filter(|route| is_write(route)) {
+        for (body, statuses) in [
+            (noise(1 << 20), vec![400]),
+            (vec![b' '; (1 << 20) + 1], vec![413]),
+            (b"{\"a\":\"\xc3\x28\"}".to_vec(), vec![400]),
+            (deep.clone().into_bytes(), vec![400]),
+            (shallow.clone().into_bytes(), vec![400]),
+            (b"{\"x\":1,\"x\":2}".to_vec(), vec![400]),
+            (b"{".to_vec(), vec![400]),
+            (b"{} {}".to_vec(), vec![400]),
+            (b" ".to_vec(), vec![400]),
+            (b"null".to_vec(), vec![422]),
+            (b"[]".to_vec(), vec![422]),
+            (b"{\"unknown\":1}".to_vec(), vec![422]),
+            (
+                b"{\"spec\":7,\"activity\":7,\"state\":7,\"operations\":7,\"hash\":7,\"reason\":7}".to_vec(),
+                vec![422],
+            ),
+        ] {
+            let shown = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
+            let answer = world.send(json(route, body)).await;
+            let (status, _, pointer) = answer.problem();
+            assert!(
+                statuses.contains(&status),
+                "{} {}: {shown}: {:?}",
+                route.method,
+                route.path,
+                answer.body
+            );
+            if status == 422 && shown.contains(':') {
+                assert!(
+                    pointer.starts_with('/'),
+                    "{} {}: {shown}: {:?}",
+                    route.method,
+                    route.path,
+                    answer.body
+                );
+            }
+        }
+    }
+    assert!(world.asked.lock().expect("no panic").is_empty());
+    assert_eq!(world.get("//livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_body_must_be_there_where_it_says_something() {
+    let world = World::new();
+    for route in ROUTES.iter().filter(|route| is_write(route)) {
+        let needed = match route.does {
+            Does::Intents | Does::Intent(_, Shape::ApproveOne) => true,
+            Does::Intent(type_name, Shape::Members) => {
+                let words = [
+                    ".apply.",
+                    "activity",
+                    "state",
+                    "deployment.create",
+                    "schedule",
+                    "operation.approve",
+                    "operation.reject",
+                    "request.approve",
+                ];
+                words.iter().any(|word| type_name.contains(word))
+            }
+            _ => false,
+        };
+        if needed {
+            let (status, _, _) = world.send(json(route, "")).await.problem();
+            assert_eq!(status, 400, "{} {}", route.method, route.path);
+        }
+        let text = request(route.method.clone(), &path(route), &[("content-type", "text/plain")], "{}");
+        assert_eq!(world.send(text).await.problem().0, 415, "{}", route.path);
+        let bare = request(route.method.clone(), &path(route), &[], "{}");
+        assert_eq!(world.send(bare).await.problem().0, 415, "{}", route.path);
+    }
+}
+
+#[tokio::test]
+async fn every_route_refuses_other_methods_and_unknown_parameters() {
+    let world = World::new();
+    for route in ROUTES.iter() {
+        let answer = world.put(Method::PATCH, &path(route), "").await;
+        assert_eq!(answer.problem().0, 405, "{}", route.path);
+        assert!(
+            answer.header("allow").split(", ").any(|method| method == route.method.as_str()),
+            "{}",
+            route.path
+        );
+        let query = format!("{}?no%20such=1", path(route));
+        let answer = world
+            .send(request(route.method.clone(), &query, &[("content-type", "application/json")], "{}"))
+            .await;
+        let (status, code, pointer) = answer.problem();
+        assert_eq!(
+            (status, code.as_str(), pointer.as_str()),
+            (400, "bad_parameter", "/no such"),
+            "{}",
+            route.path
+        );
+    }
+    let unknown = world.get("/nodes?pod=1").await;
+    assert!(
+        unknown.json()["detail"]
+            .as_str()
+            .is_some_and(|detail| detail.contains("domain") && detail.contains("page_token"))
+    );
+}
+
+#[tokio::test]
+async fn what_the_path_says_wrong_is_told() {
+    let world = World::new();
+    for (method, path, status, pointer) in [
+        (Method::GET, "/nodes/NODE", 400, "/name"),
+        (Method::GET, "/nodes/%ff", 400, "/name"),
+        (Method::GET, "/nodes/", 404, ""),
+        (Method::GET, "/operations/x", 400, "/id"),
+        (Method::GET, "/operations/7c9e6679-7425-40de-944b-e07fc1f90ae7", 400, "/id"),
+        (Method::GET, "/commands/x/1", 400, "/revision"),
+        (Method::GET, "/incarnations/x/logs", 400, "/id"),
+        (Method::GET, "/incarnations/00000000-0008-8801-8000-000000000007/logs", 404, ""),
+        (Method::GET, "/plans/nginx/deployments/D", 400, "/name"),
+        (Method::PUT, "/nodes/NODE", 400, "/name"),
+        (Method::POST, "/plans/P/deployments/d1/cancel", 400, "/plan"),
+        (Method::POST, "/operations/x/reject", 400, "/id"),
+        (Method::GET, "/pods", 404, ""),
+        (Method::GET, "//v1/fleets/other/nodes", 404, ""),
+        (Method::GET, "//v1/schemas/pod.created.v1", 404, ""),
+        (Method::GET, "//", 404, ""),
+    ] {
+        let body = if method == Method::PUT { r#"{"spec":{"domain":"d1","total":{}}}"# } else { "{}" };
+        let answer = world.put(method, path, body).await;
+        let (found, _, at) = answer.problem();
+        assert_eq!((found, at.as_str()), (status, pointer), "{path}: {:?}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn what_the_query_says_wrong_is_told() {
+    let world = World::new();
+    for (path, pointer) in [
+        ("/nodes?limit=0", "/limit"),
+        ("/nodes?limit=-1", "/limit"),
+        ("/nodes?limit=99999999999999999999", "/limit"),
+        ("/nodes?limit=1&limit=2", "/limit"),
+        ("/nodes?page_token=x", "/page_token"),
+        ("/nodes?state=asleep", "/state"),
+        ("/nodes?min_position=x", "/min_position"),
+        ("/nodes/node-1?limit=1", "/limit"),
+        ("/nodes/node-1/history?limit=5000", "/limit"),
+        ("/plans/nginx/deployments?plan=other", "/plan"),
+        ("/events?types=pod.*", "/types"),
+        ("/events?subject=pod/x", "/subject"),
+        ("/events?kinds=rumour", "/kinds"),
+        ("/events?from=yesterday", "/from"),
+        ("/events?follow=maybe", "/follow"),
+        ("/events?limit=0", "/limit"),
+        ("/incarnations/00000000-0008-8801-8000-000000000007/logs?stream=both", "/stream"),
+        ("/incarnations/00000000-0008-8801-8000-000000000007/logs?payload=A%20B", "/payload"),
+    ] {
+        let answer = world.get(path).await;
+        assert_eq!(answer.problem(), (400, "bad_parameter".into(), pointer.into()), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_before_it_is_read() {
+    let world = World::new();
+    assert_eq!(world.get(&format!("/nodes?state={}", "x".repeat(9_000))).await.problem().0, 414);
+    let value = "x".repeat(world.app.common.limits.headers_bytes + 1);
+    let large = request(Method::GET, "/nodes", &[("x-large", value.as_str())], "");
+    assert_eq!(world.send(large).await.problem().0, 431);
+    let mut many = request(Method::GET, "/nodes", &[], "");
+    for n in 0..101 {
+        many.headers_mut().append(header::COOKIE, n.into());
+    }
+    assert_eq!(world.send(many).await.problem().0, 431);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let world = World::with(Limits { body_read: Duration::from_millis(50), ..Limits::default() });
+    let never = Body::from_stream(async_stream::stream! {
+        yield Ok::<_, std::io::Error>(axum::body::Bytes::from_static(b"{"));
+        std::future::pending::<()>().await;
+    });
+    let answer = world.put(Method::PUT, "/nodes/node-1", never).await;
+    assert_eq!(answer.problem(), (408, "request_timeout".into(), String::new()));
+    let broken = Body::from_stream(async_stream::stream! {
+        yield Err::<axum::body::Bytes, _>(std::io::Error::other("the connection is gone"));
+    });
+    assert_eq!(world.put(Method::PUT, "/nodes/node-1", broken).await.problem().0, 400);
+}
+
+#[tokio::test]
+async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_again() {
+    let world = World::new();
+    let path = "//v1/fleets/other/capabilities/T";
+    let body = r#"{"spec":{"type":"T","score":1}}"#;
+    let json = ("content-type", "application/json");
+    let direct = world.send(request(Method::PUT, path, &[json], body)).await;
+    assert_eq!(direct.problem().1, "not_found");
+    let forwarded = world.send(request(Method::PUT, path, &[json, ("chancery-forwarded", "1")], body)).await;
+    assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_decider"));
+}
+
+/// Serves the world on a port of its own until the test is over. Its address.
+async fn serve(world: &World) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let router = world.router();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+#[tokio::test]
+async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_and_may_be_asked_again() {
+    let decider = World::new();
+    let there = serve(&decider).await;
+    let path = "/capabilities/T";
+    let body = r#"{"spec":{"type":"T","score":1}}"#;
+    let json = ("content-type", "application/json");
+    let own = decider.app.source.head().expect("a record");
+    let cases = [
+        ("1", 421),
+        ("fedcba9876543210/1", 421),
+        (&format!("{}/{}", own.lineage, own.term.get() + 1), 421),
+        (&format!("{}/{}", own.lineage, own.term), 200),
+    ];
+    decider.decide(|_| {
+        let accepted = Accepted { outcome: Outcome::Unchanged, subject: None, version: None };
+        Some(Verdict { position: Position::new(7), result: Arc::new(Ok(accepted)) })
+    });
+    for (named, status) in cases {
+        let headers = [json, ("chancery-forwarded", named)];
+        let answer = decider.send(request(Method::PUT, path, &headers, body)).await;
+        assert_eq!(answer.status.as_u16(), status, "{named}: {:?}", answer.body);
+    }
+    assert_eq!(
+        decider.asked.lock().expect("no panic").len(),
+        1,
+        "and the others were not asked of the decider"
+    );
+    // A server of another fleet at an address that one of this fleet had: whoever forwards there is told to try again.
+    for (lineage, status) in [(own.lineage, 200), (Lineage::from_random(77), 503)] {
+        let follower = World::following(&there, lineage);
+        let answer = follower.send(request(Method::PUT, path, &[json], body)).await;
+        assert_eq!(answer.status.as_u16(), status, "{:?}", answer.body);
+        if status == 503 {
+            assert_eq!(answer.problem().1, "no_decider");
+            assert!(!answer.header("retry-after").is_empty());
+        }
+        let last = if status == 200 { 7 } else { 0 };
+        assert_eq!(follower.app.last_verdict.position(), Position::new(last), "reads here wait for it");
+    }
+    assert_eq!(decider.asked.lock().expect("no panic").len(), 2);
+}

@@ -1,0 +1,146 @@
+//! What is published stands in `schemas/`: the description of the API, the schemas of events, and a line of each.
+//!
+//! `UPDATE=1` writes what has changed, unless that would break those who rely on it: then there must be a new
+//! version of the type.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use chancery_events::event::{Event, Line, Told};
+use serde_json::Value;
+
+use super::world::World;
+use crate::schemas::{breaks, pretty, schemas};
+use crate::{openapi, wanted};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas")
+}
+
+fn stored(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// Compares, or writes.
+fn keep(path: &Path, text: &str) {
+    if std::env::var_os("UPDATE").is_some() {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, text).expect("written");
+    }
+    let found = stored(path).unwrap_or_default();
+    assert!(found == text, "{} is not what this build publishes: run the test with UPDATE=1", path.display());
+}
+
+#[test]
+fn the_description_of_the_api_is_stored() {
+    keep(&folder().join("openapi.json"), &pretty(&openapi()));
+}
+
+#[test]
+fn every_reference_in_the_description_leads_somewhere() {
+    let api = openapi();
+    let text = api.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = part.split('"').next().expect("an end");
+        assert!(api.pointer(pointer).is_some(), "{pointer}");
+    }
+    assert!(text.contains("\"NodeApplyV1\"") && !text.contains("$defs"));
+}
+
+#[test]
+fn the_schemas_of_events_are_stored_and_stay_compatible() {
+    for (type_name, text) in schemas() {
+        let path = folder().join(format!("events/{type_name}.json"));
+        if let Some(old) = stored(&path) {
+            let (old, new): (Value, Value) =
+                (serde_json::from_str(&old).expect("JSON"), serde_json::from_str(text).expect("JSON"));
+            let found = breaks(&old, &new);
+            assert!(
+                found.is_empty(),
+                "{type_name} has changed incompatibly and needs a new version: {found:#?}"
+            );
+        }
+        keep(&path, text);
+    }
+    for entry in fs::read_dir(folder().join("events")).expect("the folder") {
+        let name = entry.expect("an entry").file_name().into_string().expect("text");
+        let type_name = name.strip_suffix(".json").expect("a JSON file");
+        assert!(
+            schemas().contains_key(type_name),
+            "{type_name} was published, and this build does not know it"
+        );
+    }
+}
+
+/// Types whose data holds a spec that says more than it did: what their first lines say is still read, and written with
+/// what was not said then.
+const SAY_MORE: &[&str] = &[
+    "plan.apply.v1",
+    "plan.applied.v1",
+    "deployment.create.v1",
+    "deployment.created.v1",
+    "request.opened.v1",
+];
+
+/// The lines of a type, oldest first: `TYPE.json`, and `TYPE.2.json` and so on since fields came to it.
+fn lines(type_name: &str) -> Vec<String> {
+    let more = (2..).map(|number| format!("samples/{type_name}.{number}.json"));
+    let names = std::iter::once(format!("samples/{type_name}.json")).chain(more);
+    names.map_while(|name| stored(&folder().join(name))).collect()
+}
+
+#[test]
+fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
+    let mut count = 0;
+    for type_name in wanted::types() {
+        let lines = lines(type_name);
+        count += lines.len();
+        for (index, line) in lines.iter().enumerate() {
+            let line = line.trim_end();
+            assert_eq!(Line::read(line.as_bytes()).expect("a line").type_name, type_name);
+            let event = Event::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
+            let told = Told::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
+            let fact =
+                if let Event::Fact { fact, .. } = &event { Told::Fact(fact.clone()) } else { Told::Nothing };
+            assert_eq!(told, fact, "{type_name}");
+            let written = String::from_utf8(event.line()).expect("text");
+            if index + 1 < lines.len() && SAY_MORE.contains(&type_name) {
+                let [old, new] = [line, &written].map(|text| serde_json::from_str(text).expect("JSON"));
+                assert!(holds(&new, &old), "{type_name} lost something: {old} is now {new}");
+                assert_eq!(Event::read(written.as_bytes()).expect("a line"), event);
+            } else {
+                assert_eq!(written, line);
+            }
+        }
+        assert!(!lines.is_empty(), "there is no sample of {type_name}");
+    }
+    let stored = fs::read_dir(folder().join("samples")).expect("the folder").count();
+    assert_eq!(
+        stored, count,
+        "a sample is of no type that this build knows, or a number before it is missing"
+    );
+}
+
+/// Whether all that the old value says is said by the new one.
+fn holds(new: &Value, old: &Value) -> bool {
+    match (new, old) {
+        (Value::Object(new), Value::Object(old)) => {
+            old.iter().all(|(name, old)| new.get(name).is_some_and(|new| holds(new, old)))
+        }
+        (Value::Array(new), Value::Array(old)) => {
+            new.len() == old.len() && new.iter().zip(old).all(|(new, old)| holds(new, old))
+        }
+        (new, old) => new == old,
+    }
+}
+
+#[tokio::test]
+async fn both_are_served() {
+    let world = World::new();
+    let api = world.get("//v1/openapi.json").await;
+    assert_eq!((api.status.as_u16(), &api.json()["openapi"]), (200, &"3.1.0".into()));
+    for name in ["replica.created.v1", "chancery.replica.created.v1"] {
+        let schema = world.get(&format!("//v1/schemas/{name}")).await;
+        assert_eq!(schema.json()["$id"], "/v1/schemas/replica.created.v1");
+    }
+}

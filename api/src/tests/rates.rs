@@ -1,0 +1,111 @@
+//! Who asks too often is told so, and when to come back; nobody else notices.
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use chancery_events::fact::Outcome;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket};
+
+use super::world::{Answer, World, request};
+use super::writes::accepted;
+use crate::{Limits, serve};
+
+const NODE: &str = r#"{"spec":{"domain":"d1","total":{"cpu":4000}}}"#;
+
+fn write(actor: &str) -> Request<Body> {
+    let headers = [("content-type", "application/json"), ("chancery-actor", actor)];
+    request(Method::PUT, "/nodes/node-1", &headers, NODE)
+}
+
+/// Asks until it is too much; no budget here is so large that it takes long.
+async fn flood(world: &World, ask: impl Fn() -> Request<Body>) -> Answer {
+    for _ in 0..10_000 {
+        let answer = world.send(ask()).await;
+        if answer.status == 429 {
+            return answer;
+        }
+        assert!(answer.status.is_success(), "{:?}", answer.body);
+    }
+    panic!("it is never too much");
+}
+
+#[tokio::test]
+async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
+    let limits = Limits { writes_per_second: 5, reads_per_second: 50, ..Limits::default() };
+    let world = World::with(limits);
+    world.decide(accepted(Outcome::Changed, 2));
+    let refused = flood(&world, || write("ann")).await;
+    assert_eq!(refused.problem(), (429, "too_many_requests".into(), String::new()));
+    assert_eq!((refused.header("retry-after"), &refused.json()["retryable"]), ("1", &true.into()));
+    let asked = world.asked.lock().expect("no panic").len();
+    // Another actor, and reads of the same one.
+    assert_eq!(world.send(write("bob")).await.status, 200);
+    assert_eq!(world.asked.lock().expect("no panic").len(), asked + 1);
+    // The verdicts of this decider are in no rows.
+    let read = "/nodes?consistency=eventual";
+    assert_eq!(world.get(read).await.status, 200);
+    let refused = flood(&world, || request(Method::GET, read, &[], "")).await;
+    assert_eq!(refused.problem().0, 429);
+    // What leads nowhere is no way around it; streams have a budget of their own, and probes need none.
+    let astray = world.send(request(Method::GET, "//nowhere", &[], "")).await;
+    assert!(matches!(astray.problem().0, 404 | 429), "{:?}", astray.body);
+    assert_eq!(world.get("/events?limit=1&follow=true").await.status, 200);
+    assert_eq!(world.get("//livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_batch_pays_for_each_of_its_intents() {
+    let world = World::with(Limits { writes_per_second: 100, ..Limits::default() });
+    world.decide(accepted(Outcome::Changed, 2));
+    let event = |n: usize| {
+        format!(
+            r#"{{"specversion":"1.0","id":"{n}","source":"t","type":"chancery.node.apply.v1","data":{{"name":"n",{}}}"#,
+            &NODE[1..]
+        )
+    };
+    // For a hundred seconds, in one request.
+    let events: Vec<_> = (0..1000).map(event).collect();
+    let events = (0..10).map(|_| format!("[{}]", events.join(","))).collect::<Vec<_>>();
+    let headers = [("content-type", "application/cloudevents-batch+json")];
+    let answer = world.send(request(Method::POST, "/intents", &headers, events[0].clone())).await;
+    assert_eq!(answer.status, 200);
+    let answer = world.send(request(Method::POST, "/intents", &headers, events[1].clone())).await;
+    assert_eq!(answer.problem().0, 429);
+    let wait: u64 = answer.header("retry-after").parse().expect("seconds");
+    assert!((1..=10).contains(&wait), "{wait}");
+}
+
+#[tokio::test]
+async fn addresses_are_told_apart() {
+    let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(serve(world.api(), listener, std::future::pending()));
+    let status = async |from: &str| {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(format!("{from}:0").parse().expect("an address")).expect("an address of this machine");
+        let mut stream = socket.connect(address).await.expect("a connection");
+        let text = "GET /v1/fleets/default/nodes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        stream.write_all(text.as_bytes()).await.expect("sent");
+        let mut all = String::new();
+        stream.read_to_string(&mut all).await.expect("an answer");
+        all.split(' ').nth(1).expect("a status").to_owned()
+    };
+    for tried in 0.. {
+        if status("127.0.0.2").await == "429" {
+            break;
+        }
+        assert!(tried < 1000, "it is never too much");
+    }
+    assert_eq!(status("127.0.0.1").await, "200");
+}
+
+#[tokio::test]
+async fn what_is_not_admitted_takes_nothing_from_those_who_are() {
+    let world = World::with(Limits { reads_per_second: 5, ..Limits::default() });
+    let page = [("origin", "http://evil.example")];
+    for _ in 0..100 {
+        assert_eq!(world.send(request(Method::GET, "/nodes", &page, "")).await.problem().0, 403);
+    }
+    assert_eq!(world.get("/nodes").await.status, 200);
+}

@@ -1,0 +1,268 @@
+//! A small fleet to ask.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use chancery_decider::desk::{Desk, Duty};
+use chancery_decider::{Connections, Decider, Hub, Input, Verdict};
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
+use chancery_events::id::{Lineage, Position, Writer};
+use chancery_events::intent;
+use chancery_events::name::FleetName;
+use chancery_events::record::{Draft, Record};
+use chancery_events::time::Time;
+use chancery_journal::memory::{MemoryJournal, MemoryLog};
+use chancery_journal::{Delivery, Journal, Signature, genesis};
+use chancery_projector::{Projector, Tuning};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+use tower::ServiceExt as _;
+
+use crate::{AllowedHosts, Api, App, Common, LastVerdict, Limits, Links, NoLogs, router};
+
+pub(super) const FLEET: &str = "/v1/fleets/default";
+pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
+
+/// What the decider says, and whether it says anything.
+pub(super) type Says = dyn Fn(&intent::Request) -> Option<Verdict> + Send;
+
+/// A fleet, and all that shows it.
+pub(super) struct World {
+    pub(super) app: App,
+    pub(super) journal: MemoryJournal,
+    lineage: Lineage,
+    by: Signature,
+    /// What the decider was asked.
+    pub(super) asked: Arc<Mutex<Vec<intent::Request>>>,
+    says: Arc<Mutex<Box<Says>>>,
+    /// What the decider heard of executors.
+    pub(super) heard: mpsc::UnboundedReceiver<Input>,
+    _folder: tempfile::TempDir,
+}
+
+/// An answer.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Answer {
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+    }
+
+    pub(super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().expect("text"))
+    }
+
+    /// Checks that it is a whole problem, and gives status, code and the first pointer.
+    pub(super) fn problem(&self) -> (u16, String, String) {
+        assert_eq!(self.header("content-type"), "application/problem+json", "{:?}", self.body);
+        let json = self.json();
+        assert_eq!(json["status"], self.status.as_u16());
+        assert_eq!(json["request_id"], self.header("chancery-request-id"));
+        let code = json["code"].as_str().expect("a code");
+        assert_eq!(json["type"], format!("/problems/{code}"));
+        for text in ["title", "detail"] {
+            assert!(!json[text].as_str().expect(text).is_empty());
+        }
+        assert!(json["retryable"].is_boolean());
+        let pointer = json["errors"][0]["pointer"].as_str().unwrap_or_default();
+        (self.status.as_u16(), code.to_owned(), pointer.to_owned())
+    }
+}
+
+/// The fleet of these tests.
+pub(super) fn fleet() -> FleetName {
+    "default".parse().expect("a name")
+}
+
+/// A server with nothing but it.
+pub(super) fn api_of(app: App) -> Api {
+    let common = Arc::clone(&app.common);
+    Api { fleets: [(fleet(), Arc::new(app))].into(), common }
+}
+
+impl World {
+    /// As a server has it.
+    pub(super) fn api(&self) -> Api {
+        api_of(self.app.clone())
+    }
+
+    /// With a term, a cluster, two nodes and a capability: positions 1 to 5.
+    pub(super) fn new() -> World {
+        World::with(Limits { heartbeat: Duration::from_millis(50), ..Limits::default() })
+    }
+
+    pub(super) fn with(limits: Limits) -> World {
+        World::of(limits, LINEAGE)
+    }
+
+    /// A server with a journal of the lineage that follows the decider at an address.
+    pub(super) fn following(there: &str, lineage: Lineage) -> World {
+        let mut world = World::of(Limits::default(), lineage);
+        let (_, duty) = watch::channel(Duty::StandsBy);
+        let (_, decider) = watch::channel(Some(there.into()));
+        let clock = Arc::clone(&world.app.desk.clock);
+        world.app.desk = Desk { duty, decider, own: "127.0.0.1:1".into(), clock, troubles: Arc::default() };
+        world
+    }
+
+    fn of(limits: Limits, lineage: Lineage) -> World {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = MemoryLog::new("default");
+        let hub = Arc::new(Hub::new());
+        let tuning = Tuning { cache: 1 << 20, ..Tuning::default() };
+        let rows = folder.path().join("rows");
+        let projector = Projector::open(&rows, "default", log.source(), None, tuning).expect("rows");
+        let reader = projector.reader();
+        let (projector, published) = (Arc::new(Mutex::new(projector)), hub.clone());
+        let sink = Box::new(move |delivery| {
+            if let Delivery::Records(records) = delivery {
+                projector.lock().expect("no panic").apply(&records).expect("rows");
+                for record in records {
+                    published.publish(record);
+                }
+            }
+        });
+        let journal = log.open(sink).expect("a journal");
+        let (queue, inputs) = mpsc::channel(8);
+        let asked: Arc<Mutex<Vec<intent::Request>>> = Arc::default();
+        let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
+        let (hear, heard) = mpsc::unbounded_channel();
+        tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
+        let common = Arc::new(Common::new(limits, AllowedHosts::default()));
+        let app = App {
+            desk: Desk::with(Decider::over(queue)),
+            reader,
+            last_verdict: Arc::new(LastVerdict::default()),
+            source: log.source(),
+            hub,
+            figures: Arc::new(common.metrics.of(&fleet())),
+            logs: Arc::new(NoLogs),
+            links: Arc::new(Links::new(
+                Connections::default(),
+                Duration::from_mins(1),
+                common.limits.executors,
+            )),
+            common,
+        };
+        let by = Signature { fleet: "default".into(), build: "test".into(), writer: Writer::from_random(1) };
+        let world = World { app, journal, lineage, by, asked, says, heard, _folder: folder };
+        world.begin();
+        world
+    }
+
+    fn begin(&self) {
+        self.commit(&[
+            "term.started.v1 {}",
+            r#"cluster.applied.v1 {"name":"local","spec":{"runtime":"simulated"}}"#,
+            r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","total":{"cpu":4000}}}"#,
+            r#"node.applied.v1 {"name":"node-2","spec":{"domain":"d2","total":{"cpu":8000}}}"#,
+            r#"capability.applied.v1 {"name":"nvidia/v100","spec":{"type":"GPU","score":70}}"#,
+        ]);
+    }
+
+    /// Makes one durable record of facts, each written as its type and its data.
+    pub(super) fn commit(&self, facts: &[&str]) {
+        let mut draft = Draft::new();
+        for text in facts {
+            let (type_name, data) = text.split_once(' ').expect("type and data");
+            let fact = Fact::read(type_name, data).expect("a known type").expect(text);
+            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+        }
+        let now = Time::from_micros(1_795_251_600_000_000);
+        let parts = match self.journal.head() {
+            None => genesis(&self.by, now, self.lineage),
+            Some(head) => head.follow(&self.by, now, None),
+        };
+        let record: Record = draft.seal(parts).expect("a record");
+        self.journal.append(record).expect("room");
+    }
+
+    /// Lets a node change, `count` times, each a record of its own.
+    pub(super) fn touch(&self, node: &str, count: usize) {
+        for cpu in 1..=count {
+            let spec = format!(r#"{{"domain":"d1","total":{{"cpu":{cpu}}}}}"#);
+            self.commit(&[&format!(r#"node.applied.v1 {{"name":"{node}","spec":{spec}}}"#)]);
+        }
+    }
+
+    /// What the decider says from now on; `None` is silence for ever.
+    pub(super) fn decide(&self, says: impl Fn(&intent::Request) -> Option<Verdict> + Send + 'static) {
+        *self.says.lock().expect("no panic") = Box::new(says);
+    }
+
+    pub(super) fn router(&self) -> Router {
+        router(self.api())
+    }
+
+    /// Asks, and gives the answer whole.
+    pub(super) async fn send(&self, request: Request<Body>) -> Answer {
+        let (parts, body) = self.router().oneshot(request).await.expect("an answer").into_parts();
+        // A stream that should have been refused must not hang the test.
+        let body = tokio::time::timeout(Duration::from_secs(10), axum::body::to_bytes(body, 64 << 20)).await;
+        let body = body.expect("in time").expect("a body");
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Answer {
+        self.send(request(Method::GET, path, &[], "")).await
+    }
+
+    /// Sends JSON with a method.
+    pub(super) async fn put(&self, method: Method, path: &str, body: impl Into<Body>) -> Answer {
+        self.send(request(method, path, &[("content-type", "application/json")], body)).await
+    }
+}
+
+/// A request below the fleet, or at a path of its own if it begins with two slashes.
+pub(super) fn request(
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Body>,
+) -> Request<Body> {
+    let uri = path
+        .strip_prefix('/')
+        .filter(|rest| rest.starts_with('/'))
+        .map_or_else(|| format!("{FLEET}{path}"), str::to_owned);
+    let mut request = Request::builder().method(method).uri(uri);
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        request = request.header("host", "localhost");
+    }
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(body.into()).expect("a request")
+}
+
+async fn decide(
+    mut inputs: mpsc::Receiver<Input>,
+    asked: Arc<Mutex<Vec<intent::Request>>>,
+    says: Arc<Mutex<Box<Says>>>,
+    heard: mpsc::UnboundedSender<Input>,
+) {
+    let mut silent = Vec::new();
+    while let Some(input) = inputs.recv().await {
+        let (request, answer) = match input {
+            Input::Intent(request, answer, _) => (request, answer),
+            other => {
+                // A test that is over hears no more.
+                let _ = heard.send(other);
+                continue;
+            }
+        };
+        let verdict = says.lock().expect("no panic")(&request);
+        asked.lock().expect("no panic").push(*request);
+        match verdict {
+            Some(verdict) => drop(answer.send(verdict)),
+            None => silent.push(answer),
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Typed routes, and what becomes of verdicts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Method;
+use chancery_decider::{Accepted, Verdict};
+use chancery_events::fact::Outcome;
+use chancery_events::id::{OperationId, Position, RequestId};
+use chancery_events::intent;
+use chancery_events::refusal::{Code, Refusal};
+use tower::ServiceExt as _;
+
+use super::world::{LINEAGE, World, request};
+use crate::Limits;
+
+/// A verdict at position 9.
+pub(super) fn accepted(
+    outcome: Outcome,
+    version: u64,
+) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+    move |request| {
+        let result = Ok(Accepted { outcome, subject: request.intent.subject(), version: Some(version) });
+        Some(Verdict { position: Position::new(9), result: Arc::new(result) })
+    }
+}
+
+fn refused(code: Code) -> impl Fn(&intent::Request) -> Option<Verdict> + Send {
+    move |_| {
+        let refusal =
+            Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
+        Some(Verdict { position: Position::new(9), result: Arc::new(Err(refusal)) })
+    }
+}
+
+const NODE: &str = r#"{"spec":{"domain":"d1","total":{}}}"#;
+
+/// Method, path, body, type of the intent, status.
+type Row = (Method, String, String, &'static str, u16);
+
+#[expect(clippy::too_many_lines, reason = "it has a row for each route")]
+fn table() -> Vec<Row> {
+    let id = OperationId::issue(LINEAGE, Position::new(8));
+    let request = RequestId::issue(LINEAGE, Position::new(8));
+    let hash = "9f86d081884c7d659a2feaa0c55ad015";
+    let plan = r#"{"spec":{"namespace":"web","service":"nginx","payloads":[]}}"#;
+    let many = format!(r#"{{"operations":[{{"operation":"{id}","hash":"{hash}"}}]}}"#);
+    vec![
+        (
+            Method::PUT,
+            "/clusters/c".into(),
+            r#"{"spec":{"runtime":"process"}}"#.into(),
+            "cluster.apply.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/clusters/c/activity".into(),
+            r#"{"activity":"inactive"}"#.into(),
+            "cluster.set_activity.v1",
+            200,
+        ),
+        (Method::DELETE, "/clusters/c".into(), String::new(), "cluster.delete.v1", 200),
+        (
+            Method::PUT,
+            "/capabilities/nvidia/v100".into(),
+            r#"{"spec":{"type":"GPU","score":1}}"#.into(),
+            "capability.apply.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/capabilities/nvidia/v100/activity".into(),
+            r#"{"activity":"active"}"#.into(),
+            "capability.set_activity.v1",
+            200,
+        ),
+        (Method::DELETE, "/capabilities/nvidia/v100".into(), "{}".into(), "capability.delete.v1", 200),
+        (Method::PUT, "/nodes/node-1".into(), NODE.into(), "node.apply.v1", 201),
+        (
+            Method::POST,
+            "/nodes/node-1/state".into(),
+            r#"{"state":"evicted"}"#.into(),
+            "node.set_state.v1",
+            200,
+        ),
+        (Method::DELETE, "/nodes/node-1".into(), String::new(), "node.delete.v1", 200),
+        (Method::DELETE, "/nodes/node-1?cascade=true".into(), String::new(), "node.delete.v1", 202),
+        (
+            Method::PUT,
+            "/nodes/node-1/disruptions/switch".into(),
+            r#"{"spec":{"evict":"yes"}}"#.into(),
+            "disruption.schedule.v1",
+            201,
+        ),
+        (
+            Method::POST,
+            "/nodes/node-1/disruptions/switch/approve".into(),
+            String::new(),
+            "disruption.approve.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/nodes/node-1/disruptions/switch/complete".into(),
+            String::new(),
+            "disruption.complete.v1",
+            200,
+        ),
+        (
+            Method::DELETE,
+            "/nodes/node-1/disruptions/switch".into(),
+            String::new(),
+            "disruption.delete.v1",
+            200,
+        ),
+        (
+            Method::PUT,
+            "/policies/nightly".into(),
+            r#"{"spec":{"rule":{"approve":{"in_flight":3}}}}"#.into(),
+            "policy.apply.v1",
+            201,
+        ),
+        (Method::DELETE, "/policies/nightly".into(), String::new(), "policy.delete.v1", 200),
+        (Method::PUT, "/plans/nginx".into(), plan.into(), "plan.apply.v1", 201),
+        (
+            Method::POST,
+            "/plans/nginx/activity".into(),
+            r#"{"activity":"active"}"#.into(),
+            "plan.set_activity.v1",
+            200,
+        ),
+        (Method::DELETE, "/plans/nginx".into(), String::new(), "plan.delete.v1", 200),
+        (Method::DELETE, "/plans/nginx?cascade=yes".into(), String::new(), "plan.delete.v1", 202),
+        (Method::DELETE, "/plans/nginx".into(), r#"{"cascade":"yes"}"#.into(), "plan.delete.v1", 202),
+        (
+            Method::POST,
+            "/plans/nginx/deployments".into(),
+            r#"{"name":"d1","spec":{"count":1}}"#.into(),
+            "deployment.create.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/cancel".into(),
+            String::new(),
+            "deployment.cancel.v1",
+            202,
+        ),
+        (Method::POST, "/plans/nginx/deployments/d1/pause".into(), String::new(), "deployment.pause.v1", 200),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/resume".into(),
+            String::new(),
+            "deployment.resume.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/promote".into(),
+            String::new(),
+            "deployment.promote.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            "/plans/nginx/deployments/d1/withdraw".into(),
+            String::new(),
+            "deployment.withdraw.v1",
+            202,
+        ),
+        (Method::POST, "/plans/nginx/replicas".into(), String::new(), "replica.create.v1", 202),
+        (
+            Method::POST,
+            "/replicas/nginx-0001/relocate".into(),
+            r#"{"node":"node-2"}"#.into(),
+            "replica.relocate.v1",
+            202,
+        ),
+        (Method::POST, "/replicas/nginx-0001/restart".into(), String::new(), "replica.restart.v1", 202),
+        (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
+        (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
+        (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
+        (
+            Method::POST,
+            format!("/operations/{id}/approve"),
+            format!(r#"{{"hash":"{hash}"}}"#),
+            "operation.approve.v1",
+            202,
+        ),
+        (
+            Method::POST,
+            format!("/operations/{id}/reject"),
+            r#"{"reason":"no"}"#.into(),
+            "operation.reject.v1",
+            200,
+        ),
+        (
+            Method::POST,
+            format!("/requests/{request}/approve"),
+            format!(r#"{{"hash":"{hash}"}}"#),
+            "request.approve.v1",
+            202,
+        ),
+        (Method::POST, format!("/requests/{request}/reject"), String::new(), "request.reject.v1", 200),
+        (Method::POST, "/operations/approve".into(), many, "operation.approve.v1", 202),
+        (
+            Method::POST,
+            "/operations/reject".into(),
+            format!(r#"{{"operations":["{id}"]}}"#),
+            "operation.reject.v1",
+            200,
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn every_typed_route_asks_for_its_intent() {
+    let world = World::new();
+    world.decide(accepted(Outcome::Changed, 1));
+    for (method, path, body, type_name, status) in table() {
+        let answer = world.put(method, &path, body).await;
+        assert_eq!(answer.status.as_u16(), status, "{path}: {:?}", answer.body);
+        let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+        assert_eq!(asked.intent.type_name(), type_name, "{path}");
+        let json = answer.json();
+        assert_eq!((json["position"].as_u64(), json["verdict"].as_str()), (Some(9), Some("accepted")));
+        assert_eq!(
+            json["subject"].as_str(),
+            asked.intent.subject().map(|subject| subject.to_string()).as_deref()
+        );
+        assert_eq!(answer.header("chancery-position"), "9");
+    }
+}
+
+#[tokio::test]
+async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
+    use chancery_events::intent::{Cascade, Intent};
+    let world = World::new();
+    world.decide(accepted(Outcome::Changed, 1));
+    for (query, wanted) in [
+        ("", Cascade::No),
+        ("?cascade", Cascade::Yes),
+        ("?cascade=true", Cascade::Yes),
+        ("?cascade=yes", Cascade::Yes),
+        ("?cascade=no", Cascade::No),
+        ("?cascade=false", Cascade::No),
+    ] {
+        world.put(Method::DELETE, &format!("/nodes/node-1{query}"), "").await;
+        let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+        let Intent::NodeDelete(node) = asked.intent else { panic!("{query}") };
+        assert_eq!((node.name.as_str(), node.cascade), ("node-1", wanted), "{query}");
+    }
+    let twice = world.put(Method::DELETE, "/nodes/node-1?cascade=yes", r#"{"cascade":"yes"}"#).await;
+    assert_eq!(twice.problem(), (422, "invalid".into(), "/cascade".into()));
+    assert_eq!(twice.json()["errors"][0]["detail"], "the query says it: leave it out");
+    let refused = |path: &'static str| world.put(Method::DELETE, path, "");
+    assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
+    assert_eq!(refused("/clusters/c?cascade=yes").await.problem().1, "bad_parameter", "nothing goes with it");
+    assert!(world.asked.lock().expect("no panic").is_empty(), "none of them was asked for");
+}
+
+#[tokio::test]
+async fn headers_say_the_rest() {
+    let world = World::new();
+    world.decide(accepted(Outcome::Unchanged, 3));
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let headers = [
+        ("content-type", "application/json; charset=utf-8"),
+        ("idempotency-key", "\"key 1\""),
+        ("if-match", "\"3\""),
+        ("chancery-actor", "someone"),
+        ("chancery-source", "/ci"),
+        ("chancery-time", "2026-11-21T09:00:00Z"),
+        ("traceparent", trace),
+    ];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    let json = answer.json();
+    assert_eq!((answer.status.as_u16(), json["verdict"].as_str()), (200, Some("unchanged")));
+    let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+    assert_eq!((asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()), ("key 1", "someone", "/ci"));
+    assert_eq!((asked.expect, asked.traceparent.as_deref()), (Some(3), Some(trace)));
+    assert_eq!(asked.time.map(|time| time.to_string()).as_deref(), Some("2026-11-21T09:00:00.000000Z"));
+}
+
+#[tokio::test]
+async fn each_refusal_is_a_problem_of_its_own_status() {
+    let world = World::new();
+    for code in Code::ALL.iter().copied() {
+        world.decide(refused(code));
+        let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
+        let (status, found, pointer) = answer.problem();
+        assert_eq!((status, found.as_str()), (crate::problem::kind_of(code).status, code.word()));
+        assert_eq!((pointer.as_str(), answer.json()["version"].as_u64()), ("/spec/domain", Some(4)));
+        assert_eq!(answer.json()["position"].as_u64(), Some(9));
+    }
+    world.decide(refused(Code::VersionConflict));
+    let headers = [("content-type", "application/json"), ("if-match", "\"3\"")];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    assert_eq!(answer.problem().0, 412);
+}
+
+#[tokio::test]
+async fn an_outcome_that_is_not_known_is_told_with_the_key() {
+    let world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
+    let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
+    assert_eq!(
+        (answer.json()["id"].as_str(), answer.json()["retryable"].as_bool()),
+        (Some("k1"), Some(true))
+    );
+}
+
+#[tokio::test]
+async fn a_full_queue_is_busy_and_nothing_is_recorded() {
+    let mut world = World::with(Limits { request: Duration::from_millis(200), ..Limits::default() });
+    let (queue, _inputs) = tokio::sync::mpsc::channel(1);
+    queue.try_send(chancery_decider::Input::Drain).expect("room");
+    world.app.desk = chancery_decider::desk::Desk::with(chancery_decider::Decider::over(queue));
+    let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
+    assert_eq!(answer.problem().1, "busy");
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));
+}
+
+#[tokio::test]
+async fn large_bodies_have_one_budget_until_they_are_answered_and_small_ones_pass() {
+    let mebibyte = 1 << 20;
+    let limits = Limits { bodies: 2 * mebibyte, body_read: Duration::from_millis(200), ..Limits::default() };
+    let world = World::with(limits);
+    let half = |taken: &Arc<AtomicUsize>| {
+        let taken = Arc::clone(taken);
+        Body::from_stream(async_stream::stream! {
+            for _ in 0..8 {
+                taken.fetch_add(64 << 10, Ordering::Relaxed);
+                yield Ok::<_, std::convert::Infallible>(axum::body::Bytes::from(vec![b' '; 64 << 10]));
+            }
+            std::future::pending::<()>().await;
+        })
+    };
+    let taken = Arc::new(AtomicUsize::new(0));
+    let json = [("content-type", "application/json")];
+    let sending: Vec<_> = (0..8)
+        .map(|_| request(Method::PUT, "/nodes/node-9", &json, half(&taken)))
+        .map(|asked| tokio::spawn(world.router().oneshot(asked)))
+        .collect();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(taken.load(Ordering::Relaxed), mebibyte, "the halves of two, which is all that two may have");
+    assert_eq!(world.put(Method::PUT, "/nodes/node-9", "{").await.status, 400, "a small one is read");
+    for one in sending {
+        let status = one.await.expect("no panic").expect("an answer").status().as_u16();
+        assert!(status == 408 || status == 503, "{status}");
+    }
+    while world.app.common.bodies.free() < 2 * mebibyte {
+        tokio::task::yield_now().await;
+    }
+}

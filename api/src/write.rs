@@ -1,0 +1,389 @@
+//! Writes: an intent goes to the decider, and its verdict comes back when it is durable.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, StatusCode};
+use chancery_decider::{Decider, NoVerdict, Verdict};
+use chancery_events::digest::Digest;
+use chancery_events::event::Event;
+use chancery_events::fact::{Fact, Outcome};
+use chancery_events::id::{OperationId, Position};
+use chancery_events::intent::{Cascade, Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::spec::{FieldClass, PlanSpec};
+use chancery_events::subject::Subject;
+use chancery_journal::Source;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::App;
+use super::edge::{Call, json};
+use super::headers::{Media, Meta, media};
+use super::json::{Splice, check, read};
+use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
+use super::query::Params;
+use super::read::in_turn;
+use super::routes::{self, Does, Shape};
+use super::typed;
+
+/// Where intents over typed routes come from, if nothing else is said.
+const SOURCE: &str = "http";
+
+/// An intent was accepted.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub(super) struct Accepted {
+    /// The position of the verdict. Later reads of this server see what the intent did; those of another server do with
+    /// this as `min_position`.
+    pub(super) position: u64,
+    /// `accepted`, or `unchanged` if it was so already.
+    pub(super) verdict: String,
+    /// What it was about; `request/ID` if it waits for approval as that request.
+    pub(super) subject: Option<String>,
+    /// The subject's version now.
+    pub(super) version: Option<u64>,
+    /// Of an edit of a plan: the fields that it changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) changed: Option<ChangedFields>,
+}
+
+/// The fields of a plan that an edit changed, by class.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub(super) struct ChangedFields {
+    /// Policy: in effect now, for every later decision about any replica.
+    pub(super) policy: Vec<String>,
+    /// Version: in effect by the next deployment of the plan.
+    pub(super) version: Vec<String>,
+}
+
+/// Approves one operation.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ApproveOne {
+    /// The hash of what it will do, as it was shown.
+    hash: Digest,
+}
+
+/// Rejects one operation.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RejectOne {
+    /// Why not.
+    #[serde(default)]
+    reason: String,
+}
+
+/// A member of a body that stands elsewhere: its name, its value.
+pub(super) type Said = (&'static str, &'static str);
+
+/// What a query says of the body; nothing else may stand in it.
+pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Problem> {
+    let known = if let Does::Intent(type_name, _) = does { routes::in_query(type_name) } else { &[] };
+    let mut said = Vec::new();
+    for name in known {
+        let word = match params.take(name)?.as_deref() {
+            None => continue,
+            Some("" | "true" | "yes") => "yes",
+            Some("false" | "no") => "no",
+            Some(_) => return Err(Problem::parameter(In::Query, name, "write yes or no")),
+        };
+        said.push((*name, word));
+    }
+    params.end(known)?;
+    Ok(said)
+}
+
+/// A typed route.
+pub(super) async fn typed(
+    app: &Arc<App>,
+    decider: &Decider,
+    call: Call,
+    body: Result<Bytes, Problem>,
+    (type_name, shape): (&'static str, Shape),
+    said: Vec<Said>,
+) -> Result<Response<Body>, Problem> {
+    let Call { found, parts, .. } = call;
+    let meta = Meta::read(&parts.headers)?;
+    media(&parts.headers, &[Media::Json])?;
+    let bytes = body?;
+    let params: Vec<_> = found.params().collect();
+    // Where the path says everything, a body need not say it again.
+    let text = if bytes.is_empty() && needs_no_body(type_name, shape) {
+        "{}"
+    } else {
+        check(&bytes, app.common.limits.depth)?
+    };
+    let intent = match shape {
+        Shape::Members => {
+            let members = [params.as_slice(), &said].concat();
+            typed::intent(type_name, &Splice::new(text, &members)?)
+                .map_err(|problem| elsewhere(problem, &params, &said))?
+        }
+        Shape::ApproveOne => {
+            let hash = read::<ApproveOne>(text)?.hash;
+            OperationApprove { operations: vec![Shown { operation: operation(&params)?, hash }] }.into()
+        }
+        Shape::RejectOne => {
+            let reason = read::<RejectOne>(text)?.reason;
+            OperationReject { operations: vec![operation(&params)?], reason }.into()
+        }
+    };
+    let was_if_match = meta.expect.is_some();
+    let request = Request {
+        id: meta.id.unwrap_or_else(|| Uuid::new_v4().to_string().parse().expect("a UUID is a name")),
+        source: meta.source.unwrap_or_else(|| SOURCE.parse().expect("a name")),
+        actor: meta.actor,
+        time: meta.time,
+        expect: meta.expect,
+        claim: None,
+        traceparent: meta.traceparent,
+        intent,
+    };
+    let asked = Asked::of(&request, was_if_match);
+    let verdict = ask(app, decider, request, bytes.len()).await;
+    let (status, accepted) = asked.answered(app, decider, verdict).await?;
+    Ok(response(status, &accepted))
+}
+
+/// Where the path says what is asked for, a body can only say it in more detail.
+fn needs_no_body(type_name: &str, shape: Shape) -> bool {
+    let words = [
+        ".delete.",
+        "deployment.cancel.",
+        "deployment.pause.",
+        "deployment.resume.",
+        "deployment.promote.",
+        "deployment.withdraw.",
+        "disruption.approve.",
+        "disruption.complete.",
+        "replica.create.",
+        "replica.relocate.",
+        "replica.restart.",
+        "replica.start.",
+        "replica.stop.",
+        "request.reject.",
+    ];
+    shape == Shape::RejectOne || words.iter().any(|word| type_name.contains(word))
+}
+
+fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
+    let text = params.first().map_or("", |(_, value)| *value);
+    text.parse()
+        .map_err(|error: chancery_events::id::BadId| Problem::parameter(In::Path, "id", error.to_string()))
+}
+
+/// What is wrong with a member that the path says is wrong with the path; what the path or the query says may not be
+/// said again by the body.
+fn elsewhere(mut problem: Problem, params: &[(&'static str, &str)], said: &[Said]) -> Problem {
+    let is_twice = problem.detail.contains("duplicate field");
+    let fault = problem.errors_mut().first_mut();
+    let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
+    let (Some(fault), Some(name)) = (fault, name) else { return problem };
+    let within = |all: &[(&'static str, &str)]| all.iter().any(|(known, _)| *known == name);
+    match (within(params), within(said)) {
+        (true, _) if is_twice => "the path says it: leave it out".clone_into(&mut fault.detail),
+        (_, true) if is_twice => "the query says it: leave it out".clone_into(&mut fault.detail),
+        (true, _) => return Problem::parameter(In::Path, &name, fault.detail.clone()),
+        _ => {}
+    }
+    problem
+}
+
+/// Asks the decider about an intent that has come in so many bytes, and counts the answer.
+pub(super) async fn ask(
+    app: &App,
+    decider: &Decider,
+    request: Request,
+    bytes: usize,
+) -> Result<Verdict, NoVerdict> {
+    // Less than the whole request may take, so that the answer can say what is not known.
+    let timeout = app.common.limits.request.mul_f32(0.9);
+    let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
+    let verdict =
+        tokio::time::timeout(timeout, decider.ask(request, bytes)).await.unwrap_or(Err(NoVerdict::Unknown));
+    if let Ok(verdict) = &verdict {
+        app.last_verdict.note(verdict.position);
+    }
+    let done = verdict.as_ref().is_ok_and(|verdict| {
+        verdict.result.as_ref().as_ref().is_ok_and(|accepted| accepted.outcome == Outcome::Changed)
+    });
+    if breaks_glass && done {
+        app.figures.bypassed();
+    }
+    app.figures.verdict(match &verdict {
+        Ok(verdict) => match &*verdict.result {
+            Ok(accepted) => accepted.outcome.word(),
+            Err(refusal) => refusal.code.word(),
+        },
+        Err(NoVerdict::Busy) => "busy",
+        Err(NoVerdict::Unknown) => "unknown_outcome",
+    });
+    verdict
+}
+
+/// What an answer needs to know of what was asked.
+#[derive(Debug)]
+pub(super) struct Asked {
+    id: String,
+    subject: Option<Subject>,
+    done: Done,
+    was_if_match: bool,
+    is_of_plan: bool,
+}
+
+/// What has become of something that was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Done {
+    /// It is so.
+    Now,
+    /// It is there for the first time, if its version says so.
+    Applied,
+    /// It is there for the first time.
+    Created,
+    /// Work follows.
+    Later,
+}
+
+impl Done {
+    fn of(intent: &Intent) -> Done {
+        match intent {
+            Intent::ClusterApply(_)
+            | Intent::CapabilityApply(_)
+            | Intent::NodeApply(_)
+            | Intent::PolicyApply(_)
+            | Intent::PlanApply(_) => Done::Applied,
+            Intent::DisruptionSchedule(_) => Done::Created,
+            Intent::NodeDelete(node) if node.cascade == Cascade::Yes => Done::Later,
+            Intent::PlanDelete(plan) if plan.cascade == Cascade::Yes => Done::Later,
+            Intent::ClusterSetActivity(_)
+            | Intent::ClusterDelete(_)
+            | Intent::CapabilitySetActivity(_)
+            | Intent::CapabilityDelete(_)
+            | Intent::NodeSetState(_)
+            | Intent::NodeDelete(_)
+            | Intent::DisruptionComplete(_)
+            | Intent::DisruptionDelete(_)
+            | Intent::PolicyDelete(_)
+            | Intent::PlanSetActivity(_)
+            | Intent::PlanDelete(_)
+            | Intent::DeploymentPause(_)
+            | Intent::OperationReject(_)
+            | Intent::RequestReject(_)
+            | Intent::InboxSkip(_) => Done::Now,
+            Intent::DisruptionApprove(_)
+            | Intent::PlanRollback(_)
+            | Intent::PlanRebalance(_)
+            | Intent::DeploymentCreate(_)
+            | Intent::DeploymentCancel(_)
+            | Intent::DeploymentResume(_)
+            | Intent::DeploymentPromote(_)
+            | Intent::DeploymentWithdraw(_)
+            | Intent::ReplicaCreate(_)
+            | Intent::ReplicaRelocate(_)
+            | Intent::ReplicaRestart(_)
+            | Intent::ReplicaStart(_)
+            | Intent::ReplicaStop(_)
+            | Intent::ReplicaDelete(_)
+            | Intent::VolumeDelete(_)
+            | Intent::OperationApprove(_)
+            | Intent::RequestApprove(_) => Done::Later,
+        }
+    }
+
+    fn status(self, version: Option<u64>) -> StatusCode {
+        match self {
+            Done::Later => StatusCode::ACCEPTED,
+            Done::Created => StatusCode::CREATED,
+            Done::Applied if version == Some(1) => StatusCode::CREATED,
+            Done::Applied | Done::Now => StatusCode::OK,
+        }
+    }
+}
+
+impl Asked {
+    pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
+        let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
+        let (id, subject) = (request.id.to_string(), request.intent.subject());
+        Asked { id, subject, done: Done::of(&request.intent), was_if_match, is_of_plan }
+    }
+
+    /// Whether the verdict is about an approval request that was not asked about.
+    fn waits(&self, subject: Option<&Subject>) -> bool {
+        matches!(subject, Some(Subject::Request(_))) && subject != self.subject.as_ref()
+    }
+
+    /// The status and what it says, or the problem.
+    pub(super) async fn answered(
+        &self,
+        app: &App,
+        decider: &Decider,
+        verdict: Result<Verdict, NoVerdict>,
+    ) -> Result<(StatusCode, Accepted), Problem> {
+        let (status, mut accepted) = self.answer(decider, verdict)?;
+        if self.is_of_plan && accepted.verdict == "accepted" {
+            let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
+            let changed = in_turn(&app.hub.readers, "read an edit", move || changed(&*source, verdict)).await;
+            accepted.changed = changed.unwrap_or_default();
+        }
+        Ok((status, accepted))
+    }
+
+    fn answer(
+        &self,
+        decider: &Decider,
+        verdict: Result<Verdict, NoVerdict>,
+    ) -> Result<(StatusCode, Accepted), Problem> {
+        let verdict = verdict.map_err(|why| self.no_verdict(decider, why))?;
+        let position = verdict.position.get();
+        let accepted = verdict.result.as_ref().as_ref();
+        let accepted = accepted.map_err(|refusal| Problem::refused(refusal, position, self.was_if_match))?;
+        let (status, word) = match accepted.outcome {
+            Outcome::Unchanged => (StatusCode::OK, "unchanged"),
+            // What was asked for waits for approval.
+            Outcome::Changed if self.waits(accepted.subject.as_ref()) => (StatusCode::ACCEPTED, "accepted"),
+            Outcome::Changed => (self.done.status(accepted.version), "accepted"),
+        };
+        let subject = accepted.subject.as_ref().map(ToString::to_string);
+        let (verdict, version, changed) = (word.to_owned(), accepted.version, None);
+        Ok((status, Accepted { position, verdict, subject, version, changed }))
+    }
+
+    fn no_verdict(&self, decider: &Decider, why: NoVerdict) -> Problem {
+        match why {
+            NoVerdict::Busy => Problem::new(
+                BUSY,
+                format!("ask the decider: {} inputs wait, or it stops; nothing was recorded", decider.backlog()),
+            ),
+            NoVerdict::Unknown => Problem::new(
+                UNKNOWN_OUTCOME,
+                format!(
+                    "ask the decider: there was no answer, so it may or may not be recorded; repeat the request with \
+                     the same actor, source, body and the id {:?}: the answer will be that of this one",
+                    self.id
+                ),
+            ),
+        }
+        .id(&self.id)
+    }
+}
+
+/// What an edit of a plan changed: its fact follows its verdict. A repeat is answered alike. `None` for a plan that is new.
+fn changed(source: &dyn Source, verdict: Position) -> Option<ChangedFields> {
+    let record = source.records(verdict).ok()?.next()?.ok()?;
+    let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
+    let Ok(Event::Fact { fact: Fact::PlanApplied(applied), .. }) = Event::read(line) else { return None };
+    let of = |class| {
+        let known = PlanSpec::FIELDS.iter().filter(move |(_, of)| *of == class);
+        known.map(|(field, _)| (*field).to_owned()).filter(|field| applied.changed.contains(field)).collect()
+    };
+    let fields = ChangedFields { policy: of(FieldClass::Policy), version: of(FieldClass::Version) };
+    Some(fields).filter(|fields| *fields != ChangedFields::default())
+}
+
+/// The answer to one intent that was accepted.
+pub(super) fn response(status: StatusCode, accepted: &Accepted) -> Response<Body> {
+    let mut response = json(serde_json::to_vec(accepted).unwrap_or_default());
+    *response.status_mut() = status;
+    response.headers_mut().insert("chancery-position", HeaderValue::from(accepted.position));
+    response
+}

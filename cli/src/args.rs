@@ -1,0 +1,240 @@
+//! The command line of a client.
+#![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help, as people read it")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use chancery_events::time::parse_span;
+use clap::{Args, Subcommand};
+
+use super::context::Output;
+use super::flags::{Choose, Disrupt, Drain, Events, Get, Logs, Undrain, Wait, Which};
+use super::kind::{What, WhatParser};
+
+/// Above the flags of every command, in its help.
+const EVERY: &str = "Options of every command";
+
+/// Flags of every command. Each overrides the environment, the configuration file and the default.
+#[derive(Args, Debug, Default)]
+pub struct Globals {
+    /// The server that is asked [env: CHANCERY_SERVER] [default: http://127.0.0.1:7440]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "URL")]
+    pub server: Option<String>,
+    /// The fleet [env: CHANCERY_FLEET] [default: default]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
+    pub fleet: Option<String>,
+    /// Who asks [env: CHANCERY_ACTOR] [default: local]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
+    pub actor: Option<String>,
+    /// The configuration file [env: CHANCERY_CONFIG] [default: chancery.toml, if it is there]
+    #[arg(long, global = true, help_heading = EVERY, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How data is shown: table, wide, json, yaml or name; for streams jsonl
+    #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORM")]
+    pub output: Option<Output>,
+}
+
+/// Commands that ask a server.
+#[derive(Subcommand, Debug)]
+pub enum Client {
+    /// Make what there is as manifests say; safe to repeat
+    Apply {
+        /// A file, a folder of .yaml and .yml files, or - for the standard input; repeatable
+        #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
+        files: Vec<PathBuf>,
+        /// Deployments take the place of those that are being carried out, and do not wait for them
+        #[arg(long)]
+        supersede: bool,
+    },
+    /// List entities, or show one
+    Get(Get),
+    /// Tell everything about one entity
+    Describe {
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        name: Option<String>,
+    },
+    /// Remove a replica, volume, plan, node, cluster, capability, policy or disruption, or what manifests name
+    Delete {
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        #[arg(required_unless_present = "files")]
+        what: Option<What>,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
+        /// Delete what the manifests name, what depends on others first; FILE|DIR|-, repeatable
+        #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
+        files: Vec<PathBuf>,
+        /// With what needs it: the runs on a node are moved away, the replicas of a plan deleted
+        #[arg(long)]
+        cascade: bool,
+        /// With -f and --cascade: maximum time to wait until what is deleted first is gone
+        #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span, requires = "cascade", conflicts_with = "what")]
+        timeout: Duration,
+    },
+    /// Bring up one more replica of a plan, by the deployment that was completed last
+    Create {
+        /// replica
+        #[arg(value_name = "KIND", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Of which plan
+        #[arg(long)]
+        plan: String,
+        /// The node, if it matters
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+    },
+    /// Approve operations, requests or a disruption, exactly as they are shown
+    Approve(Choose),
+    /// Reject operations or requests
+    Reject {
+        /// Which
+        #[command(flatten)]
+        choose: Choose,
+        /// Why, for the journal
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+    /// Deploy again what an earlier completed deployment of a plan had, and supersede what is in progress
+    Rollback {
+        /// The plan
+        plan: String,
+        /// The deployment to go back to [default: the last that completed with another version]
+        #[arg(long, value_name = "DEPLOYMENT")]
+        to: Option<String>,
+        /// Name of the new deployment [default: rollback-TIME]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// Let a deployment go no further
+    Cancel(Which),
+    /// Let a deployment begin nothing more until it is resumed
+    Pause(Which),
+    /// Let a deployment that is paused go on
+    Resume(Which),
+    /// Make the version of a deployment's canary that of all
+    Promote(Which),
+    /// Take a deployment's canary back
+    Withdraw(Which),
+    /// Stop a replica, and keep it stopped
+    Stop {
+        /// Its name
+        replica: String,
+    },
+    /// Bring a stopped replica up again
+    Start {
+        /// Its name
+        replica: String,
+        /// The node, if it matters
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+    },
+    /// Run a replica on another node: the new run is ready before the old one is stopped
+    Relocate {
+        /// Its name
+        replica: String,
+        /// The node, unless the best one will do
+        #[arg(long, value_name = "NODE")]
+        to: Option<String>,
+    },
+    /// Move replicas of a plan, one relocate each, until no move makes its spread over update domains and nodes more even
+    Rebalance {
+        /// Name of the plan
+        plan: String,
+    },
+    /// End a replica's run, and bring it up again
+    Restart {
+        /// Its name
+        replica: String,
+    },
+    /// Empty a node: its replicas are moved away, within the budgets of their plans; then it is out of its cluster
+    Drain(Drain),
+    /// Put a node back into use that is being emptied, or that was
+    Undrain(Undrain),
+    /// Plan an interference with a node, to be approved
+    Disrupt(Disrupt),
+    /// End a disruption
+    Complete(Which),
+    /// Put a node into a cluster
+    Allocate {
+        /// The node
+        node: String,
+        /// The cluster
+        #[arg(long)]
+        cluster: String,
+    },
+    /// Take an empty node out of its cluster
+    Evict {
+        /// The node
+        node: String,
+    },
+    /// Begin to clean an evicted node
+    Sanitize {
+        /// The node
+        node: String,
+    },
+    /// Make a cleaned node free for a cluster
+    Release {
+        /// The node
+        node: String,
+    },
+    /// Declare a node gone for ever, with everything on it
+    Expunge {
+        /// The node
+        node: String,
+        /// Without asking
+        #[arg(short, long)]
+        yes: bool,
+        /// Do not wait for the approval that policies require; the journal and metrics record the reason
+        #[arg(long, value_name = "REASON")]
+        break_glass: Option<String>,
+    },
+    /// Put a cluster, capability or plan into use
+    Activate {
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
+    },
+    /// Take a cluster, capability or plan out of use
+    Deactivate {
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name, if that is not in KIND/NAME
+        name: Option<String>,
+    },
+    /// Show events, in their order
+    Events(Events),
+    /// Show what happened to one entity, when, by whom and why
+    History {
+        /// Its kind, or KIND/NAME
+        #[arg(value_name = "KIND[/NAME]", value_parser = WhatParser, hide_possible_values = true)]
+        what: What,
+        /// Its name or id, if that is not in KIND/NAME; PLAN/NAME of a deployment
+        name: Option<String>,
+    },
+    /// Show what processes have written
+    Logs(Logs),
+    /// Wait until something is so
+    Wait(Wait),
+    /// Give up a message of the inbox that cannot be read
+    Inbox {
+        /// What to do
+        #[command(subcommand)]
+        what: InboxCommand,
+    },
+}
+
+/// What to do with the inbox.
+#[derive(Subcommand, Debug)]
+pub enum InboxCommand {
+    /// Continue behind the message at which the inbox stands
+    Skip {
+        /// Its offset, as /readyz says it
+        offset: u64,
+    },
+}

@@ -1,0 +1,170 @@
+//! What a command ends with: the one place that turns what went wrong into exit codes.
+//!
+//! | exit | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed |
+//! | 2 | the command line cannot be followed |
+//! | 3 | not found |
+//! | 4 | conflict: a state, a version or a name stands against it |
+//! | 5 | denied |
+//! | 6 | operations await approval |
+//! | 7 | outcome unknown, or the time ran out |
+//! | 8 | the server cannot be reached |
+
+use std::process::ExitCode;
+
+use serde::Deserialize;
+
+/// How a command ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// Failed.
+    Failure = 1,
+    /// The command line cannot be followed.
+    Usage = 2,
+    /// Not found.
+    NotFound = 3,
+    /// A state, a version or a name stands against it.
+    Conflict = 4,
+    /// Denied.
+    Denied = 5,
+    /// Operations await approval.
+    Awaiting = 6,
+    /// Outcome unknown, or the time ran out.
+    Unknown = 7,
+    /// The server cannot be reached.
+    Unreachable = 8,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Why a command did not do what it was to do: what was being done, what went wrong, what to try.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct CliError {
+    /// How the process ends.
+    pub exit: Exit,
+    /// For people; empty if there is nothing to say.
+    pub message: String,
+    /// What a server says about parts of the intent that it was asked for; the message tells it as well.
+    pub(super) faults: Vec<Pointed>,
+}
+
+/// What is wrong with a part of an intent.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Pointed {
+    /// A JSON Pointer into the intent.
+    pub(super) pointer: String,
+    /// What is wrong there.
+    pub(super) detail: String,
+}
+
+impl CliError {
+    pub(super) fn new(exit: Exit, message: impl Into<String>) -> CliError {
+        CliError { exit, message: message.into(), faults: Vec::new() }
+    }
+
+    /// The command line cannot be followed.
+    pub fn usage(message: impl Into<String>) -> CliError {
+        CliError::new(Exit::Usage, message)
+    }
+
+    pub(super) fn failure(message: impl Into<String>) -> CliError {
+        CliError::new(Exit::Failure, message)
+    }
+}
+
+impl From<std::io::Error> for CliError {
+    /// Of writing to the output: a reader that has seen enough, as in `| head`, is no failure.
+    fn from(error: std::io::Error) -> CliError {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return CliError::new(Exit::Done, "");
+        }
+        CliError::failure(format!("write the output: {error}"))
+    }
+}
+
+/// How a command ends when the server answers with a problem of this code, or else of this status.
+pub(super) fn exit_of(code: &str, status: u16) -> Exit {
+    match code {
+        "not_found" | "gone" => Exit::NotFound,
+        "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
+        | "hash_mismatch" | "not_pending" | "key_reused" => Exit::Conflict,
+        "denied" | "unauthenticated" => Exit::Denied,
+        // Whether an intent older than the memory of keys was decided cannot be told.
+        "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
+            Exit::Unknown
+        }
+        "busy" => Exit::Unreachable,
+        "bad_parameter" => Exit::Usage,
+        "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
+        | "no_such_route" => Exit::Failure,
+        _ => match status {
+            404 | 410 => Exit::NotFound,
+            409 | 412 => Exit::Conflict,
+            401 | 403 => Exit::Denied,
+            408 | 504 => Exit::Unknown,
+            429 | 502 | 503 => Exit::Unreachable,
+            _ => Exit::Failure,
+        },
+    }
+}
+
+/// What to try after a problem of this code; empty if its detail says it already.
+pub(super) fn advice(code: &str) -> &'static str {
+    match code {
+        "hash_mismatch" => "what it would do has changed since it was shown: look again and approve that",
+        "expired" => "look at what there is before asking again",
+        "from_the_future" => "set this machine's clock",
+        "busy" | "position_not_applied" | "timeout" => "try again in a moment",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chancery_events::refusal::Code;
+
+    use super::*;
+
+    #[test]
+    fn every_refusal_has_its_exit_code() {
+        let exits: Vec<_> =
+            Code::ALL.iter().map(|code| (code.word(), exit_of(code.word(), 0) as u8)).collect();
+        let wanted = [
+            ("not_found", 3),
+            ("already_exists", 4),
+            ("version_conflict", 4),
+            ("invalid", 1),
+            ("bad_transition", 4),
+            ("in_use", 4),
+            ("inactive", 4),
+            ("hash_mismatch", 4),
+            ("not_pending", 4),
+            ("key_reused", 4),
+            ("expired", 7),
+            ("from_the_future", 1),
+            ("unsupported", 1),
+            ("too_large", 1),
+            ("internal", 1),
+            ("denied", 5),
+        ];
+        assert_eq!(exits, wanted);
+    }
+
+    #[test]
+    fn a_code_of_a_newer_server_ends_by_its_status() {
+        let cases = [(404, 3), (410, 3), (409, 4), (412, 4), (403, 5), (504, 7), (503, 8), (418, 1)];
+        for (status, exit) in cases {
+            assert_eq!(exit_of("brand_new", status) as u8, exit, "{status}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A server for tests: it answers each connection by a script, and keeps what it was asked.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use clap::Parser;
+
+use super::args::{Client, Globals};
+use super::context::{Context, Output};
+
+/// The command line of a program that is a client alone.
+#[derive(Parser, Debug)]
+#[command(name = "chancery")]
+pub(super) struct Cli {
+    #[command(flatten)]
+    pub(super) globals: Globals,
+    #[command(subcommand)]
+    pub(super) command: Client,
+}
+
+/// What it does with one connection.
+#[derive(Clone)]
+pub(super) enum Act {
+    /// Answers.
+    Say(u16, String),
+    /// Closes after it has read the request.
+    Drop,
+}
+
+/// A request that came.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// `POST /v1/…`
+    pub(super) line: String,
+    pub(super) body: String,
+}
+
+pub(super) fn context(server: String, output: Option<Output>) -> Context {
+    let (fleet, actor) = ("default".parse().expect("a name"), "local".parse().expect("a name"));
+    let context = Context::new(server, fleet, actor, output);
+    Context { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
+}
+
+/// Serves the script and closes its door.
+pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = format!("http://{}", listener.local_addr().expect("an address"));
+    let (sender, asked) = channel();
+    std::thread::spawn(move || {
+        let mut script = script.into_iter().peekable();
+        while script.peek().is_some() {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut reader = BufReader::new(stream.try_clone().expect("a stream"));
+            let (mut line, mut length) = (String::new(), 0);
+            reader.read_line(&mut line).expect("a request");
+            loop {
+                let mut header = String::new();
+                reader.read_line(&mut header).expect("a header");
+                if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().expect("a length");
+                }
+                if header.trim().is_empty() {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).expect("a body");
+            // Streams are opened beside what the script is about.
+            let streams = line.contains("/events");
+            let act = if streams { Some(Act::Say(404, String::new())) } else { script.next() };
+            let line = line.trim_end_matches("\r\n").trim_end_matches(" HTTP/1.1").to_owned();
+            if !streams {
+                let _ = sender.send(Asked { line, body: String::from_utf8(body).expect("text") });
+            }
+            if let Some(Act::Say(status, text)) = act {
+                let head = format!(
+                    "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    text.len()
+                );
+                stream.write_all((head + &text).as_bytes()).expect("an answer");
+            }
+        }
+    });
+    (server, asked)
+}

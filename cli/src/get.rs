@@ -1,0 +1,165 @@
+//! `get`: lists entities, page after page, or shows one.
+
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::columns;
+use super::context::Output;
+use super::disruption;
+use super::error::{CliError, Exit};
+use super::flags::Get;
+use super::kind::Kind;
+use super::table::one_line;
+use super::watch;
+
+use crate::note;
+
+/// Entities of a page: as many as a server gives.
+const PAGE: u64 = 1000;
+
+/// Some entities of one kind.
+pub(super) struct Listed {
+    pub(super) items: Vec<Value>,
+    /// The position as of which the first page was read,
+    pub(super) since: u64,
+    /// and the last one.
+    pub(super) position: u64,
+    /// Whether there are more.
+    pub(super) more: bool,
+}
+
+pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    if get.watch {
+        return watch::run(get, client, out);
+    }
+    let (kind, possible) =
+        (get.kind(), [Output::Table, Output::Wide, Output::Json, Output::Yaml, Output::Name, Output::Jsonl]);
+    let output = client.context.output(&possible)?;
+    let Some(name) = get.name()? else {
+        let filters: Vec<_> =
+            get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let most = if get.all { u64::MAX } else { get.limit };
+        let listed = list(client, kind, &filters, most)?;
+        if listed.more {
+            note!("there are more than {}: --all shows every one", listed.items.len());
+        }
+        return show(kind, &listed, output, out);
+    };
+    let item = one(client, kind, &name)?;
+    match output {
+        Output::Json => json_text(&item, out),
+        Output::Yaml => yaml_text(&item, out),
+        _ => show(kind, &Listed { items: vec![item], since: 0, position: 0, more: false }, output, out),
+    }
+}
+
+/// The entity of that name.
+pub(super) fn one(client: &Client<'_>, kind: Kind, name: &str) -> Result<Value, CliError> {
+    let doing = format!("read {}/{name}", kind.word());
+    let row = client.get(&doing, &kind.path(name)?, &[])?;
+    if kind != Kind::Disruption {
+        return Ok(row);
+    }
+    disruption::of_name(&row, name)?.ok_or_else(|| {
+        let what = format!("{doing}: there is no disruption {name:?}");
+        CliError::new(Exit::NotFound, what)
+    })
+}
+
+/// The same, where there may be nothing.
+pub(super) fn find(
+    client: &Client<'_>,
+    doing: &str,
+    kind: Kind,
+    name: &str,
+) -> Result<Option<Value>, CliError> {
+    let row = client.find(doing, &kind.path(name)?)?;
+    match row {
+        Some(node) if kind == Kind::Disruption => disruption::of_name(&node, name),
+        row => Ok(row),
+    }
+}
+
+/// At most `most` entities that pass the filters, in the server's order.
+pub(super) fn list(
+    client: &Client<'_>,
+    kind: Kind,
+    filters: &[(&str, String)],
+    most: u64,
+) -> Result<Listed, CliError> {
+    if kind == Kind::Disruption {
+        return disruption::list(client, filters, most);
+    }
+    let doing = format!("list {}", kind.plural());
+    let mut listed = Listed { items: Vec::new(), since: 0, position: 0, more: false };
+    let mut token: Option<String> = None;
+    loop {
+        let is_first = token.is_none();
+        let mut query = filters.to_vec();
+        query.push(("limit", (most - listed.items.len() as u64).min(PAGE).to_string()));
+        query.extend(token.take().map(|token| ("page_token", token)));
+        let mut page = client.get(&doing, &format!("/{}", kind.plural()), &query)?;
+        let Value::Array(items) = page["items"].take() else {
+            return Err(CliError::failure(format!("{doing}: the answer has no items")));
+        };
+        listed.items.extend(items);
+        listed.position = page["position"].as_u64().unwrap_or(0);
+        if is_first {
+            listed.since = listed.position;
+        }
+        token = page["next_page_token"].as_str().map(str::to_owned);
+        listed.more = token.is_some();
+        // A page may be empty and not be the last.
+        if token.is_none() || listed.items.len() as u64 >= most {
+            return Ok(listed);
+        }
+    }
+}
+
+fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Result<(), CliError> {
+    match output {
+        Output::Table | Output::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
+        Output::Table | Output::Wide => {
+            let rows = columns::table(kind, &listed.items, output == Output::Wide)?;
+            out.write_all(rows.lines("").as_bytes())?;
+        }
+        Output::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        Output::Yaml => yaml_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
+        Output::Name => {
+            for item in &listed.items {
+                writeln!(out, "{}/{}", kind.word(), name_of(kind, item))?;
+            }
+        }
+        Output::Jsonl => {
+            for item in &listed.items {
+                writeln!(out, "{item}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the entity is called in paths and on command lines.
+pub(super) fn name_of(kind: Kind, item: &Value) -> String {
+    let text = |field: &str| one_line(item[field].as_str().unwrap_or("?"));
+    match kind {
+        Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
+        Kind::Disruption => format!("{}/{}", text("node"), text("name")),
+        Kind::Incarnation | Kind::Operation | Kind::Request | Kind::Session => text("id"),
+        Kind::Command => format!("{}/{}", text("incarnation"), item["revision"]),
+        _ => text("name"),
+    }
+}
+
+/// Writes a value as JSON.
+pub fn json_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+    Ok(writeln!(out, "{value:#}")?)
+}
+
+pub(super) fn yaml_text(value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+    let text =
+        serde_saphyr::to_string(value).map_err(|error| CliError::failure(format!("write YAML: {error}")))?;
+    Ok(out.write_all(text.as_bytes())?)
+}

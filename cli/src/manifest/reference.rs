@@ -1,0 +1,210 @@
+//! The reference of the manifests, `docs/manifests.md`: made from the schemas that editors get, so that it cannot say
+//! anything else. `UPDATE=1` writes it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use schemars::Schema;
+use serde_json::Value;
+
+use super::{API_VERSION, KINDS, LARGEST, schemas};
+
+const FILE: &str = "../docs/manifests.md";
+
+/// A table of the fields of each kind.
+fn reference() -> String {
+    let mut text = format!(
+        "# Manifests\n\n\
+         What `chancery apply -f` reads: YAML documents, each of one kind, several in a file divided by `---`. Unknown \
+         fields\nare refused. This page is made from the program; `chancery openapi` tells of the HTTP API.\n\n\
+         Every document begins with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
+         Amounts and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
+         A file has at most {} MiB. Documents are applied in the order {}, whatever their order in files;\n\
+         documents of one kind keep theirs. They go in batches of up to 1,000. `chancery delete -f` deletes what they name in \
+         the\nreverse order: an entity that is not there is reported and is no failure, and deployments are deleted with \
+         their plan.\nWith `--cascade` plans and nodes are deleted with what needs them, and what they depend on follows \
+         when they are gone.\n",
+        LARGEST >> 20,
+        KINDS.join(", ")
+    );
+    for (kind, schema) in schemas() {
+        let spec = resolve(&schema, &schema.as_value()["properties"]["spec"]);
+        write!(text, "\n## {kind}\n\n").expect("text");
+        if let Some(about) = spec["description"].as_str() {
+            write!(text, "{}\n\n", one_line(about)).expect("text");
+        }
+        text.push_str("| field | what it is | needed | meaning |\n|---|---|---|---|\n");
+        if kind == "Node" {
+            text.push_str(
+                "| `metadata.labels` | map of texts | | Labels, for selectors of plans; nodes only. |\n",
+            );
+        }
+        rows(&schema, spec, "spec", &mut text);
+        if kind == "Plan" {
+            text.push_str(&classes());
+        }
+    }
+    text
+}
+
+/// When an edit of each field of a plan takes effect.
+fn classes() -> String {
+    let mut text = "\n### When an edit of a plan takes effect\n\n\
+        A field of class *policy* takes effect with the edit, for every later decision about any replica of the plan. A \
+        field of class\n*version* is what runs, and takes effect by the next deployment.\n\n\
+        | field | class |\n|---|---|\n"
+        .to_owned();
+    for (field, class) in chancery_events::spec::PlanSpec::FIELDS {
+        writeln!(text, "| `spec.{field}` | {class} |").expect("text");
+    }
+    text
+}
+
+/// A row for each field of an object, each followed by those of its parts.
+fn rows(schema: &Schema, object: &Value, path: &str, text: &mut String) {
+    let required = object["required"].as_array();
+    let Some(properties) = object["properties"].as_object() else { return };
+    for (name, field) in properties {
+        let needed = required.is_some_and(|names| names.iter().any(|one| one == name));
+        let node = resolve(schema, field);
+        let meaning = field["description"].as_str().or(node["description"].as_str()).unwrap_or_default();
+        let path = format!("{path}.{name}");
+        let (mut what, part, below) = shape(schema, node);
+        let blocks = blocks(schema, field);
+        if !blocks.is_empty() && part.is_none() {
+            what.push_str(", or a block");
+        }
+        let needed = if needed { "yes" } else { "" };
+        let usual = usual(field);
+        let meaning = one_line(meaning);
+        writeln!(text, "| `{path}` | {what} | {needed} | {meaning}{usual} |").expect("text");
+        if let Some(part) = part {
+            rows(schema, part, &format!("{path}{below}"), text);
+        }
+        for choice in node["oneOf"].as_array().into_iter().flatten() {
+            rows(schema, &as_choice(choice), &path, text);
+        }
+        for block in blocks.iter().filter(|_| part.is_none()) {
+            rows(schema, block, &path, text);
+        }
+    }
+}
+
+/// What a field may be instead of its first choice, where that is a block.
+fn blocks<'a>(schema: &'a Schema, field: &'a Value) -> Vec<&'a Value> {
+    let mut node = field;
+    while let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
+        node = &schema.as_value()["$defs"][name];
+    }
+    let choices = node["anyOf"].as_array().into_iter().flatten();
+    choices
+        .flat_map(|choice| {
+            let own = resolve(schema, choice);
+            if own["properties"].is_object() { vec![own] } else { blocks(schema, choice) }
+        })
+        .collect()
+}
+
+/// One of several blocks: it is not needed, and what it is stands above its only field.
+fn as_choice(choice: &Value) -> Value {
+    let mut choice = choice.clone();
+    let about = choice["description"].clone();
+    choice["required"] = Value::Null;
+    for field in choice["properties"].as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
+        field["description"] = about.clone();
+    }
+    choice
+}
+
+/// What a field is, in words; what its parts are, and how they are written after its path.
+fn shape<'a>(schema: &'a Schema, node: &'a Value) -> (String, Option<&'a Value>, &'static str) {
+    if let Some(words) = words(node) {
+        return (words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", "), None, "");
+    }
+    let kinds: Vec<_> = match &node["type"] {
+        Value::String(kind) => vec![kind.as_str()],
+        Value::Array(kinds) => {
+            kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null").collect()
+        }
+        _ if node["oneOf"].is_array() => return ("one of these".to_owned(), None, ""),
+        _ => vec![],
+    };
+    match kinds[..] {
+        ["array"] => {
+            let items = resolve(schema, &node["items"]);
+            let (what, part, _) = shape(schema, items);
+            (if part.is_some() { "list".to_owned() } else { format!("list of {}", many(&what)) }, part, "[]")
+        }
+        ["object"] if node["properties"].is_object() => ("block".to_owned(), Some(node), ""),
+        ["object"] => {
+            let by_pattern = || node["patternProperties"].as_object()?.values().next();
+            let of = Some(&node["additionalProperties"]).filter(|of| of.is_object()).or_else(by_pattern);
+            let of = of.map_or("text".to_owned(), |of| shape(schema, resolve(schema, of)).0);
+            (format!("map of {}", many(&of)), None, "")
+        }
+        ["integer"] => ("whole number".to_owned(), None, ""),
+        ["number", "string"] => ("amount".to_owned(), None, ""),
+        ["boolean"] => ("`true`, `false`".to_owned(), None, ""),
+        _ => ("text".to_owned(), None, ""),
+    }
+}
+
+/// Several of what a field is.
+fn many(what: &str) -> String {
+    match what.strip_prefix("map of ") {
+        Some(of) => format!("maps of {of}"),
+        None if what.starts_with('`') => what.to_owned(),
+        None => format!("{what}s"),
+    }
+}
+
+/// What a field is unless it is given, if that is not nothing.
+fn usual(field: &Value) -> String {
+    match &field["default"] {
+        Value::Number(number) => format!(" Unless given: {number}."),
+        Value::String(word) => format!(" Unless given: `{word}`."),
+        _ => String::new(),
+    }
+}
+
+/// The words that a text may be.
+fn words(node: &Value) -> Option<Vec<&str>> {
+    let constants = || node["oneOf"].as_array()?.iter().map(|choice| choice["const"].as_str()).collect();
+    match node["enum"].as_array() {
+        Some(words) => words.iter().map(Value::as_str).collect(),
+        None => constants(),
+    }
+}
+
+/// Behind a reference, and without the choice of being absent.
+fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
+    loop {
+        if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
+            node = &schema.as_value()["$defs"][name];
+        } else if let Some(choice) =
+            node["anyOf"].as_array().and_then(|all| all.iter().find(|c| c["type"] != "null"))
+        {
+            node = choice;
+        } else {
+            return node;
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+#[test]
+fn the_reference_in_docs_is_what_the_program_reads() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    let wanted = reference();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &wanted).expect("docs can be written");
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "docs/manifests.md is out of date: UPDATE=1 cargo test -p chancery-cli reference"
+    );
+}

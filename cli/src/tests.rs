@@ -1,0 +1,443 @@
+//! What a person reads, and what a script can rely on: output to the byte, exit codes, keys that stay on a retry.
+
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
+use chancery_events::intent::{Cascade, NodeDelete};
+use clap::Parser as _;
+use serde_json::{Value, json};
+
+use super::fake::{Act, Asked, Cli, context, serve};
+use super::*;
+
+mod bulk;
+mod life;
+
+fn ok(body: &Value) -> Act {
+    Act::Say(200, body.to_string())
+}
+
+fn problem(status: u16, code: &str, retryable: bool) -> Act {
+    let body =
+        json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
+    Act::Say(status, body.to_string())
+}
+
+fn verdict() -> Act {
+    ok(&json!({ "position": 7, "verdict": "accepted", "subject": "node/node-1", "version": 3 }))
+}
+
+/// The answer to a batch.
+fn batch(items: &[Value]) -> Act {
+    ok(&json!(items))
+}
+
+/// A verdict, as the item of a batch.
+fn accepted(position: u64) -> Value {
+    json!({ "position": position, "verdict": "accepted", "subject": null, "version": 1, "status": 200 })
+}
+
+/// No verdict, as the item of a batch.
+fn refusal(status: u16, code: &str) -> Value {
+    let retryable = matches!(status, 503 | 504);
+    json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable })
+}
+
+/// Carries out a command line against a script.
+fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) {
+    let (server, asked) = serve(script);
+    let cli = Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
+    let mut out = Vec::new();
+    let result = run(&cli.command, &context(server, cli.globals.output), &mut out);
+    (result.map(|()| String::from_utf8(out).expect("text")), asked.try_iter().collect())
+}
+
+fn delete_node() -> chancery_events::intent::Intent {
+    NodeDelete { name: "node-1".parse().expect("a name"), cascade: Cascade::No }.into()
+}
+
+fn meta() -> Value {
+    json!({ "version": 3, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:01.5Z", "position": 12 })
+}
+
+fn row(fields: &Value) -> Value {
+    let mut row = fields.clone();
+    let map = row.as_object_mut().expect("an object");
+    map.extend(meta().as_object().expect("an object").clone());
+    row
+}
+
+fn node(name: &str, message: &str) -> Value {
+    let amounts = |cpu: u64| json!({ "cpu": cpu, "memory": 8_589_934_592_u64, "disk": 0 });
+    row(&json!({
+        "name": name, "state": "allocated", "cluster": "local", "domain": "a", "zone": null, "labels": {},
+        "total": amounts(4000), "reserved": amounts(0), "remaining": amounts(3500), "capabilities": ["intel-xeon"],
+        "storage": [{ "class": "fast-ssd", "capacity": 100_000_000_000_u64, "remaining": 50_000_000_000_u64 }],
+        "incarnations": 1, "disruptions": [], "message": message,
+    }))
+}
+
+fn operation_id() -> String {
+    OperationId::issue(Lineage::from_random(1), Position::new(9)).to_string()
+}
+
+fn operation(id: &str, state: &str) -> Value {
+    row(&json!({
+        "id": id, "replica": "web-7f3k", "plan": "web", "kind": "create", "deployment": "deployment-1", "state": state,
+        "by": null, "runs_by": "deployment-1", "hash": "00112233445566778899aabbccddeeff", "node": "node-2",
+        "incarnation": null, "approved_by": null, "message": "",
+    }))
+}
+
+#[test]
+fn a_kind_and_a_name_are_two_words_or_one() {
+    let wanted = "GET /v1/fleets/default/nodes/node-1";
+    for line in ["chancery get node node-1", "chancery get node/node-1", "chancery get no/node-1 -o json"] {
+        let (result, asked) = told(line, vec![ok(&node("node-1", ""))]);
+        assert!(result.is_ok(), "{line}: {result:?}");
+        assert_eq!(asked[0].line, wanted, "{line}");
+    }
+    let (result, asked) = told("chancery get node node/node-1", vec![ok(&node("node-1", ""))]);
+    assert!(result.is_ok() && asked[0].line == wanted, "{result:?} {asked:?}");
+    for (line, wanted) in [
+        ("chancery delete node/node-1", r#""name":"node-1""#),
+        ("chancery delete node node/node-1", r#""name":"node-1""#),
+        ("chancery cancel deployment/web/d-1", r#""plan":"web""#),
+        ("chancery cancel deployment web/d-1", r#""plan":"web""#),
+        ("chancery evict node/node-1", r#""name":"node-1""#),
+        ("chancery activate cluster/local", r#""name":"local""#),
+        ("chancery cancel deployment deployment/web/d-1", r#""plan":"web""#),
+        ("chancery expunge node/node-1 --yes", r#""state":"expunged""#),
+        ("chancery pause deployment web/d-1", r#""type":"chancery.deployment.pause.v1""#),
+        ("chancery resume deployment/web/d-1", r#""data":{"plan":"web","name":"d-1"}"#),
+        ("chancery promote dep/web/d-1", r#""type":"chancery.deployment.promote.v1""#),
+        ("chancery withdraw deployment deployment/web/d-1", r#""type":"chancery.deployment.withdraw.v1""#),
+        ("chancery approve disruption node-1/switch", r#""data":{"node":"node-1","name":"switch"}"#),
+        ("chancery approve disruption/node-1/switch", r#""type":"chancery.disruption.approve.v1""#),
+        ("chancery complete disruption node-1/switch", r#""type":"chancery.disruption.complete.v1""#),
+        ("chancery delete disruption/node-1/switch", r#""type":"chancery.disruption.delete.v1""#),
+        ("chancery delete policy weekends", r#""type":"chancery.policy.delete.v1""#),
+        ("chancery delete plan/web --cascade", r#""data":{"name":"web","cascade":"yes"}"#),
+        ("chancery delete node node-1", r#""data":{"name":"node-1"}"#),
+        ("chancery rebalance web", r#""type":"chancery.plan.rebalance.v1""#),
+        ("chancery rebalance plan/web", r#""data":{"name":"web"}"#),
+    ] {
+        let (result, asked) = told(line, vec![verdict()]);
+        assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");
+    }
+    for (line, wanted) in [
+        ("chancery get node/node-1 node-2", "node/node-1 names one already: leave out \"node-2\""),
+        ("chancery get node replica/x", "write the name of a node, not of a replica: \"replica/x\""),
+        ("chancery cancel deployment", "say which deployment: deployment NAME, or deployment/NAME"),
+        (
+            "chancery cancel node/x",
+            "cancel node/x: deployments alone are cancelled; operations are rejected, replicas stopped or deleted, \
+             disruptions completed",
+        ),
+        (
+            "chancery promote plan/web",
+            "promote plan/web: deployments alone are promoted; operations are approved or rejected",
+        ),
+        (
+            "chancery complete node/x",
+            "complete node/x: disruptions alone are completed; the others come to an end by themselves",
+        ),
+        ("chancery delete cluster/x --cascade", "only nodes and plans go with what needs them, not clusters"),
+        (
+            "chancery create plan --plan web",
+            "create plan: replicas alone are created so; of the others, apply a manifest",
+        ),
+        ("chancery approve disruption", "say which disruption: disruption NODE/NAME"),
+        (
+            "chancery get disruption node-1",
+            "write a disruption as NODE/NAME, not \"node-1\"; to list those of a node: chancery get disruptions -l node=node-1",
+        ),
+        ("chancery relocate node/x", "write the name of a replica, not of a node: \"node/x\""),
+        (
+            "chancery relocate web-7f3k --to replica/x",
+            "write the name of a node, not of a replica: \"replica/x\"",
+        ),
+        ("chancery logs node/x", "logs are of a replica or an incarnation, not of a node: \"node/x\""),
+        ("chancery describe node", "say which node: node NAME, or node/NAME"),
+        ("chancery evict replica/x", "write the name of a node, not of a replica: \"replica/x\""),
+        ("chancery approve --plan node/x --all", "write the name of a plan, not of a node: \"node/x\""),
+    ] {
+        let error = told(line, vec![]).0.expect_err(line);
+        assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted), "{line}");
+    }
+    let error = Cli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
+    assert!(error.contains("a similar value exists: 'replicas'"), "{error}");
+}
+
+#[test]
+fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
+    let replica = row(&json!({ "name": "web-7f3k", "plan": "web", "phase": "pending", "message": "" }));
+    let (id, page) = (operation_id(), |items: Value| {
+        ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
+    });
+    let operations = json!([operation(&id, "succeeded"), operation(&id, "pending_approval")]);
+    let script = vec![ok(&replica), page(json!([])), page(json!([])), page(operations), page(json!([]))];
+    let (result, asked) = told("chancery describe replica/web-7f3k", script);
+    let text = result.expect("a description");
+    assert!(text.contains("\nOperations\n  ID ") && !text.contains("Incarnations"), "{text}");
+    let waits = format!("\nWaits for\n  approval to create: chancery approve {id}\n\nRecent events\n");
+    assert!(text.contains(&waits), "{text}");
+    assert_eq!(asked[3].line, "GET /v1/fleets/default/operations?replica=web-7f3k&limit=1000");
+}
+
+#[test]
+fn a_node_is_not_expunged_by_a_slip() {
+    let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
+    let error = result.expect_err("nobody was asked");
+    let wanted =
+        "expunge: node/node-1 is declared gone for ever, with the 1 runs on it: write --yes if that is so";
+    assert_eq!((error.exit, error.message.as_str()), (Exit::Usage, wanted));
+    assert_eq!(asked.len(), 1, "nothing is asked for: {asked:?}");
+}
+
+#[test]
+fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
+    let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
+    let (result, asked) = told("chancery get nodes -l state=allocated", vec![ok(&page)]);
+    let wanted = "\
+NAME     STATE      CLUSTER  DOMAIN  CPU      MEMORY     RUNS
+node-1   allocated  local    a       3500m/4  8GiB/8GiB  1
+node-22  allocated  local    a       3500m/4  8GiB/8GiB  1
+";
+    assert_eq!(result.expect("a table"), wanted);
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
+    let (result, _) = told("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
+    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  -            3\n"));
+    let (result, _) = told("chancery get nodes -o name", vec![ok(&page)]);
+    assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
+    let (result, _) = told("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
+    assert_eq!(serde_json::from_str::<Value>(&result.expect("JSON")).expect("JSON"), node("node-1", ""));
+    let (result, _) = told("chancery get node node-1 -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
+    assert_eq!(result.expect("YAML"), "a:\n  b:\n  - 1\n");
+}
+
+#[test]
+fn lists_go_from_page_to_page() {
+    let page = |names: &[&str], token: Value| {
+        let items: Vec<_> = names.iter().map(|name| node(name, "")).collect();
+        ok(&json!({ "items": items, "next_page_token": token, "position": 1 }))
+    };
+    let script = vec![page(&["a", "b"], json!("t k")), page(&["c"], Value::Null)];
+    let (result, asked) = told("chancery get nodes --all -o name", script);
+    assert_eq!(result.expect("names"), "node/a\nnode/b\nnode/c\n");
+    assert!(
+        asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"),
+        "{asked:?}"
+    );
+    let script = vec![page(&[], json!("t")), page(&["a"], json!("u")), page(&[], Value::Null)];
+    let (result, asked) = told("chancery get nodes --all -o name", script);
+    assert_eq!(
+        (result.expect("names").as_str(), asked.len()),
+        ("node/a\n", 3),
+        "an empty page is not the last"
+    );
+    let (result, asked) = told("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
+    assert_eq!((result.expect("names").as_str(), asked.len()), ("node/a\nnode/b\n", 1));
+}
+
+#[test]
+fn a_retry_carries_the_same_key_and_time() {
+    let (server, asked) = serve(vec![problem(503, "busy", true), Act::Drop, verdict()]);
+    let context = context(server, None);
+    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    assert_eq!((found.position, found.version), (7, Some(3)));
+    let bodies: Vec<_> = asked.try_iter().map(|asked| asked.body).collect();
+    assert_eq!(bodies.len(), 3);
+    assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:?}");
+    let event: Value = serde_json::from_str(&bodies[0]).expect("an event");
+    assert_eq!(event["type"], "chancery.node.delete.v1");
+    assert_eq!(event["data"], json!({ "name": "node-1" }));
+    assert_eq!((event["actor"].as_str(), event["source"].as_str()), (Some("local"), Some("cli")));
+    assert!(event["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{event}");
+    assert_eq!(event["id"].as_str().map(str::len), Some(36));
+}
+
+#[test]
+fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is_waited_for() {
+    // A port that nobody has any more.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let vacant = || problem(503, "no_decider", true);
+    let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
+    let (server, asked) = serve(script);
+    let context = context(format!("http://{gone},{server}"), None);
+    let found = Client::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
+    assert_eq!((found.position, asked.try_iter().count()), (7, 7));
+}
+
+#[test]
+fn what_went_wrong_decides_the_exit_code() {
+    let cases = [
+        (vec![problem(404, "not_found", false)], Exit::NotFound),
+        (vec![problem(409, "in_use", false)], Exit::Conflict),
+        (vec![problem(403, "denied", false)], Exit::Denied),
+        (vec![problem(422, "invalid", false)], Exit::Failure),
+        (vec![Act::Say(500, "<html>".into())], Exit::Failure),
+        (vec![Act::Say(200, "{}".into())], Exit::Failure),
+        (vec![problem(503, "busy", true); 3], Exit::Unreachable),
+        (vec![problem(504, "unknown_outcome", true); 3], Exit::Unknown),
+        (vec![Act::Drop; 3], Exit::Unknown),
+        // The server is busy now; the first try may have been recorded all the same.
+        (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], Exit::Unknown),
+        (vec![Act::Drop, problem(409, "in_use", false)], Exit::Conflict),
+        // Afterwards nobody listens: what became of the first try stays unknown.
+        (vec![Act::Drop], Exit::Unknown),
+        (vec![], Exit::Unreachable),
+    ];
+    for (script, exit) in cases {
+        let tries = script.len();
+        let (server, asked) = serve(script);
+        // An empty script closes its door by itself, if it is given the time.
+        std::thread::sleep(std::time::Duration::from_millis(if tries == 0 { 50 } else { 0 }));
+        let context = context(server, None);
+        let error = Client::new(&context).ask("delete node/node-1", &delete_node()).expect_err("no verdict");
+        assert_eq!(error.exit, exit, "{error}");
+        assert!(error.message.starts_with("delete node/node-1: "), "{error}");
+        assert_eq!(error.message.contains("idempotency key"), exit == Exit::Unknown, "{error}");
+        let asked: Vec<_> = asked.try_iter().collect();
+        assert_eq!(asked.len(), tries, "{error}");
+        if exit == Exit::Unknown {
+            let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+            assert!(
+                error.message.ends_with(event["id"].as_str().expect("a key")),
+                "the key that was sent: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_unreachable_server_is_told_with_what_to_try() {
+    let (server, _) = serve(vec![]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let context = context(server.clone(), None);
+    let error = Client::new(&context).get("list nodes", "/nodes", &[]).expect_err("nobody listens");
+    let wanted =
+        format!("list nodes: cannot reach {server}: connection refused; start a server with 'chancery dev'");
+    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+}
+
+#[test]
+fn apply_says_created_configured_or_unchanged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("n.yaml");
+    let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
+    std::fs::write(&file, text).expect("a file");
+    let line = format!("chancery apply -f {}", folder.path().display());
+    let unchanged =
+        || batch(&[json!({ "position": 7, "verdict": "unchanged", "version": 3, "status": 200 })]);
+    let cases = [
+        (vec![problem(404, "not_found", false), batch(&[accepted(7)])], "created"),
+        (vec![ok(&node("node-1", "")), batch(&[accepted(7)])], "configured"),
+        (vec![ok(&node("node-1", "")), unchanged()], "unchanged"),
+    ];
+    for (script, wanted) in cases {
+        let (result, _) = told(&line, script);
+        assert_eq!(result.expect(wanted), format!("node/node-1 {wanted}\n"));
+    }
+    let (result, _) = told(&line, vec![problem(404, "not_found", false), batch(&[refusal(422, "invalid")])]);
+    assert_eq!(result.expect_err("refused").exit, Exit::Failure);
+    std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
+    let (result, asked) = told(&line, vec![]);
+    assert!(result.expect_err("a slip").message.contains("n.yaml:6:1: "));
+    assert!(asked.is_empty(), "a slip in one document leaves the others unasked");
+}
+
+#[test]
+fn approving_sends_the_hash_that_was_shown() {
+    let id = operation_id();
+    let page =
+        json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
+    let (result, asked) = told("chancery approve --plan web --all", vec![ok(&page), verdict()]);
+    assert_eq!(result.expect("approved"), format!("operation/{id} approved: create web-7f3k on node-2\n"));
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=1000");
+    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    let shown = json!([{ "operation": id, "hash": "00112233445566778899aabbccddeeff" }]);
+    assert_eq!(
+        (event["type"].as_str(), &event["data"]["operations"]),
+        (Some("chancery.operation.approve.v1"), &shown)
+    );
+
+    let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
+    let script = vec![ok(&nothing), problem(404, "not_found", false)];
+    let (result, asked) = told("chancery approve --plan wbe --all", script);
+    assert_eq!((result.expect_err("a slip").exit, asked.len()), (Exit::NotFound, 2));
+    let (result, _) = told("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
+    assert_eq!(result.expect("nothing to do"), "");
+
+    let (result, asked) = told("chancery approve --plan web", vec![]);
+    assert_eq!((result.expect_err("which?").exit, asked.len()), (Exit::Usage, 0));
+    let line = format!("chancery reject {id} --reason no");
+    let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
+    assert_eq!((result.expect_err("it runs").exit, asked.len()), (Exit::Conflict, 1));
+}
+
+#[test]
+fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
+    let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
+    let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
+    let text = || Act::Say(200, "hello\n".into());
+    for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
+        let (result, asked) = told(&format!("chancery logs {name}"), vec![text()]);
+        assert_eq!((result.expect("text").as_str(), &asked[0].line), ("hello\n", &wanted), "{name}");
+    }
+    for name in ["web-7f3k", "replica/web-7f3k", "rep/web-7f3k"] {
+        let replica = ok(&json!({ "incarnation": id }));
+        let (result, asked) = told(&format!("chancery logs {name}"), vec![replica, text()]);
+        assert_eq!((result.expect("text").as_str(), &asked[1].line), ("hello\n", &wanted), "{name}");
+        assert_eq!(asked[0].line, "GET /v1/fleets/default/replicas/web-7f3k");
+    }
+    let error = told(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server went away");
+    let wanted = format!(
+        "read the logs of incarnation/{id}: the server has ended the stream; ask again when it is back, --tail 0 shows \
+         only what comes then"
+    );
+    assert_eq!((error.exit, error.message), (Exit::Unreachable, wanted));
+}
+
+#[test]
+fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
+    let id = |position| IncarnationId::issue(Lineage::from_random(1), Position::new(position)).to_string();
+    let text = || Act::Say(200, "hello\n".into());
+    for (flags, wanted) in [
+        ("--stdout", "marked=false&stream=out&follow=false"),
+        ("--stderr --tail 3", "marked=false&stream=err&tail=3&follow=false"),
+        ("--since 5m", "marked=true&since=5m&follow=false"),
+    ] {
+        let (_, asked) = told(&format!("chancery logs {} {flags}", id(9)), vec![text()]);
+        assert!(asked[0].line.ends_with(&format!("/logs?{wanted}")), "{flags}: {}", asked[0].line);
+    }
+    let run = |position, state: &str| json!({ "id": id(position), "state": state });
+    let all = [run(3, "failed"), run(5, "failed"), run(7, "unwound"), run(9, "running")];
+    let page = |items: &[Value]| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
+    let line = "chancery logs web-7f3k --previous";
+    let replica = || ok(&json!({ "incarnation": id(9) }));
+    let (result, asked) = told(line, vec![replica(), page(&all), text()]);
+    assert_eq!(result.expect("text"), "hello\n");
+    assert!(asked[2].line.contains(&format!("/incarnations/{}/logs?", id(5))), "{}", asked[2].line);
+    let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("there is none");
+    assert_eq!(error.exit, Exit::NotFound, "{error}");
+    let error =
+        told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("of which replica?");
+    assert_eq!(error.exit, Exit::Usage, "{error}");
+}
+
+#[test]
+fn waiting_in_vain_for_an_approval_says_so() {
+    let row = row(&json!({ "state": "in_progress", "message": "" }));
+    let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
+    let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";
+    let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("nobody approved");
+    assert_eq!(error.exit, Exit::Awaiting, "{error}");
+    assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
+    let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
+    let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("it takes too long");
+    assert_eq!(error.exit, Exit::Unknown, "{error}");
+    let line = "chancery wait replica/web-7f3k --for deleted";
+    for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {
+        let (result, _) = told(line, vec![ok(&row), gone]);
+        assert_eq!(result.expect("gone"), "replica/web-7f3k deleted\n");
+    }
+}

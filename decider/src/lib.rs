@@ -1,0 +1,30 @@
+//! The decider: the one writer of a fleet's commits. A pure core ([`core`]), driven with its journal ([`driver`]) by a
+//! thin loop ([`run`]). Beside it what follows its commits: the [`hub`] of events, and the [`desk`] that knows who decides.
+
+pub mod clock;
+mod commands;
+pub mod core;
+pub mod desk;
+pub mod driver;
+mod handle;
+mod hearing;
+pub mod hub;
+pub mod inbox;
+mod mailbox;
+mod objects;
+mod run;
+mod saying;
+mod sessions;
+#[cfg(test)]
+mod tests;
+pub mod troubles;
+pub mod wall_clock;
+mod way;
+
+pub use chancery_machine::keys::Accepted;
+pub use driver::Ended;
+pub use handle::{Connection, Connections, Decider, Input, NoVerdict, Stopped, Verdict};
+pub use hub::Hub;
+pub use mailbox::{Full, Letters, Mailbox, mailbox};
+pub use run::{Following, Over, Publish, Start, random, start};
+pub use way::{Room, Share, Way};

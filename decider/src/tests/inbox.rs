@@ -1,0 +1,479 @@
+//! The inbox: what becomes of letters, and where the next decider goes on.
+
+use chancery_events::fact::{Fact, InboxRefused};
+use chancery_events::letter::{Binding, Letter};
+use chancery_events::record::Watermark;
+use chancery_events::refusal::Refusal;
+use chancery_projector::Fold;
+
+use super::*;
+use crate::inbox::{Inbox, InboxGone, Topic, check};
+
+const TOPIC: &str = "fleet.inbox/id-1/0";
+
+fn topic(text: &str) -> Topic {
+    text.parse().expect("a topic")
+}
+
+fn binding() -> Binding {
+    Binding {
+        actor: name("pipeline"),
+        scope: "capability.*,replica.*,plan.*,node.*".parse().expect("a scope"),
+    }
+}
+
+/// A letter that asks for something as `id` of the source `ci`.
+fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> Letter {
+    let type_name = format!("chancery.{type_name}.v1");
+    let headers = [
+        ("ce_specversion", "1.0"),
+        ("ce_id", id),
+        ("ce_source", "ci"),
+        ("ce_type", &type_name),
+        ("ce_actor", "eve"),
+    ];
+    let headers = headers.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())).to_vec();
+    Letter { offset, headers, value: Some(data.to_string().into_bytes()), ..Letter::default() }
+}
+
+fn capability(offset: u64, id: &str) -> Letter {
+    letter(offset, id, "capability.apply", &json!({"name": id, "spec": {"type": "T", "score": 1}}))
+}
+
+fn nonsense(offset: u64) -> Letter {
+    Letter { offset, value: Some(b"{".to_vec()), ..Letter::default() }
+}
+
+impl Rig {
+    /// Takes over what the records tell, with an inbox that holds these offsets.
+    fn with_inbox(&mut self, log: std::ops::Range<u64>) {
+        self.with_inbox_over(None, &log);
+    }
+
+    /// The same over another state than they tell.
+    fn with_inbox_over(&mut self, fleet: Option<Fleet>, log: &std::ops::Range<u64>) {
+        let fold = self.folded();
+        let state = fold.state();
+        let watermark = state.and_then(|state| state.watermark.as_ref());
+        let inbox = Inbox::take_up(topic(TOPIC), binding(), watermark, log).expect("it is all there");
+        let settings = Settings { inbox: Some(inbox), ..settings(3) };
+        let fleet = fleet.or_else(|| state.map(|state| state.fleet.clone()));
+        let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(5)));
+        self.durable = self.journal.len();
+        self.core = Core::take_over(settings, fleet, state.map(|state| &state.at), self.now);
+    }
+
+    /// What the records tell.
+    fn folded(&self) -> Fold {
+        let mut fold = Fold::default();
+        for record in &self.journal {
+            fold.take(record).expect("folds");
+        }
+        fold
+    }
+
+    /// A journal that begins with an inbox.
+    fn reading(log: std::ops::Range<u64>) -> Rig {
+        let mut rig = Rig::new();
+        rig.journal.clear();
+        rig.with_inbox(log);
+        rig.settle();
+        rig
+    }
+
+    fn post(&mut self, letter: &Letter) {
+        self.core.letter(letter, self.now);
+    }
+
+    /// The watermarks of the records from one on.
+    fn watermarks(&self, from: usize) -> Vec<u64> {
+        let watermark = |record: &Arc<Record>| {
+            let Watermark { topic, next } = record.header().watermark.clone().expect("a watermark");
+            assert_eq!(&*topic, TOPIC);
+            next
+        };
+        self.journal[from..].iter().map(watermark).collect()
+    }
+
+    fn refused(&self, from: usize) -> Vec<InboxRefused> {
+        let events = self.journal[from..].iter().flat_map(|record| record.events());
+        events
+            .filter_map(|(_, line)| match Event::read(line).expect("readable") {
+                Event::Fact { fact: Fact::InboxRefused(fact), .. } => Some(fact),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn intents(&self, from: usize) -> Vec<Request> {
+        let events = self.journal[from..].iter().flat_map(|record| record.events());
+        events
+            .filter_map(|(_, line)| match Event::read(line).expect("readable") {
+                Event::Intent(request) => Some(request),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
+    let mark = |topic: &str, next| Watermark { topic: topic.into(), next };
+    let gone = |watermark: Watermark, log: std::ops::Range<u64>| check(Some(&watermark), &topic(TOPIC), &log);
+    assert_eq!(check(None, &topic(TOPIC), &(5..9)), Ok(5), "the first begins with what is there");
+    for (next, log) in [(5, 5..9), (7, 5..9), (9, 5..9), (0, 0..0)] {
+        assert_eq!(gone(mark(TOPIC, next), log), Ok(next));
+    }
+    for (watermark, log, words) in [
+        (mark("fleet.inbox/id-2/0", 7), 5..9, ["fleet.inbox/id-2/0", TOPIC]),
+        (mark(TOPIC, 4), 5..9, ["begins at offset 5", "up to 4"]),
+        (mark(TOPIC, 10), 5..9, ["ends at offset 9", "up to 10"]),
+        (mark(TOPIC, 1), 0..0, ["ends at offset 0", "up to 1"]),
+    ] {
+        let error = gone(watermark, log).expect_err(words[0]).to_string();
+        assert!(
+            words.iter().all(|word| error.contains(word)) && error.contains("without an inbox"),
+            "{error}"
+        );
+    }
+    assert!(matches!(gone(mark("another", 4), 5..9), Err(InboxGone::Another { .. })));
+    for bad in ["", "a b", "a\"b", "a\\b", "ü", &"x".repeat(401)] {
+        assert!(bad.parse::<Topic>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
+    let mut rig = Rig::reading(10..20);
+    let from = rig.journal.len();
+    let approve = json!({"operations": []});
+    for letter in [
+        capability(10, "a"),
+        nonsense(11),
+        // Offsets may have holes.
+        letter(14, "b", "cluster.delete", &json!({"name": "local"})),
+        letter(15, "c", "operation.approve", &approve),
+        letter(16, "a", "capability.delete", &json!({"name": "a"})),
+        letter(17, "d", "capability.delete", &json!({"name": "nowhere"})),
+        Letter { offset: 18, ..Letter::default() },
+        letter(19, "e", "moon.land", &json!({})),
+    ] {
+        rig.post(&letter);
+    }
+    assert!(rig.settle().is_empty(), "nobody is answered");
+    let types = [
+        "capability.apply.v1",
+        "intent.accepted.v1",
+        "capability.applied.v1",
+        "inbox.refused.v1",
+        "cluster.delete.v1",
+        "intent.refused.v1",
+        "operation.approve.v1",
+        "intent.refused.v1",
+        "capability.delete.v1",
+        "intent.refused.v1",
+        "capability.delete.v1",
+        "intent.refused.v1",
+        "inbox.refused.v1",
+        "inbox.refused.v1",
+    ];
+    assert_eq!(rig.types(from), types);
+    assert_eq!(rig.watermarks(from), [20]);
+    let refused = rig.refused(from);
+    let told: Vec<_> = refused.iter().map(|fact| (fact.offset, fact.code, fact.digest.is_some())).collect();
+    assert_eq!(told, [(11, Code::Invalid, true), (18, Code::Invalid, false), (19, Code::Unsupported, true)]);
+    assert!(refused.iter().all(|fact| fact.topic == TOPIC && !fact.detail.is_empty()));
+    assert!(rig.intents(from).iter().all(|request| request.actor.as_str() == "pipeline"
+        && request.claim.as_ref().is_some_and(|claim| claim.as_str() == "eve")));
+    let events = rig.journal[from..].iter().flat_map(|record| record.events());
+    let codes: Vec<_> = events
+        .filter_map(|(_, line)| match Event::read(line).expect("readable") {
+            Event::Fact { fact: Fact::IntentRefused(fact), .. } => Some(fact.code),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(codes, [Code::Denied, Code::Denied, Code::KeyReused, Code::NotFound]);
+}
+
+#[test]
+fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() {
+    let mut rig = Rig::reading(0..0);
+    rig.post(&capability(0, "a"));
+    rig.post(&nonsense(1));
+    rig.settle();
+    // Answered, and never durable: it is as though they had not been read.
+    rig.post(&capability(2, "b"));
+    rig.post(&nonsense(3));
+    let from = rig.journal.len();
+    rig.with_inbox(0..4);
+    rig.settle();
+    assert_eq!(rig.watermarks(from), [2]);
+    for letter in [capability(0, "a"), nonsense(1), capability(2, "b"), nonsense(3), nonsense(3)] {
+        rig.post(&letter);
+    }
+    rig.settle();
+    let types: Vec<_> = rig.types(from)[1..].to_vec();
+    let once = ["capability.apply.v1", "intent.accepted.v1", "capability.applied.v1", "inbox.refused.v1"];
+    assert_eq!(types, once, "what stands below the watermark is answered already");
+    assert_eq!(rig.watermarks(from), [2, 4]);
+}
+
+#[test]
+fn a_commit_that_is_closed_before_a_letter_does_not_count_it() {
+    let mut rig = Rig::reading(0..0);
+    let from = rig.journal.len();
+    for offset in 0..400 {
+        rig.post(&capability(offset, &format!("c{offset}")));
+    }
+    rig.settle();
+    let watermarks = rig.watermarks(from);
+    assert!(watermarks.len() > 3, "{watermarks:?}");
+    let mut answered = 0;
+    for (record, watermark) in rig.journal[from..].iter().zip(watermarks) {
+        answered += u64::from(record.header().count) / 3;
+        assert_eq!(answered, watermark);
+    }
+    assert_eq!(answered, 400);
+}
+
+#[test]
+fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_its_own() {
+    let mut rig = Rig::reading(0..0);
+    rig.post(&capability(0, "a"));
+    rig.settle();
+    let from = rig.journal.len();
+    rig.post(&capability(1, "a"));
+    rig.settle();
+    assert!(rig.types(from).is_empty(), "a repeat");
+    assert_eq!(rig.core.next_due(), Some(rig.now + Duration::from_secs(1)));
+    rig.now = rig.now + Duration::from_secs(1);
+    rig.settle();
+    assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![2]));
+    assert_eq!(rig.core.next_due(), None, "once");
+    // Whatever is recorded for another reason carries it too.
+    rig.post(&capability(2, "a"));
+    rig.must("capability.apply", &json!({"name": "x", "spec": {"type": "T", "score": 1}}));
+    rig.now = rig.now + Duration::from_secs(5);
+    rig.settle();
+    assert_eq!(rig.watermarks(from), [2, 3]);
+    assert!(!rig.types(from)[1..].contains(&"inbox.advanced.v1"));
+    // A thousand are not left for a second.
+    let from = rig.journal.len();
+    for offset in 3..1002 {
+        rig.post(&capability(offset, "a"));
+        rig.settle();
+    }
+    assert!(rig.types(from).is_empty(), "one less");
+    rig.post(&capability(1002, "a"));
+    rig.settle();
+    assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![1003]));
+    // Nor is anything left behind by a decider that is drained.
+    rig.post(&capability(1003, "a"));
+    rig.core.last_letter(rig.now);
+    rig.core.last_letter(rig.now);
+    rig.settle();
+    assert_eq!(rig.watermarks(from), [1003, 1004]);
+}
+
+#[test]
+fn where_offsets_hold_no_letters_the_reader_says_so() {
+    let mut rig = Rig::reading(0..0);
+    let from = rig.journal.len();
+    rig.core.inbox_passed(7, rig.now);
+    rig.core.inbox_passed(5, rig.now);
+    rig.now = rig.now + Duration::from_secs(1);
+    rig.settle();
+    assert_eq!(rig.watermarks(from), [7]);
+}
+
+fn stumbling(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fact>, Refusal> {
+    assert!(request.intent.type_name() != "node.delete.v1", "it stumbled");
+    chancery_machine::decide::decide(fleet, request, ctx)
+}
+
+#[test]
+fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
+    let mut rig = torn();
+    let fleet = Image::of(rig.core.fleet()).fleet();
+    rig.with_inbox_over(Some(fleet), &(0..0));
+    rig.settle();
+    rig.core.decide = stumbling;
+    let from = rig.journal.len();
+    let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
+    // What it means cannot be folded; deciding it panics.
+    rig.post(&letter(0, "p", "replica.delete", &json!({"name": replica})));
+    rig.post(&letter(1, "q", "node.delete", &json!({"name": "n1"})));
+    rig.post(&capability(2, "a"));
+    rig.settle();
+    let types = [
+        "replica.delete.v1",
+        "intent.refused.v1",
+        "node.delete.v1",
+        "intent.refused.v1",
+        "capability.apply.v1",
+        "intent.accepted.v1",
+        "capability.applied.v1",
+    ];
+    assert_eq!(rig.types(from), types);
+    assert_eq!((rig.core.fleet().replicas().len(), rig.watermarks(from)), (1, vec![3]));
+    // It is the same for whoever asks otherwise.
+    let request = rig.request("node.delete", &json!({"name": "n1"}));
+    let ticket = rig.ask(&request);
+    let told = answers(&rig.settle());
+    assert_eq!((told[0].0, told[0].2), (ticket, Some(Code::Internal)));
+}
+
+#[test]
+fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_else() {
+    let mut rig = Rig::reading(0..9);
+    rig.post(&capability(0, "a"));
+    rig.settle();
+    let skip = |rig: &mut Rig, offset: u64| {
+        let request = rig.request("inbox.skip", &json!({"offset": offset}));
+        rig.ask(&request);
+        answers(&rig.settle())[0].2
+    };
+    assert_eq!(skip(&mut rig, 1), Some(Code::BadTransition), "all can be read");
+    // The offsets 1 and 2 hold no messages.
+    rig.core.inbox_stands(3, rig.now);
+    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition), "it is another one");
+    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition), "nobody knows that it cannot be read");
+    let from = rig.journal.len();
+    assert_eq!(skip(&mut rig, 3), None);
+    assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
+    assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
+    assert_eq!(skip(&mut rig, 3), Some(Code::BadTransition), "it is behind it");
+    // One that can be read meanwhile is answered, and no more skipped.
+    rig.core.inbox_stands(4, rig.now);
+    rig.post(&capability(4, "b"));
+    assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition));
+    // A late word about what was answered changes nothing.
+    rig.core.inbox_stands(2, rig.now);
+    assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition));
+    rig.with_inbox(0..9);
+    rig.settle();
+    assert_eq!(skip(&mut rig, 5), Some(Code::BadTransition), "a new decider does not know where it stands");
+    let from = rig.journal.len();
+    rig.post(&letter(5, "letter", "inbox.skip", &json!({"offset": 5})));
+    rig.settle();
+    assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.refused.v1"], "no message skips another");
+}
+
+#[test]
+fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
+    let mut rig = Rig::reading(0..0);
+    let from = rig.journal.len();
+    // With all that is left out of them, they are four times as long.
+    let payloads = vec![json!({"name": "a", "resources": {}}); 9000];
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": payloads});
+    let large = letter(0, "large", "plan.apply", &json!({"name": "web", "spec": spec}));
+    assert!(large.request(&name("x")).is_ok(), "{} bytes", large.bytes());
+    rig.post(&large);
+    rig.post(&capability(1, "a"));
+    rig.settle();
+    let refused: Vec<_> = rig.refused(from).into_iter().map(|fact| (fact.offset, fact.code)).collect();
+    assert_eq!(refused, [(0, Code::TooLarge)]);
+    assert_eq!((rig.types(from).len(), rig.watermarks(from)), (4, vec![2]));
+}
+
+#[test]
+fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
+    let mut rig = Rig::new();
+    rig.cluster();
+    rig.plan_and_deployment();
+    rig.settle();
+    rig.now = rig.now + Duration::from_hours(1);
+    rig.with_inbox(0..3);
+    let from = rig.journal.len();
+    rig.post(&nonsense(0));
+    rig.now = rig.now + Duration::from_hours(1);
+    rig.settle();
+    rig.post(&nonsense(1));
+    rig.now = rig.now + Duration::from_hours(1);
+    rig.settle();
+    assert_eq!(rig.types(from), ["term.started.v1", "inbox.refused.v1", "inbox.refused.v1"]);
+    // The last offset holds no letter.
+    rig.core.inbox_passed(3, rig.now);
+    rig.settle();
+    rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
+    rig.settle();
+    assert!(!rig.types(from).contains(&"incarnation.commanded.v1"), "everybody has a lease to come back");
+    rig.now = rig.now + Duration::from_secs(1);
+    rig.settle();
+    assert!(rig.types(from).contains(&"incarnation.commanded.v1"));
+}
+
+#[test]
+fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behind_it() {
+    // The offsets of the topic, what is given up, and the offset at which it is read then.
+    let table = [
+        (2..9, 4, Ok(5)),
+        (4..9, 3, Ok(4)),
+        (3..9, 8, Ok(9)),
+        (9..9, 8, Ok(9)),
+        // It is answered already.
+        (2..9, 1, Ok(2)),
+        // More is missing than was given up.
+        (5..9, 3, Err("begins at offset 5")),
+        (2..9, 9, Err("cannot skip inbox message 9: fleet.inbox/id-1/0 ends at offset 9")),
+        (0..1, 4, Err("ends at offset 1")),
+    ];
+    for (log, skip, wanted) in table {
+        let mut rig = Rig::reading(0..2);
+        rig.post(&capability(0, "a"));
+        rig.post(&capability(1, "b"));
+        rig.settle();
+        let watermark = Watermark { topic: TOPIC.into(), next: 2 };
+        let inbox = Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&watermark), &log);
+        let (inbox, wanted) = match (inbox, wanted) {
+            (Ok(inbox), Ok(wanted)) => (inbox, wanted),
+            (Err(error), Err(part)) => {
+                assert!(error.to_string().contains(part), "{error}");
+                continue;
+            }
+            (inbox, _) => panic!("{skip} of {log:?}: {inbox:?}"),
+        };
+        assert_eq!(inbox.next(), wanted);
+        let from = rig.journal.len();
+        let fold = rig.folded();
+        let state = fold.state().expect("a state");
+        let settings = Settings { inbox: Some(inbox), ..settings(3) };
+        rig.durable = rig.journal.len();
+        rig.core = Core::take_over(settings, state.fleet.clone(), Some(&state.at), rig.now);
+        rig.settle();
+        let recorded =
+            if wanted > 2 { &["term.started.v1", "inbox.skipped.v1"][..] } else { &["term.started.v1"] };
+        assert_eq!(
+            (rig.types(from), rig.watermarks(from)),
+            (recorded.to_vec(), vec![wanted]),
+            "{skip} of {log:?}"
+        );
+        // A later start with the same flag finds it done.
+        let again = Watermark { topic: TOPIC.into(), next: wanted };
+        let again =
+            Inbox::take_up_behind(skip, topic(TOPIC), binding(), Some(&again), &log).expect("it is there");
+        assert_eq!((again.next(), again.skips()), (wanted, None));
+    }
+}
+
+#[test]
+fn without_an_inbox_no_watermark_is_written_and_the_last_one_stays() {
+    let mut rig = Rig::reading(0..0);
+    rig.post(&nonsense(0));
+    rig.settle();
+    let mut fold = Fold::default();
+    rig.journal.iter().for_each(|record| assert!(fold.take(record).is_ok()));
+    let state = fold.state().expect("a state").clone();
+    rig.core = Core::take_over(settings(4), state.fleet, Some(&state.at), rig.now);
+    rig.post(&nonsense(1));
+    rig.settle();
+    let last = rig.journal.last().expect("a record");
+    assert_eq!(
+        (last.header().watermark.clone(), last.header().count),
+        (None, 1),
+        "a letter is left to others"
+    );
+    assert!(fold.take(last).is_ok());
+    let kept = fold.state().and_then(|state| state.watermark.clone()).map(|watermark| watermark.next);
+    assert_eq!(kept, Some(1));
+}

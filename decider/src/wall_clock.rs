@@ -1,0 +1,340 @@
+//! Whether the machine's wall clock is trusted.
+//!
+//! Journal time never goes back. With a wall clock that is set years ahead deadlines would pass, disruptions would start,
+//! and the journal would keep that time. So:
+//!
+//! | the wall clock is ahead of journal time | a server takes over | a server decides |
+//! |---|---|---|
+//! | by at most `clock.max_gap` | it decides | journal time follows the wall clock |
+//! | by more; the kernel calls the clock synchronised, or the operator accepted it | it decides | the same |
+//! | by more | the server ends with an error, and nothing is recorded | journal time follows the monotonic clock; `/readyz` is 503 |
+//!
+//! Trust is in one gap and in no later one: it ends as journal time comes up with the wall clock, at once where a decider
+//! begins at the clock that was accepted. `/readyz` of a server that follows is 503 while it would end with that error. A decider records the time when nothing
+//! else has been recorded for a quarter of `clock.max_gap`.
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use chancery_events::time::Time;
+
+/// Pause before the kernel is asked again whether a clock that has leapt is synchronised.
+const ASK_AGAIN: Duration = Duration::from_mins(1);
+/// How long systemd may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Questions about a clock that is set meanwhile, at most.
+const ANSWERS: u32 = 3;
+/// A wall clock that differs by so much from the monotonic one was set.
+const SET: Duration = Duration::from_secs(1);
+/// Pause between looks whether it has answered.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The wall clock.
+pub fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Time::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// Whether the kernel reports a synchronised clock, as `adjtimex` says it. systemd asks it: a safe program cannot.
+pub fn is_synchronised() -> bool {
+    let mut ask = Command::new("timedatectl");
+    ask.args(["show", "--property=NTPSynchronized", "--value"]).stdin(Stdio::null());
+    ask.stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut child) = ask.spawn() else { return false };
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(None) if began.elapsed() < ANSWER => std::thread::sleep(LOOK),
+            Ok(status) => break status,
+            Err(_) => break None,
+        }
+    };
+    let Some(status) = status else {
+        // Without an answer nothing is known.
+        let _ = (child.kill(), child.wait());
+        return false;
+    };
+    let mut said = Vec::new();
+    let is_read = child.stdout.is_some_and(|mut output| output.read_to_end(&mut said).is_ok());
+    is_read && status.success() && said.trim_ascii() == b"yes"
+}
+
+/// The wall clock is further ahead of the journal than is believed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "cannot decide: the wall clock is at {wall}, {days} days ahead of the journal's last record at {last}; clock.max_gap is \
+     {max_days} days, and the kernel does not report a synchronised clock\nhint: set the clock; if it is right, as after \
+     the fleet was switched off for so long, start the server once with --accept-clock"
+)]
+pub struct ClockAhead {
+    wall: Time,
+    last: Time,
+    days: u64,
+    max_days: u64,
+}
+
+/// A wall clock that was judged, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct JudgedClock {
+    /// The wall clock.
+    pub wall: Time,
+    /// The monotonic clock at the same moment.
+    pub at: Instant,
+}
+
+impl JudgedClock {
+    /// The clocks as they are, for a journal without records.
+    pub fn now() -> JudgedClock {
+        JudgedClock { wall: now(), at: Instant::now() }
+    }
+
+    /// Whether the wall clock was not set since then.
+    fn is_continued_from(self, before: JudgedClock) -> bool {
+        let expected = before.wall + self.at.saturating_duration_since(before.at);
+        self.wall.since(expected).max(expected.since(self.wall)) < SET
+    }
+}
+
+/// Trust in the wall clock, for one fleet of a server.
+#[derive(Debug)]
+pub struct WallClock {
+    max_gap: Duration,
+    /// Microseconds that the clock may be ahead by, beside `max_gap`.
+    trusted_gap: AtomicU64,
+    is_synchronised: fn() -> bool,
+    /// Held while the system is asked whether the clock is synchronised.
+    asks: Mutex<()>,
+    /// What the system said when it was last asked.
+    was_synchronised: AtomicBool,
+    trouble: Mutex<Option<String>>,
+}
+
+const DAY: u64 = 24 * 60 * 60;
+
+impl WallClock {
+    /// Follows the clock at most so far ahead, unless it is accepted or synchronised.
+    pub fn new(max_gap: Duration, is_accepted: bool, is_synchronised: fn() -> bool) -> WallClock {
+        WallClock {
+            max_gap,
+            trusted_gap: AtomicU64::new(if is_accepted { u64::MAX } else { 0 }),
+            is_synchronised,
+            asks: Mutex::default(),
+            was_synchronised: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// A clock that is followed wherever it goes.
+    pub fn trusted() -> WallClock {
+        WallClock::new(Duration::MAX, true, || true)
+    }
+
+    /// How far ahead the clock is followed.
+    fn max_gap(&self) -> Duration {
+        match self.trusted_gap.load(Ordering::Acquire) {
+            u64::MAX => Duration::MAX,
+            trusted => self.max_gap.saturating_add(Duration::from_micros(trusted)),
+        }
+    }
+
+    /// How far ahead the clock is followed by a decider, of whose time it is ahead by `gap`: a larger gap than this is
+    /// not trusted any more.
+    pub fn follow_gap(&self, gap: Duration) -> Duration {
+        let gap = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
+        if self.trusted_gap.load(Ordering::Acquire) > gap {
+            self.trusted_gap.fetch_min(gap, Ordering::AcqRel);
+        }
+        self.max_gap()
+    }
+
+    /// After how long without a record a decider records the time: often enough that a journal whose server runs is
+    /// never behind a clock that is right. `None` where the clock is followed wherever it goes.
+    pub fn record_every(&self) -> Option<Duration> {
+        (self.max_gap < Duration::MAX).then(|| (self.max_gap / 4).max(Duration::from_secs(1)))
+    }
+
+    /// The clock that a decider may start with, behind a record of this time. Blocks for as long as systemd takes to answer.
+    pub fn admit(&self, last: Time) -> Result<JudgedClock, ClockAhead> {
+        let _asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
+        self.judge(last, || self.ask())
+    }
+
+    /// Whether a decider might start behind a record of this time, for a report. While another report asks the system,
+    /// the last answer counts, so that reports without number hold no more than one thread.
+    pub fn try_admit(&self, last: Time) -> Result<(), ClockAhead> {
+        let _asks = match self.asks.try_lock() {
+            Ok(asks) => asks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return self.judge(last, || self.was_synchronised.load(Ordering::Acquire)).map(drop);
+            }
+        };
+        self.judge(last, || self.ask()).map(drop)
+    }
+
+    fn ask(&self) -> bool {
+        let answer = (self.is_synchronised)();
+        self.was_synchronised.store(answer, Ordering::Release);
+        answer
+    }
+
+    fn judge(&self, last: Time, is_synchronised: impl Fn() -> bool) -> Result<JudgedClock, ClockAhead> {
+        let (mut wall, mut ahead) = (last, Duration::ZERO);
+        for _ in 0..ANSWERS {
+            let judged = JudgedClock::now();
+            wall = judged.wall;
+            ahead = wall.since(last);
+            if ahead <= self.max_gap() {
+                return Ok(judged);
+            }
+            if !is_synchronised() {
+                break;
+            }
+            // The answer is about the clock as it is by now: it may have been set while the system was asked.
+            let answered = JudgedClock::now();
+            if answered.is_continued_from(judged) {
+                return Ok(answered);
+            }
+        }
+        let (days, max_days) = (ahead.as_secs() / DAY, self.max_gap.as_secs() / DAY);
+        Err(ClockAhead { wall, last, days, max_days })
+    }
+
+    /// A decider that followed the clock has ended: trust in a gap that it met ends, too.
+    pub fn unfollow(&self) {
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        *trouble = None;
+        self.trusted_gap.store(0, Ordering::Release);
+    }
+
+    /// A decider starts that follows the clock.
+    pub fn follow(&self) {
+        self.tell(None);
+    }
+
+    /// The clock of a running decider has leapt ahead by so much, or is back.
+    pub fn leapt(self: &Arc<Self>, leap: Option<Duration>) {
+        let Some(leap) = leap else {
+            tracing::info!("journal time follows the wall clock again");
+            return self.tell(None);
+        };
+        let days = leap.as_secs() / DAY;
+        let text = format!(
+            "the wall clock has leapt {days} days ahead and is not followed; set it, or restart the server with --accept-clock"
+        );
+        tracing::error!("{text}");
+        self.tell(Some(text));
+        let clock = Arc::clone(self);
+        let wait = move || {
+            while clock.trouble().is_some() {
+                if (clock.is_synchronised)() {
+                    // Under the lock, so that a decider which has ended meanwhile leaves no trust behind.
+                    let trouble = clock.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+                    if trouble.is_some() {
+                        clock.trusted_gap.store(u64::MAX, Ordering::Release);
+                    }
+                    return;
+                }
+                std::thread::sleep(ASK_AGAIN);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("clock".into()).spawn(wait) {
+            tracing::warn!(%error, "the kernel is not asked whether the clock is synchronised");
+        }
+    }
+
+    /// Why a decider that runs does not follow the clock, if that is so.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn tell(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static ANSWERED: AtomicBool = AtomicBool::new(false);
+
+    fn answers_late() -> bool {
+        ASKED.store(true, Ordering::Release);
+        while !ANSWERED.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    #[test]
+    fn trust_is_in_the_gap_that_was_accepted_or_found_synchronised_and_in_no_later_one() {
+        const DAYS: Duration = Duration::from_hours(24);
+        let last = now().before(DAYS * 40);
+        assert!(WallClock::new(DAYS * 31, false, || false).admit(last).is_err());
+        let clock = Arc::new(WallClock::new(DAYS * 31, true, || true));
+        let judged = clock.admit(last).expect("it is accepted");
+        assert_eq!(clock.max_gap(), Duration::MAX, "until a decider begins");
+        assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31, "it began at {judged:?}: the gap is gone");
+        clock.leapt(Some(DAYS * 100));
+        while clock.max_gap() < Duration::MAX {
+            std::thread::yield_now();
+        }
+        assert_eq!(clock.follow_gap(DAYS * 100), DAYS * 131, "that leap is followed");
+        assert_eq!(clock.follow_gap(DAYS * 120), DAYS * 131, "no more of another");
+        assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time comes up");
+        assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
+        assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
+        // A decider that ends takes the trust along, whatever the system says afterwards.
+        clock.leapt(Some(DAYS * 100));
+        while clock.max_gap() < Duration::MAX {
+            std::thread::yield_now();
+        }
+        clock.unfollow();
+        assert_eq!((clock.max_gap(), clock.trouble()), (DAYS * 31, None));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_while_the_system_was_asked_is_another_clock() {
+        let before = JudgedClock::now();
+        let at = before.at + Duration::from_secs(5);
+        for (wall, is_continued) in [
+            (before.wall + Duration::from_secs(5), true),
+            (before.wall + Duration::from_millis(5900), true),
+            (before.wall + Duration::from_millis(6100), false),
+            (before.wall.before(Duration::from_hours(24 * 365)), false),
+        ] {
+            assert_eq!(JudgedClock { wall, at }.is_continued_from(before), is_continued, "{wall}");
+        }
+    }
+
+    #[test]
+    fn while_the_system_does_not_answer_nobody_else_waits_for_it() {
+        let clock = WallClock::new(Duration::from_secs(1), false, answers_late);
+        let last = Time::EPOCH;
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| clock.try_admit(last).is_ok());
+            while !ASKED.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(clock.try_admit(last).is_err(), "nothing is known yet");
+            ANSWERED.store(true, Ordering::Release);
+            assert!(first.join().expect("no panic"));
+        });
+        ASKED.store(false, Ordering::Release);
+        ANSWERED.store(false, Ordering::Release);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| clock.try_admit(last).is_ok());
+            while !ASKED.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(clock.try_admit(last).is_ok(), "the last answer counts");
+            ANSWERED.store(true, Ordering::Release);
+            assert!(second.join().expect("no panic"));
+        });
+    }
+}

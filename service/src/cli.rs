@@ -1,0 +1,151 @@
+//! The command line of the program: what it can be told ([`local`]), the settings that follow from that, and the commands
+//! that show the program itself. Commands that ask a server are carried out by [`chancery_cli`], those that run something
+//! by the program.
+
+mod completion;
+mod executor;
+mod local;
+mod show;
+
+use chancery_cli::{CliError, Context, Output};
+use clap::Parser as _;
+
+pub use completion::completion;
+pub use executor::Executor;
+pub use local::{Cli, Command, ConfigCommand, Demo, Local, Passed, Server};
+pub use show::config as show_config;
+
+use crate::config::{BadConfig, Config};
+
+/// Reads the command line; ends the process with its help or its faults (exit code 2).
+pub fn parse() -> Cli {
+    Cli::parse()
+}
+
+impl Cli {
+    /// The settings of this command: its flags over the environment over the file.
+    pub fn config(&self) -> Result<Config, CliError> {
+        let globals = &self.globals;
+        let mut flags = vec![
+            ("server", "--server", globals.server.clone()),
+            ("fleet", "--fleet", globals.fleet.clone()),
+            ("actor", "--actor", globals.actor.clone()),
+        ];
+        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+            flags.extend([
+                ("data_dir", "--data-dir", server.data_dir.clone()),
+                ("listen", "--listen", server.listen.clone()),
+                ("journal", "--journal", server.journal.clone()),
+                ("fleets", "--fleets", server.fleets.clone()),
+                ("advertise", "--advertise", server.advertise.clone()),
+                ("executors", "--executors", server.executors.clone()),
+                ("log", "--log", server.log.clone()),
+                ("log_format", "--log-format", server.log_format.clone()),
+            ]);
+        }
+        if let Command::Local(
+            Local::InitTopics { journal, .. } | Local::Import { journal, .. } | Local::Doctor { journal, .. },
+        ) = &self.command
+        {
+            flags.push(("journal", "--journal", journal.clone()));
+        }
+        if let Command::Local(Local::Doctor { data_dir, .. }) = &self.command {
+            flags.push(("data_dir", "--data-dir", data_dir.clone()));
+        }
+        if let Command::Local(Local::Executor(executor)) = &self.command {
+            flags.extend([
+                ("log", "--log", executor.log.clone()),
+                ("log_format", "--log-format", executor.log_format.clone()),
+            ]);
+        }
+        let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
+        let mut config = Config::load(globals.config.as_deref(), flags)?;
+        if let Command::Local(Local::Dev(server) | Local::Serve(server)) = &self.command {
+            config.accept_clock = server.accept_clock;
+            config.kafka.correct_events = server.correct_events;
+            config.skip_inbox(server.skip_inbox)?;
+        }
+        Ok(config)
+    }
+
+    /// What a client needs to know.
+    pub fn context(&self, config: &Config) -> Context {
+        Context::new(config.server.clone(), config.fleet.clone(), config.actor.clone(), self.output())
+    }
+
+    /// How data is shown, if it was said.
+    pub fn output(&self) -> Option<Output> {
+        self.globals.output
+    }
+}
+
+impl From<BadConfig> for CliError {
+    fn from(error: BadConfig) -> CliError {
+        CliError::usage(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+        for line in [
+            "chancery get no",
+            "chancery get operations -l state=running --all",
+            "chancery approve --plan web -y",
+            "chancery keeper --x -h",
+            "chancery demo-payload --port 80",
+            "chancery wait replica/x --for phase=running",
+            "chancery describe node/node-1",
+            "chancery get -w replicas -o jsonl",
+            "chancery completion zsh",
+            "chancery relocate replica/web-7f3k --to node-2",
+            "chancery restart web-7f3k",
+            "chancery start web-7f3k --on node-2",
+            "chancery create replica --plan web --on node-2",
+            "chancery pause deployment web/d-1",
+            "chancery promote deployment/web/d-1",
+            "chancery disrupt node-1 --name switch --start 2h --evict --reason new",
+            "chancery disrupt node-1 --name switch --start 2026-11-21T22:00:00Z",
+            "chancery approve disruption node-1/switch",
+            "chancery drain node-1 --wait --timeout 5m",
+            "chancery apply -f x.yaml --supersede",
+            "chancery rollback web",
+            "chancery rollback web --to d-1 --name back",
+            "chancery delete plan web --cascade",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+        }
+        for line in [
+            "chancery drain node-1 --timeout 5m",
+            "chancery disrupt node-1",
+            "chancery disrupt node-1 --name x --start tomorrow",
+            "chancery create replica",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+        let (Ok(cli), wanted) = (Cli::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
+        else {
+            panic!("arguments of a keeper are passed through")
+        };
+        assert!(matches!(&cli.command, Command::Local(Local::Keeper(passed)) if passed.args == wanted));
+    }
+
+    #[test]
+    fn settings_tell_where_they_come_from() {
+        let flags = vec![("server", "--server", "http://127.0.0.1:1".to_owned())];
+        let config = Config::read(Layers { flags, ..Layers::default() }).expect("a server");
+        let cli = Cli::try_parse_from(["chancery", "config", "show"]).expect("a command");
+        let mut out = Vec::new();
+        show_config(&config, &cli.context(&config), &mut out).expect("a table");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.lines().any(|line| line.split_whitespace().eq(["lease", "15s", "default"])), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("server ") && line.ends_with("--server")), "{text}");
+    }
+}

@@ -77,10 +77,16 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     for placement in PLACEMENTS {
         let mut first = None;
         for (replicas, nodes) in LOADS {
-            let rates = (0..ROUNDS).map(|_| place(replicas, nodes, placement).map(Cell::rate)).collect::<Result<_>>()?;
+            let rates = (0..ROUNDS)
+                .map(|_| place(replicas, nodes, placement).map(Cell::rate))
+                .collect::<Result<_>>()?;
             let cell = median(rates);
             let rate = cell.rate;
-            let row = Row::new("W8", format!("{}k on {}k, {placement}", replicas / 1000, nodes as f64 / 1000.0), cell);
+            let row = Row::new(
+                "W8",
+                format!("{}k on {}k, {placement}", replicas / 1000, nodes as f64 / 1000.0),
+                cell,
+            );
             rows.push(match first {
                 None => row.check("placements a second", rate, Bar::AtLeast(100_000.0)),
                 Some(first) => row.check("of the rate of the first", rate / first, Bar::AtLeast(0.7)),

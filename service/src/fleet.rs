@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use chancery_events::id::{IncarnationId, Position, Writer};
 use chancery_events::name::{ClusterName, FleetName};
-use chancery_executor::process;
+use chancery_executor::logs::{LogOutput, LogSource};
 use chancery_journal::segments::{Against, Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Delivery, Journal, Sink, Source, is_mirror};
@@ -29,7 +29,7 @@ use crate::decider::core::{PART, Settings};
 use crate::decider::{Following, random};
 use crate::duty::{Beside, Desk, Duty, Office, Turns};
 use crate::executors::{self, Connections, Host, Means};
-use crate::http::{App, Common, Figures, Hub, LastVerdict, Links, LogFile, LogStream, Logs};
+use crate::http::{App, Common, Figures, Hub, LastVerdict, Links, Logs};
 use crate::loss;
 use crate::rows::{Queue, Rows, publisher};
 use crate::troubles::FleetTroubles;
@@ -382,21 +382,14 @@ struct Files {
     clusters: Clusters,
 }
 
+impl LogSource for Files {
+    fn outputs(&self, id: IncarnationId) -> std::io::Result<Vec<Box<dyn LogOutput>>> {
+        executors::outputs(&self.root, id)
+    }
+}
+
 impl Logs for Files {
     fn keeps(&self, cluster: &ClusterName) -> bool {
         self.clusters.has(cluster)
-    }
-
-    fn files(&self, id: IncarnationId) -> std::io::Result<Vec<LogFile>> {
-        let shown = |file: process::LogFile| LogFile {
-            payload: file.payload,
-            index: file.index,
-            stream: match file.stream {
-                process::Stream::Out => LogStream::Out,
-                process::Stream::Err => LogStream::Err,
-            },
-            base: file.base,
-        };
-        Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
     }
 }

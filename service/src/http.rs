@@ -53,7 +53,7 @@ pub use hub::Hub;
 pub use last_verdict::LastVerdict;
 pub use limits::Limits;
 pub use links::Links;
-pub use logs::{LogFile, LogStream, Logs, NoLogs};
+pub use logs::Logs;
 pub use metrics::{Figures, Metrics};
 pub use openapi::openapi;
 pub use rate::Rates;

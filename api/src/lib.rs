@@ -54,7 +54,7 @@ pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
 pub use limits::Limits;
 pub use links::Links;
-pub use logs::{LogFile, LogStream, Logs, NoLogs};
+pub use logs::Logs;
 pub use metrics::{Figures, Metrics};
 pub use openapi::openapi;
 pub use rate::Rates;

@@ -1,11 +1,10 @@
-//! `GET …/incarnations/{id}/logs`: what processes have written, from files that somebody else keeps.
+//! `GET …/incarnations/{id}/logs`: what processes have written, as the orchestrators that ran them give it.
 //!
 //! What several have written comes in the order of time, as precise as the index of times is. Where the output changes, a
 //! line names it, as `tail` does; or each line is marked with its output, if that is asked for. One output comes as it is.
 
-use std::fmt;
+use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,7 +14,9 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::{ClusterName, PayloadName};
 use chancery_events::spec::Runtime;
 use chancery_events::time::{Time, parse_span};
-use chancery_executor::process::Reader;
+use chancery_executor::logs::{
+    LogOutput, LogReader, LogSource, LogStart, LogStream, NoLogSource, OutputName,
+};
 use chancery_projector::RowKey;
 use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationWord, Reachability};
 
@@ -32,65 +33,18 @@ const CHUNK: usize = 64 << 10;
 const OUTPUTS: usize = 256;
 /// Bytes of a line that are marked as one, at most; the rest of a longer line is marked as another.
 const LINE: usize = 16 << 10;
-/// How often files are looked at.
+/// How often outputs are looked at.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Which of a process's outputs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum LogStream {
-    /// Standard output.
-    Out,
-    /// Standard error.
-    Err,
-}
-
-impl fmt::Display for LogStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            LogStream::Out => "out",
-            LogStream::Err => "err",
-        })
-    }
-}
-
-/// What a process writes to an output.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LogFile {
-    /// Of which payload.
-    pub payload: PayloadName,
-    /// Of which of its processes, from 0.
-    pub index: u16,
-    /// Which output.
-    pub stream: LogStream,
-    /// Its files are this, a dot and a number: the oldest go as new ones come.
-    pub base: PathBuf,
-}
-
-impl fmt::Display for LogFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}.{}", self.payload, self.index, self.stream)
-    }
-}
-
-/// Finds what the processes of an incarnation have written.
-pub trait Logs: Send + Sync + 'static {
+/// Finds what the processes of incarnations have written.
+pub trait Logs: LogSource {
     /// Whether what the cluster's processes write comes here.
     fn keeps(&self, cluster: &ClusterName) -> bool;
-    /// Its outputs; none if nothing is kept of it. May block.
-    fn files(&self, id: IncarnationId) -> io::Result<Vec<LogFile>>;
 }
 
-/// Where no process runs.
-#[derive(Debug)]
-pub struct NoLogs;
-
-impl Logs for NoLogs {
+impl Logs for NoLogSource {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         false
-    }
-
-    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
-        Ok(Vec::new())
     }
 }
 
@@ -123,37 +77,37 @@ pub(super) async fn read(app: &Arc<App>, call: &Call, mut params: Params) -> Res
         None
     };
     let logs = app.logs.clone();
-    let files = in_turn(&app.hub.readers, "find logs", move || logs.files(id)).await?;
-    let mut files = files.map_err(|error| Problem::internal("find logs", &error))?;
-    let kept = files.clone();
-    files.retain(|file| {
-        payload.as_ref().is_none_or(|payload| file.payload == *payload)
-            && process.is_none_or(|process| u64::from(file.index) == process)
-            && stream.is_none_or(|stream| file.stream == stream)
+    let outputs = in_turn(&app.hub.readers, "find logs", move || logs.outputs(id)).await?;
+    let mut outputs = outputs.map_err(|error| Problem::internal("find logs", &error))?;
+    let kept: Vec<_> = outputs.iter().map(|output| output.name().clone()).collect();
+    outputs.retain(|output| {
+        let name = output.name();
+        payload.as_ref().is_none_or(|payload| name.payload == *payload)
+            && process.is_none_or(|process| u64::from(name.index) == process)
+            && stream.is_none_or(|stream| name.stream == stream)
     });
-    files.sort_by(|a, b| (&a.payload, a.index, a.stream).cmp(&(&b.payload, b.index, b.stream)));
-    if files.is_empty() {
+    if outputs.is_empty() {
         return Err(silence(app, call, id, &kept).await);
     }
-    if files.len() > OUTPUTS {
+    if outputs.len() > OUTPUTS {
         let detail = format!(
             "read {} outputs: at most {OUTPUTS} at one time; name a payload or a process",
-            files.len()
+            outputs.len()
         );
         return Err(Problem::parameter(In::Query, "payload", detail));
     }
     // Lines that have no end yet are kept.
-    let kept = if marks == LogMarks::Lines { files.len() * LINE } else { 0 };
+    let kept = if marks == LogMarks::Lines { outputs.len() * LINE } else { 0 };
     let busy =
-        || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", files.len()));
+        || Problem::new(BUSY, format!("read {} outputs: too many answers are being sent", outputs.len()));
     let reserved =
         if kept > SMALL { Some(app.common.answers.try_reserve(kept).ok_or_else(busy)?) } else { None };
     let open = in_turn(&app.hub.readers, "open logs", move || {
-        let from = StartPoint { tail, since };
-        let labels = labels(&files, marks);
-        let open = |(file, label)| Open::begin(file, label, from, marks);
+        let start = LogStart { tail, since };
+        let labels = labels(&outputs, marks);
         let last = if follow { OpenLine::Waits } else { OpenLine::Ends };
-        let open = files.iter().zip(labels).map(open).collect();
+        let open = outputs.iter().zip(labels);
+        let open = open.map(|(output, label)| Open::begin(output.as_ref(), label, start, marks)).collect();
         Outputs { open, last, looked: Instant::now() }
     });
     let open = open.await?;
@@ -209,7 +163,7 @@ fn response(app: &App, open: Outputs, marks: LogMarks, held: impl Send + 'static
 }
 
 /// Why there is nothing to show. `kept`: what there is of the incarnation, and was not asked for.
-async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[LogFile]) -> Problem {
+async fn silence(app: &App, call: &Call, id: IncarnationId, kept: &[OutputName]) -> Problem {
     if !kept.is_empty() {
         let names: Vec<_> = kept.iter().map(ToString::to_string).collect();
         return Problem::new(NOT_FOUND, format!("nothing like that is kept of it, but {}", names.join(", ")));
@@ -294,14 +248,6 @@ enum LogMarks {
     Lines,
 }
 
-/// Where to begin; if both are asked for, at what both leave.
-#[derive(Clone, Copy)]
-struct StartPoint {
-    /// The last so many lines.
-    tail: Option<u64>,
-    since: Option<SystemTime>,
-}
-
 /// What becomes of a line that has no end yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OpenLine {
@@ -329,15 +275,15 @@ fn read_since(text: &str) -> Result<SystemTime, Problem> {
 }
 
 /// What names each output: as marks, no more than tells them apart.
-fn labels(files: &[LogFile], marks: LogMarks) -> Vec<String> {
-    let process = |file: &LogFile| (file.payload.clone(), file.index);
-    let alone = files.windows(2).all(|two| process(&two[0]) == process(&two[1]));
-    let label = |file: &LogFile| match marks {
-        LogMarks::Changes => file.to_string(),
-        LogMarks::Lines if alone => format!("{} | ", file.stream),
-        LogMarks::Lines => format!("{}-{} {} | ", file.payload, file.index, file.stream),
+fn labels(outputs: &[Box<dyn LogOutput>], marks: LogMarks) -> Vec<String> {
+    let names = || outputs.iter().map(|output| output.name());
+    let processes: BTreeSet<_> = names().map(|name| (&name.payload, name.index)).collect();
+    let label = |name: &OutputName| match marks {
+        LogMarks::Changes => name.to_string(),
+        LogMarks::Lines if processes.len() == 1 => format!("{} | ", name.stream),
+        LogMarks::Lines => format!("{}-{} {} | ", name.payload, name.index, name.stream),
     };
-    files.iter().map(label).collect()
+    names().map(label).collect()
 }
 
 /// The outputs of an answer.
@@ -381,16 +327,16 @@ impl Outputs {
     /// Error of the last output, if no output can be read.
     fn nothing_can_be_read(&self) -> Option<&io::Error> {
         let mut errors = self.open.iter().map(|open| match &open.source {
-            LogSource::Broken(error) => Some(error),
-            LogSource::Reader(_) | LogSource::Over => None,
+            LogInput::Broken(error) => Some(error),
+            LogInput::Reader(_) | LogInput::Over => None,
         });
         errors.next_back().filter(|_| errors.all(|error| error.is_some())).flatten()
     }
 }
 
 /// From what an output is read.
-enum LogSource {
-    Reader(Reader),
+enum LogInput {
+    Reader(Box<dyn LogReader>),
     /// Cannot be read; the error is still to be sent to the client.
     Broken(io::Error),
     /// Cannot be read; the error was sent to the client.
@@ -400,7 +346,7 @@ enum LogSource {
 /// An output, and how far it was read.
 struct Open {
     label: String,
-    source: LogSource,
+    source: LogInput,
     marks: LogMarks,
     /// When what comes next was written, if that is known.
     time: Option<u64>,
@@ -411,24 +357,18 @@ struct Open {
 }
 
 impl Open {
-    fn begin(file: &LogFile, label: String, from: StartPoint, marks: LogMarks) -> Open {
-        let base = &file.base;
-        let reader = || match (from.since, from.tail) {
-            (None, tail) => Reader::last(base, tail.unwrap_or(u64::MAX)),
-            (Some(since), None) => Reader::since(base, since),
-            (Some(since), Some(tail)) => Ok(Reader::last(base, tail)?.later(Reader::since(base, since)?)),
-        };
-        let source = reader().map_or_else(LogSource::Broken, LogSource::Reader);
+    fn begin(output: &dyn LogOutput, label: String, start: LogStart, marks: LogMarks) -> Open {
+        let source = output.open(start).map_or_else(LogInput::Broken, LogInput::Reader);
         Open { label, source, marks, time: None, is_at_end: false, rest: Vec::new() }
     }
 
     fn next_time(&mut self) -> Option<u64> {
         if self.time.is_none() && !self.is_at_end {
             self.time = match &mut self.source {
-                LogSource::Over => None,
-                LogSource::Broken(_) => Some(0),
-                LogSource::Reader(reader) => reader.next_time().unwrap_or_else(|error| {
-                    self.source = LogSource::Broken(error);
+                LogInput::Over => None,
+                LogInput::Broken(_) => Some(0),
+                LogInput::Reader(reader) => reader.next_time().unwrap_or_else(|error| {
+                    self.source = LogInput::Broken(error);
                     Some(0)
                 }),
             };
@@ -440,12 +380,12 @@ impl Open {
     /// What is to be sent of what is new; `None` if that is no whole line.
     fn read(&mut self) -> Option<Bytes> {
         self.time = None;
-        let read = match std::mem::replace(&mut self.source, LogSource::Over) {
-            LogSource::Over => return None,
-            LogSource::Broken(error) => Err(error),
-            LogSource::Reader(mut reader) => {
+        let read = match std::mem::replace(&mut self.source, LogInput::Over) {
+            LogInput::Over => return None,
+            LogInput::Broken(error) => Err(error),
+            LogInput::Reader(mut reader) => {
                 let read = reader.read_block(CHUNK);
-                self.source = LogSource::Reader(reader);
+                self.source = LogInput::Reader(reader);
                 read
             }
         };
@@ -453,7 +393,7 @@ impl Open {
             Ok((_, bytes)) => bytes,
             // Other outputs may be readable: what is wrong with this one stands in its place.
             Err(error) => {
-                self.source = LogSource::Over;
+                self.source = LogInput::Over;
                 format!("chancery: cannot read this output: {error}\n").into_bytes()
             }
         };
@@ -484,6 +424,7 @@ fn marked(mark: &str, lines: &[u8]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use chancery_executor::process::LogFile;
     use serde_json::json;
 
     use super::*;
@@ -508,22 +449,23 @@ mod tests {
         .expect("a row")
     }
 
-    fn output(folder: &std::path::Path, stream: LogStream) -> LogFile {
-        let base = folder.join(format!("web-0.{stream}"));
-        LogFile { payload: "web".parse().expect("a name"), index: 0, stream, base }
+    fn output(folder: &std::path::Path, index: u16, stream: LogStream) -> Box<dyn LogOutput> {
+        let name = OutputName { payload: "web".parse().expect("a name"), index, stream };
+        let base = folder.join(name.to_string());
+        Box::new(LogFile { name, base })
     }
 
-    fn outputs(files: &[LogFile], last: OpenLine) -> Outputs {
-        let from = StartPoint { tail: None, since: None };
-        let begin = |(file, label)| Open::begin(file, label, from, LogMarks::Lines);
-        let open = files.iter().zip(labels(files, LogMarks::Lines)).map(begin).collect();
+    fn outputs(files: &[Box<dyn LogOutput>], last: OpenLine) -> Outputs {
+        let (start, marks) = (LogStart::default(), LogMarks::Lines);
+        let open = files.iter().zip(labels(files, marks));
+        let open = open.map(|(file, label)| Open::begin(file.as_ref(), label, start, marks)).collect();
         Outputs { open, last, looked: Instant::now() }
     }
 
     #[test]
     fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = |stream| output(folder.path(), stream);
+        let file = |stream| output(folder.path(), 0, stream);
         let files = [file(LogStream::Out), file(LogStream::Err)];
         std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
         std::fs::write(folder.path().join("web-0.err.1"), "oh\n").expect("a file");
@@ -541,14 +483,14 @@ mod tests {
             lines.sort_by_key(|line| line.starts_with("out"));
             assert_eq!(lines.concat(), wanted);
         }
-        let two = [file(LogStream::Out), LogFile { index: 1, ..file(LogStream::Out) }];
+        let two = [0, 1].map(|index| output(folder.path(), index, LogStream::Out));
         assert_eq!(labels(&two, LogMarks::Lines), ["web-0 out | ", "web-1 out | "]);
     }
 
     #[test]
     fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = |stream| output(folder.path(), stream);
+        let file = |stream| output(folder.path(), 0, stream);
         std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
         std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a folder where a file should be");
         let mut open = outputs(&[file(LogStream::Out), file(LogStream::Err)], OpenLine::Ends);

@@ -55,7 +55,7 @@ async fn carried_out(
     processes.carry_out(command).await;
     loop {
         let changes = tokio::time::timeout(Duration::from_secs(30), processes.changes(100));
-        for report in changes.await.context("no report")?.into_iter().filter(|r| r.object == object) {
+        for report in changes.await.context("no report")??.into_iter().filter(|r| r.object == object) {
             match report.saw {
                 Saw::Failed { message, .. } => bail!("{message}"),
                 saw if is_done(&saw) => return Ok(began.elapsed()),

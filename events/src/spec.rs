@@ -247,6 +247,14 @@ impl Runtime {
             Runtime::Simulated => true,
         }
     }
+
+    /// What runs there, if a payload must name a program to be one of it.
+    pub const fn needs_program(self) -> Option<&'static str> {
+        match self {
+            Runtime::Process => Some("processes"),
+            Runtime::Simulated => None,
+        }
+    }
 }
 
 impl From<OperationKind> for PolicyKind {

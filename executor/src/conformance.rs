@@ -10,6 +10,8 @@ use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{Exit, Hope, ProcessStatus, Saw};
 use chancery_events::protocol::{Command, ObjectSpec, RunSpec, Standing};
 
+mod failing;
+mod logs;
 mod reader;
 mod volumes;
 
@@ -29,6 +31,27 @@ pub enum Behaves {
     CannotStart,
     /// Its first process is ready, and does not answer its liveness probe soon after.
     StopsAnswering,
+    /// It runs until it is asked to end. Where there are logs, it writes `oh` to standard error and `one` to standard output,
+    /// and `two` a moment later, each with a line feed.
+    Writes,
+}
+
+/// Whether what processes write can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// It can.
+    IsRead,
+    /// Nothing is written.
+    None,
+}
+
+/// Whether an API stands between the orchestrator and its world that may not answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Api {
+    /// It does not answer until it is connected.
+    CutOff,
+    /// It answers.
+    Connected,
 }
 
 /// An orchestrator to be tried, and the world that it works on.
@@ -50,6 +73,16 @@ pub trait Subject: Sync {
 
     /// Takes away what is in a volume, behind the orchestrator's back.
     fn lose(&self, volume: VolumeId);
+
+    /// Whether its processes write.
+    fn output(&self) -> Output;
+
+    /// Records a command for something that does not exist, and begins nothing of it, as an executor that crashes there.
+    /// None is open.
+    fn crash_after_record(&self, command: &Command);
+
+    /// Cuts the orchestrator off from its world, or connects it again; false if nothing is between them.
+    fn set_api(&self, api: Api) -> bool;
 
     /// Puts things there that are not ours.
     fn plant_foreign_things(&self);
@@ -83,6 +116,9 @@ pub async fn check<S: Subject>(subject: &S) {
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
     a_judged_object_is_removed(subject, next(), next()).await;
     what_runs_is_not_forgotten(subject, next()).await;
+    what_was_recorded_and_not_begun_is_begun_when_it_comes_again(subject, next(), next()).await;
+    failing::a_list_that_fails_says_nothing_of_what_runs(subject, [next(), next(), next()]).await;
+    logs::what_is_written_is_read(subject, next(), next()).await;
     check_volumes(subject, at.plus(1)).await;
     subject.check_foreign_things();
 }
@@ -97,6 +133,7 @@ async fn check_volumes<S: Subject>(subject: &S, mut at: Position) {
     volumes::what_was_a_volume_once_is_not_made_again(subject, next(), next()).await;
     volumes::a_run_waits_for_its_volume_and_keeps_it(subject, next(), run).await;
     volumes::a_judged_volume_is_removed(subject, next(), next()).await;
+    volumes::what_was_recorded_and_not_made_is_made_when_it_comes_again(subject, next()).await;
 }
 
 async fn an_ensure_is_idempotent<S: Subject>(subject: &S, id: IncarnationId) {
@@ -379,6 +416,31 @@ async fn what_runs_is_not_forgotten<S: Subject>(subject: &S, id: IncarnationId) 
     assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "what runs is never forgotten");
     assert_eq!(subject.running(id), 1, "nor ended by that");
     reader.end(id, 2, &spec).await;
+}
+
+async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: Subject>(
+    subject: &S,
+    started: IncarnationId,
+    stopped: IncarnationId,
+) {
+    let spec = subject.spec(Behaves::Stays, 1);
+    subject.crash_after_record(&command(started, 2, Effect::Ensure, &spec));
+    subject.crash_after_record(&command(stopped, 2, Effect::Stop, &spec));
+    let mut reader = Reader::open(subject).await;
+    let listed = reader.known.get(&started.into()).map(|report| (report.revision, report.saw.clone()));
+    let nothing = Saw::NotReady { processes: vec![] };
+    assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
+    for id in [started, stopped] {
+        reader.order(id, 1, Effect::Ensure, &spec).await;
+        assert_eq!(subject.running(id), 0, "what is below the recorded order starts nothing");
+    }
+    reader.order(started, 2, Effect::Ensure, &spec).await;
+    reader.until(started, 2, "it is begun", is_ready).await;
+    assert_eq!(subject.running(started), 1, "once");
+    reader.order(stopped, 2, Effect::Stop, &spec).await;
+    reader.until(stopped, 2, "what never ran is gone", is_gone).await;
+    reader.end(started, 3, &spec).await;
+    reader.forget(stopped).await;
 }
 
 fn is_ready(saw: &Saw) -> bool {

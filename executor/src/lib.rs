@@ -1,8 +1,9 @@
 //! Executors: carry out the decider's commands on an orchestrator, and report what is there.
 //!
-//! In reading order: what an orchestrator is ([`orchestrator`]) and the board on which it shows what it has
-//! ([`board`]); what one order means for what is there ([`plan`], pure); the session with the decider
-//! ([`session`], pure); the loop around both ([`run`]); links to a decider elsewhere ([`remote`]); then the orchestrators: operating-system processes
+//! In reading order: what an orchestrator is ([`orchestrator`]), how it gives what processes write ([`logs`]), and the
+//! board on which it shows what it has ([`board`]); what one order means for what is there ([`plan`], pure), and the
+//! durable record of orders and tombstones (`executor_store`); the session with the decider ([`session`], pure); the loop
+//! around both ([`run`]); links to a decider elsewhere ([`remote`]); then the orchestrators: operating-system processes
 //! ([`process`]) and nodes in memory ([`simulated`]), which both pass [`conformance`].
 //!
 //! What a copied directory is ([`directory`]).
@@ -15,6 +16,8 @@ pub mod board;
 pub mod conformance;
 pub mod directory;
 mod durable;
+mod executor_store;
+pub mod logs;
 pub mod orchestrator;
 pub mod plan;
 pub mod process;
@@ -24,7 +27,7 @@ mod scope;
 pub mod session;
 pub mod simulated;
 
-pub use orchestrator::{Orchestrator, WorkProgress};
+pub use orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 pub use run::{Config, Link, run};
 pub use scope::remembered;
 pub use session::Stop;

@@ -96,7 +96,8 @@ impl Order {
         self.aim == Aim::Up && self.standing == Standing::Open
     }
 
-    fn rank(&self) -> (u32, u32) {
+    /// What fences: an order below another one changes nothing.
+    pub(crate) fn rank(&self) -> (u32, u32) {
         (self.revision, self.attempt)
     }
 }
@@ -304,10 +305,19 @@ fn runs_as(there: Option<&ObjectSpec>, brought: Option<&ObjectSpec>) -> bool {
     }
 }
 
-/// The spec of what is there, when an order was adopted that brought another one: of something that runs alike, the
-/// rule of starting again is the newest; of a volume, everything.
-pub fn adopted(there: Option<ObjectSpec>, brought: Option<&ObjectSpec>) -> Option<ObjectSpec> {
-    if runs_as(there.as_ref(), brought) { brought.cloned() } else { there }
+/// The spec to record with an order: what is started or changed is what it brought. Of something else that is there the
+/// spec stays, but for what may be taken over: of something that runs alike, the rule of starting again; of a volume,
+/// everything.
+pub fn accepted(step: &Step, there: Option<ObjectSpec>, brought: Option<&ObjectSpec>) -> Option<ObjectSpec> {
+    match step {
+        Step::Start | Step::Change => brought.cloned(),
+        Step::Adopt | Step::End(_) | Step::Bury | Step::Answer | Step::Refuse(..)
+            if there.is_some() && !runs_as(there.as_ref(), brought) =>
+        {
+            there
+        }
+        Step::Adopt | Step::End(_) | Step::Bury | Step::Answer | Step::Refuse(..) => brought.cloned(),
+    }
 }
 
 /// Whether a report is worth a message of its own, or only a line in a list.

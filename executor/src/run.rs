@@ -10,14 +10,14 @@ use std::time::Duration;
 use chancery_events::id::ObjectId;
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::Report;
-use chancery_events::protocol::{Command, ToDecider};
+use chancery_events::protocol::ToDecider;
 use chancery_events::spec::Runtime;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::directory::CopyPolicy;
-use crate::orchestrator::{Orchestrator, WorkProgress};
+use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
 use crate::scope::{Scope, ScopeError};
 use crate::session::{Core, Identity, Input, Output, Stop, Work};
 
@@ -113,9 +113,9 @@ struct Loop<O, C, F> {
     connecting: Option<Pin<Box<F>>>,
     link: Option<Link>,
     outbox: VecDeque<ToDecider>,
-    listing: Option<Pin<Box<dyn Future<Output = Vec<Report>> + Send>>>,
-    /// Each gives a command that was put off back.
-    works: JoinSet<Option<Command>>,
+    listing: Option<Pin<Box<dyn Future<Output = Result<Vec<Report>, InventoryError>> + Send>>>,
+    /// Each gives back what was put off.
+    works: JoinSet<Option<Work>>,
     /// What each task in `works` works on, so that one that panics still gives its object back.
     on: HashMap<tokio::task::Id, ObjectId>,
     /// Dropped last: its lock keeps out another executor until nothing of this one writes any more.
@@ -125,8 +125,8 @@ struct Loop<O, C, F> {
 enum Woken {
     Input(Input),
     Linked(std::io::Result<Link>),
-    Listed(Vec<Report>),
-    Done(tokio::task::Id, Option<Command>),
+    Listed(Result<Vec<Report>, InventoryError>),
+    Done(tokio::task::Id, Option<Work>),
     Sent,
     Unread(serde_json::Error),
     Lost,
@@ -163,14 +163,13 @@ where
                         .ok();
                     return if self.link.is_some() { Input::Connected } else { Input::Disconnected };
                 }
-                Woken::Listed(reports) => {
+                Woken::Listed(listed) => {
                     self.listing = None;
-                    return Input::Listed(reports);
+                    return listed.map_or_else(Input::NotListed, Input::Listed);
                 }
                 Woken::Done(task, put_off) => {
                     if let Some(object) = self.on.remove(&task) {
-                        return put_off
-                            .map_or(Input::Done(object), |work| Input::PutOff(Work::CarryOut(work)));
+                        return put_off.map_or(Input::Done(object), Input::PutOff);
                     }
                 }
                 Woken::Unread(error) => tracing::error!(%error, "a message of the decider cannot be read"),
@@ -211,8 +210,10 @@ where
                 Some(Err(error)) => Woken::Unread(error),
                 None => Woken::Lost,
             },
-            reports = poll(&mut self.listing) => Woken::Listed(reports),
-            reports = self.orchestrator.changes(CHANGES), if takes_changes => Woken::Input(Input::Changed(reports)),
+            listed = poll(&mut self.listing) => Woken::Listed(listed),
+            changes = self.orchestrator.changes(CHANGES), if takes_changes => {
+                Woken::Input(changes.map_or_else(Input::WatchLost, Input::Changed))
+            }
         }
     }
 
@@ -252,15 +253,12 @@ where
         let object = work.object();
         let orchestrator = self.orchestrator.clone();
         let task = self.works.spawn(async move {
-            match work {
-                Work::CarryOut(command) => {
-                    let progress = orchestrator.carry_out(command.clone()).await;
-                    return (progress == WorkProgress::PutOff).then_some(command);
-                }
-                Work::Remove { object, revision } => orchestrator.remove(object, revision).await,
-                Work::Forget(object) => orchestrator.forget(object).await,
-            }
-            None
+            let progress = match &work {
+                Work::CarryOut(command) => orchestrator.carry_out(command.clone()).await,
+                Work::Remove { object, revision } => orchestrator.remove(*object, *revision).await,
+                Work::Forget(object) => orchestrator.forget(*object).await,
+            };
+            (progress == WorkProgress::PutOff).then_some(work)
         });
         self.on.insert(task.id(), object);
     }

@@ -1,12 +1,15 @@
 //! The session with the decider, without I/O: what comes in, and what is to be done about it.
 //!
-//! | phase | connected | welcome | listed | beat, inventory, command, forget, judged | refused, closed | disconnected | too late |
-//! |---|---|---|---|---|---|---|---|
-//! | waiting | – | – | – | – | – | – | connect |
-//! | connecting | hello, → greeting | – | – | – | – | → waiting | – |
-//! | greeting | – | list, → listing | – | – | → waiting, or stop | → waiting | hang up, → waiting |
-//! | listing | – | – | level, → attached | as attached | → waiting | → waiting | hang up, → waiting |
-//! | attached | – | – | – | renew, queue | → waiting | → waiting | hang up, → waiting |
+//! | phase | connected | welcome | listed | not listed | watch lost | beat, inventory, command, forget, judged | refused, closed | disconnected | too late |
+//! |---|---|---|---|---|---|---|---|---|---|
+//! | waiting | – | – | – | – | – | – | – | – | connect |
+//! | connecting | hello, → greeting | – | – | – | – | – | – | → waiting | – |
+//! | greeting | – | list, → listing | – | – | – | – | → waiting, or stop | → waiting | hang up, → waiting |
+//! | listing | – | – | level, → attached | list after a pause | – | as attached | → waiting | → waiting | hang up, → waiting |
+//! | attached | – | – | level, if one was asked for | list after a pause | list after a pause | renew, queue | → waiting | → waiting | hang up, → waiting |
+//!
+//! A list that fails says nothing of any object: heartbeats go on, and the list is asked for again after a pause that grows
+//! up to 5 s. While the watch is lost no change is taken in, and work goes on.
 //!
 //! What must stay true: no work is begun after ¾ of the lease since the sending of the last heartbeat (or hello) that
 //! was answered; none is begun on a head that is not on disk; none overlaps other work on the same object; a
@@ -59,6 +62,20 @@ struct Connection {
     /// Reports said and accepted.
     said: u64,
     accepted: u64,
+    inventory: Inventory,
+    /// Lists that failed and watches that were lost since the last change.
+    failures: u32,
+}
+
+/// Whether the decider was told of what the orchestrator has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Inventory {
+    /// A list was asked for.
+    Asked,
+    /// The list failed, or changes were missed: it is asked for at this time.
+    Unknown { until: Duration },
+    /// All of it; changes follow.
+    Reported,
 }
 
 /// See the module.
@@ -89,7 +106,8 @@ impl Core {
 
     /// Whether changes are to be given in: after the level, and while not too many wait to be accepted.
     pub fn takes_changes(&self) -> bool {
-        matches!(&self.phase, Phase::Attached(c) if c.said - c.accepted < WINDOW)
+        matches!(&self.phase, Phase::Attached(c)
+            if c.inventory == Inventory::Reported && c.said - c.accepted < WINDOW)
     }
 
     /// When a tick is due, if nothing else happens.
@@ -98,7 +116,10 @@ impl Core {
             Phase::Waiting { until } => Some(*until),
             Phase::Connecting => None,
             Phase::Greeting { since } => Some(*since + GREETING),
-            Phase::Listing(_) | Phase::Attached(_) => Some(self.lease.due()),
+            Phase::Listing(c) | Phase::Attached(c) => Some(match c.inventory {
+                Inventory::Unknown { until } => until.min(self.lease.due()),
+                Inventory::Asked | Inventory::Reported => self.lease.due(),
+            }),
         }
     }
 
@@ -120,7 +141,9 @@ impl Core {
                     return out;
                 }
             }
+            Input::NotListed(error) => self.not_known(now, &error),
             Input::Changed(reports) => self.changed(reports, &mut out),
+            Input::WatchLost(error) => self.not_known(now, &error),
             Input::Done(object) => self.queue.done(object),
             Input::PutOff(work) => self.queue.put_off(work),
             Input::Tick => self.tick(now, &mut out),
@@ -146,14 +169,10 @@ impl Core {
     /// Tries again later; what was seen of a lease goes on until its ¾.
     fn wait(&mut self, now: Duration) {
         // A decider that comes back must be asked within a lease, or it loses the session.
-        let most = if self.lease.length().is_zero() {
-            BACKOFF_MOST
-        } else {
-            BACKOFF_MOST.min(self.lease.length() / 3)
-        };
-        let pause = (BACKOFF_FIRST * 2u32.saturating_pow(self.failures.min(10))).min(most);
+        let most = if self.lease.length().is_zero() { BACKOFF_MOST } else { self.lease.length() / 3 };
+        let until = now + backoff(self.failures).min(most);
         self.failures = self.failures.saturating_add(1);
-        self.phase = Phase::Waiting { until: now + pause };
+        self.phase = Phase::Waiting { until };
     }
 
     fn hang_up(&mut self, now: Duration, out: &mut Vec<Output>) {
@@ -162,7 +181,7 @@ impl Core {
     }
 
     fn tick(&mut self, now: Duration, out: &mut Vec<Output>) {
-        match &self.phase {
+        match &mut self.phase {
             Phase::Waiting { until } if now >= *until => {
                 self.phase = Phase::Connecting;
                 out.push(Output::Connect);
@@ -170,6 +189,10 @@ impl Core {
             Phase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
             Phase::Listing(_) | Phase::Attached(_) if self.lease.is_over(now) => self.hang_up(now, out),
             Phase::Listing(c) | Phase::Attached(c) => {
+                if matches!(c.inventory, Inventory::Unknown { until } if now >= until) {
+                    c.inventory = Inventory::Asked;
+                    out.push(Output::List);
+                }
                 if let Some(beat) = self.lease.beat(now) {
                     out.push(Output::Say(ToDecider::Heartbeat { attach: c.attach, beat }));
                 }
@@ -260,7 +283,9 @@ impl Core {
         self.seen = Some(Seen { lineage, head: envelope.head });
         self.failures = 0;
         self.lease = Lease::since(since, lease);
-        self.phase = Phase::Listing(Connection { attach: envelope.attach, lineage, said: 0, accepted: 0 });
+        let (attach, inventory) = (envelope.attach, Inventory::Asked);
+        self.phase =
+            Phase::Listing(Connection { attach, lineage, said: 0, accepted: 0, inventory, failures: 0 });
         // What waited was asked for by an earlier connection; the inventory says all of it anew.
         self.queue.clear_waiting();
         out.push(Output::List);
@@ -327,10 +352,16 @@ impl Core {
     }
 
     fn listed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) -> Result<(), Stop> {
-        let Phase::Listing(c) = &self.phase else {
+        let (Phase::Listing(c) | Phase::Attached(c)) = &self.phase else {
             return Ok(());
         };
-        let connection = Connection { ..*c };
+        if c.inventory != Inventory::Asked {
+            return Ok(());
+        }
+        if c.failures > 0 {
+            tracing::info!(objects = reports.len(), "inventory known again");
+        }
+        let connection = Connection { inventory: Inventory::Reported, ..*c };
         let head = self.seen.map(|seen| seen.head.position).unwrap_or_default();
         let mut ours = reports.iter().map(|r| r.object).filter(|id| id.lineage() == connection.lineage);
         if let Some(id) = ours.find(|id| id.position() > head) {
@@ -357,11 +388,23 @@ impl Core {
         Ok(())
     }
 
+    /// What the orchestrator has is not known, in whole or since the last change: it is listed again later.
+    fn not_known(&mut self, now: Duration, error: &dyn std::error::Error) {
+        let (Phase::Listing(c) | Phase::Attached(c)) = &mut self.phase else {
+            return;
+        };
+        let pause = backoff(c.failures);
+        c.failures = c.failures.saturating_add(1);
+        c.inventory = Inventory::Unknown { until: now + pause };
+        tracing::warn!(%error, failures = c.failures, ?pause, "inventory unknown, listing again");
+    }
+
     fn changed(&mut self, reports: Vec<Report>, out: &mut Vec<Output>) {
         let Phase::Attached(c) = &mut self.phase else {
             // The next level covers them.
             return;
         };
+        c.failures = 0;
         for report in reports {
             c.said += 1;
             out.push(Output::Say(ToDecider::Report { attach: c.attach, sequence: c.said, report }));
@@ -381,6 +424,11 @@ impl Core {
             out.push(Output::Begin(work));
         }
     }
+}
+
+/// The pause after so many failures before this one.
+fn backoff(failures: u32) -> Duration {
+    (BACKOFF_FIRST * 2u32.saturating_pow(failures.min(10))).min(BACKOFF_MOST)
 }
 
 /// What is wanted must have been issued before it is wanted.

@@ -49,7 +49,7 @@ use chancery_events::fact::{Approver, Asker, Fact, OperationEnd, Proposal};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::name::{Actor, NodeName};
 use chancery_events::refusal::{Code, Refusal};
-use chancery_events::spec::{Approval, OperationKind, PlanVersion, Runtime};
+use chancery_events::spec::{Approval, OperationKind, PlanVersion};
 use chancery_events::subject::Subject;
 
 use crate::context::{Context, Draft};
@@ -84,13 +84,8 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Asker>) -> Option<Approver
 fn obstacle(fleet: &Fleet, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
     let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
     let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
-    match cluster.spec.runtime {
-        Runtime::Process => Some(format!(
-            "payload {} says nothing to run, and cluster {} runs processes",
-            empty.name, cluster.name
-        )),
-        Runtime::Simulated => None,
-    }
+    let what = cluster.spec.runtime.needs_program()?;
+    Some(format!("payload {} says nothing to run, and cluster {} runs {what}", empty.name, cluster.name))
 }
 
 /// By which deployment of its plan the operation brings something up, or would, and what.

@@ -14,7 +14,8 @@ use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::Runtime;
 use chancery_executor::directory::CopyPolicy;
-use chancery_executor::process::{CgroupSetting, KeeperProgram, LogFile, OutputLimits, Processes};
+use chancery_executor::logs::{LogOutput, LogSource as _};
+use chancery_executor::process::{CgroupSetting, KeeperProgram, OutputLimits, ProcessLogs, Processes};
 use chancery_executor::simulated::{Faults, Simulated, World};
 use chancery_executor::{Link, Stop, process};
 use chancery_projector::rows::ClusterRow;
@@ -290,8 +291,8 @@ where
     }
 }
 
-/// The outputs of an incarnation's processes, wherever under `root` it ran.
-pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogFile>> {
+/// The outputs of an incarnation's processes, whichever executor under `root` ran it: also one of a cluster that was deleted.
+pub fn outputs(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(root) {
         Ok(entries) => entries,
@@ -299,7 +300,7 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<LogF
         Err(error) => return Err(error),
     };
     for entry in entries {
-        found.extend(process::log_files(&entry?.path(), incarnation)?);
+        found.extend(ProcessLogs { root: entry?.path() }.outputs(incarnation)?);
     }
     Ok(found)
 }

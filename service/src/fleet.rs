@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_api::{App, Common, Figures, LAST_OUTCOMES, LastVerdict, Links, LogFile, LogStream, Logs};
+use chancery_api::{App, Common, Figures, LAST_OUTCOMES, LastVerdict, Links, Logs};
 use chancery_decider::core::{PART, Settings};
 use chancery_decider::desk::{Desk, Duty};
 use chancery_decider::troubles::FleetTroubles;
@@ -21,7 +21,7 @@ use chancery_decider::wall_clock::WallClock;
 use chancery_decider::{Connections, Following, Hub, random};
 use chancery_events::id::{IncarnationId, Position, Writer};
 use chancery_events::name::{ClusterName, FleetName};
-use chancery_executor::process;
+use chancery_executor::logs::{LogOutput, LogSource};
 use chancery_journal::segments::{Against, Options, SegmentJournal};
 use chancery_journal::snapshots::Snapshots;
 use chancery_journal::{Cursor, Delivery, Journal, Sink, Source, is_mirror};
@@ -379,21 +379,14 @@ struct Files {
     clusters: Clusters,
 }
 
+impl LogSource for Files {
+    fn outputs(&self, id: IncarnationId) -> std::io::Result<Vec<Box<dyn LogOutput>>> {
+        executors::outputs(&self.root, id)
+    }
+}
+
 impl Logs for Files {
     fn keeps(&self, cluster: &ClusterName) -> bool {
         self.clusters.has(cluster)
-    }
-
-    fn files(&self, id: IncarnationId) -> std::io::Result<Vec<LogFile>> {
-        let shown = |file: process::LogFile| LogFile {
-            payload: file.payload,
-            index: file.index,
-            stream: match file.stream {
-                process::Stream::Out => LogStream::Out,
-                process::Stream::Err => LogStream::Err,
-            },
-            base: file.base,
-        };
-        Ok(executors::log_files(&self.root, id)?.into_iter().map(shown).collect())
     }
 }

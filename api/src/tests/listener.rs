@@ -2,12 +2,15 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Method;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
+use chancery_executor::logs::{LogOutput, LogSource, LogStream, OutputName};
+use chancery_executor::process::LogFile;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -16,7 +19,7 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
 use super::world::{LINEAGE, World, request};
-use crate::{Limits, LogFile, LogStream, Logs, RESERVED, serve};
+use crate::{Limits, Logs, RESERVED, serve};
 
 struct Server {
     address: SocketAddr,
@@ -227,25 +230,24 @@ async fn stopping_ends_streams_and_lets_requests_finish() {
     assert!(TcpStream::connect(server.address).await.is_err());
 }
 
+fn output(index: u16, stream: LogStream, base: PathBuf) -> Box<dyn LogOutput> {
+    let name = OutputName { payload: "server".parse().expect("a name"), index, stream };
+    Box::new(LogFile { name, base })
+}
+
 struct Folder(tempfile::TempDir);
 
 impl Logs for Folder {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }
+}
 
-    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
-        let file = |index, stream, name| LogFile {
-            payload: "server".parse().expect("a name"),
-            index,
-            stream,
-            base: self.0.path().join(name),
-        };
-        Ok(vec![
-            file(0, LogStream::Out, "0.out"),
-            file(0, LogStream::Err, "0.err"),
-            file(1, LogStream::Out, "1.out"),
-        ])
+impl LogSource for Folder {
+    fn outputs(&self, _id: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
+        let files =
+            [(0, LogStream::Out, "0.out"), (0, LogStream::Err, "0.err"), (1, LogStream::Out, "1.out")];
+        Ok(files.map(|(index, stream, name)| output(index, stream, self.0.path().join(name))).into())
     }
 }
 
@@ -256,14 +258,11 @@ impl Logs for Many {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }
+}
 
-    fn files(&self, _id: IncarnationId) -> io::Result<Vec<LogFile>> {
-        let file = |index| LogFile {
-            payload: "server".parse().expect("a name"),
-            index,
-            stream: LogStream::Out,
-            base: format!("nowhere/{index}.out").into(),
-        };
+impl LogSource for Many {
+    fn outputs(&self, _id: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
+        let file = |index| output(index, LogStream::Out, format!("nowhere/{index}.out").into());
         Ok((0..300).map(file).collect())
     }
 }

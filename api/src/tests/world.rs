@@ -15,6 +15,7 @@ use chancery_events::intent;
 use chancery_events::name::FleetName;
 use chancery_events::record::{Draft, Record};
 use chancery_events::time::Time;
+use chancery_executor::logs::NoLogSource;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Delivery, Journal, Signature, genesis};
 use chancery_projector::{Projector, Tuning};
@@ -22,7 +23,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
-use crate::{AllowedHosts, Api, App, Common, LastVerdict, Limits, Links, NoLogs, router};
+use crate::{AllowedHosts, Api, App, Common, LastVerdict, Limits, Links, router};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -144,7 +145,7 @@ impl World {
             source: log.source(),
             hub,
             figures: Arc::new(common.metrics.of(&fleet())),
-            logs: Arc::new(NoLogs),
+            logs: Arc::new(NoLogSource),
             links: Arc::new(Links::new(
                 Connections::default(),
                 Duration::from_mins(1),

@@ -12,7 +12,7 @@ use super::{Subject, command, is_clean};
 use crate::orchestrator::Orchestrator;
 
 /// Nothing that is waited for takes as long as this.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Enough for readers to be slow in.
 const LIMIT: usize = 3;
 
@@ -45,7 +45,8 @@ impl<O: Orchestrator> Reader<O> {
     }
 
     pub(super) async fn list(&mut self) -> BTreeMap<ObjectId, Report> {
-        self.known = self.orchestrator.list().await.into_iter().map(|r| (r.object, r)).collect();
+        let reports = self.orchestrator.list().await.expect("nothing keeps it from listing");
+        self.known = reports.into_iter().map(|r| (r.object, r)).collect();
         self.known.clone()
     }
 
@@ -78,7 +79,7 @@ impl<O: Orchestrator> Reader<O> {
                 if let Some(report) = self.known.get(&id).filter(|report| is(report)) {
                     return report.clone();
                 }
-                let news = self.orchestrator.changes(LIMIT).await;
+                let news = self.orchestrator.changes(LIMIT).await.expect("nothing was missed");
                 self.known.extend(news.into_iter().map(|report| (report.object, report)));
             }
         });

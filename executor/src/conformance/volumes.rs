@@ -144,3 +144,21 @@ pub(super) async fn a_judged_volume_is_removed<S: Subject>(subject: &S, id: Volu
         reader.forget(id).await;
     }
 }
+
+pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S: Subject>(
+    subject: &S,
+    id: VolumeId,
+) {
+    let spec = volume(1000);
+    subject.crash_after_record(&command(id, 2, Effect::Ensure, &spec));
+    let mut reader = Reader::open(subject).await;
+    let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.saw.clone()));
+    let nothing = Saw::NotReady { processes: vec![] };
+    assert_eq!(listed, Some((1, nothing)), "it is named, at less than what was ordered");
+    assert!(!subject.holds(id), "and not made");
+    reader.order(id, 2, Effect::Ensure, &spec).await;
+    reader.until(id, 2, "it is made", is_ready).await;
+    reader.order(id, 3, Effect::Kill, &spec).await;
+    reader.until(id, 3, "it is destroyed", is_gone).await;
+    reader.forget(id).await;
+}

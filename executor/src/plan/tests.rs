@@ -262,7 +262,7 @@ fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() 
     }
     let late = step(Some(&there), &order(Aim::Up, 1, 1), Some(&rule(Restart::Always)), Changes::Never);
     assert_eq!(late, Step::Answer, "not with a lower one");
-    let adopt = |brought: &ObjectSpec| match adopted(there.spec.clone(), Some(brought)) {
+    let adopt = |brought: &ObjectSpec| match accepted(&Step::Adopt, there.spec.clone(), Some(brought)) {
         Some(ObjectSpec::Run(spec)) => spec.restart,
         other => panic!("{other:?}"),
     };
@@ -295,7 +295,24 @@ fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
             assert_eq!(step(Some(&there), &order, Some(&volume(2)), changes), then, "{because}");
         }
     }
-    assert_eq!(adopted(Some(volume(1)), Some(&volume(2))), Some(volume(2)), "the newest is recorded");
+    let recorded = accepted(&Step::Adopt, Some(volume(1)), Some(&volume(2)));
+    assert_eq!(recorded, Some(volume(2)), "the newest is recorded");
+}
+
+#[test]
+fn a_spec_is_recorded_with_an_order_by_what_the_order_does() {
+    let (a, b) = (|| Some(spec("web-1")), || Some(spec("web-2")));
+    for (step, there, brought, recorded, because) in [
+        (Step::Start, a(), b(), b(), "it is started as the order says"),
+        (Step::Change, a(), b(), b(), "it is changed to that"),
+        (Step::Adopt, a(), b(), a(), "what runs is what it was started as"),
+        (Step::End(Duration::ZERO), a(), b(), a(), "also while it is being ended"),
+        (Step::Bury, a(), b(), a(), "and when it is gone"),
+        (Step::Bury, a(), None, a(), "a judgement brings none"),
+        (Step::Bury, None, b(), b(), "of something unknown, all that is known is what the order says"),
+    ] {
+        assert_eq!(accepted(&step, there, brought.as_ref()), recorded, "{because}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, ObjectId};
 use chancery_events::name::PayloadName;
 use chancery_events::observation::{Address, Exit, Hope, Process, ProcessStatus};
 use chancery_events::protocol::{ObjectSpec, RunPayload, RunSpec};
@@ -30,7 +30,8 @@ use super::capture::OutputLimits;
 use super::drift::Place;
 use super::group::{self, CgroupParent, IncarnationCgroup, LimitHits};
 use super::identity::{self, Boot, ProcessIdentity};
-use crate::durable::{self, Lock, Reader};
+use crate::durable::{self, Lock};
+use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, Tombstone};
 use crate::plan::{Before, Order, Present, State};
 
 /// What is wanted: `spec.json`.
@@ -52,6 +53,24 @@ pub(super) struct Wanted {
     /// Where volumes are kept.
     #[serde(default)]
     pub(super) volumes: Option<PathBuf>,
+}
+
+impl StoreRecord for Wanted {
+    const NAME: &'static str = "spec";
+}
+
+impl CommandRecord for Wanted {
+    fn object(&self) -> ObjectId {
+        self.incarnation.into()
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+}
+
+impl StoreRecord for Record {
+    const NAME: &'static str = "processes";
 }
 
 impl Wanted {
@@ -92,12 +111,6 @@ pub(super) fn remove_groups(wanted: Option<&Wanted>, record: Option<&Record>) ->
     let failures = all.iter().filter_map(remove).collect();
     all.iter().filter_map(|path| path.parent()).for_each(group::remove_parent);
     failures
-}
-
-/// `tombstone.json`
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Tombstone {
-    pub(super) revision: u32,
 }
 
 /// What was started: `processes.json`.
@@ -288,6 +301,12 @@ pub(super) struct Folder {
     path: PathBuf,
 }
 
+impl ObjectDirectory for Folder {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Folder {
     pub(super) fn at(path: PathBuf) -> Folder {
         Folder { path }
@@ -301,46 +320,10 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Makes the folder, if it is missing, and lets its name outlive a crash.
-    pub(super) fn make(&self) -> io::Result<()> {
-        durable::make_folder(&self.path)?;
-        durable::sync_folder(&self.path)?;
-        self.path.parent().map_or(Ok(()), durable::sync_folder)
-    }
-
-    pub(super) fn wanted(&self, by: Reader) -> io::Result<Option<Wanted>> {
-        durable::read(&self.file("spec.json"), by)
-    }
-
-    pub(super) fn want(&self, wanted: &Wanted) -> io::Result<()> {
-        durable::write(&self.file("spec.json"), wanted)
-    }
-
-    pub(super) fn tombstone(&self, by: Reader) -> io::Result<Option<Tombstone>> {
-        durable::read(&self.file("tombstone.json"), by)
-    }
-
-    pub(super) fn bury(&self, revision: u32) -> io::Result<()> {
-        durable::write(&self.file("tombstone.json"), &Tombstone { revision })
-    }
-
-    pub(super) fn record(&self, by: Reader) -> io::Result<Option<Record>> {
-        durable::read(&self.file("processes.json"), by)
-    }
-
-    pub(super) fn write_record(&self, record: &Record) -> io::Result<()> {
-        durable::write(&self.file("processes.json"), record)
-    }
-
-    pub(super) fn drop_record(&self) -> io::Result<()> {
-        durable::remove(&self.file("processes.json"))
-    }
-
     /// The files without which what runs could not be adopted.
     pub(super) fn records_of_what_runs(&self) -> [PathBuf; 4] {
-        let [spec, processes] =
-            ["spec.json", "processes.json"].map(|record| durable::copies(&self.file(record)));
-        let ([a, b], [c, d]) = (spec, processes);
+        let [a, b] = durable::copies(&self.record::<Wanted>());
+        let [c, d] = durable::copies(&self.record::<Record>());
         [a, b, c, d]
     }
 
@@ -383,7 +366,7 @@ pub(super) fn present(
     probed: impl Fn(usize) -> ProcessStatus,
 ) -> Present {
     let state = match record {
-        _ if tombstone.is_some_and(|t| t.revision >= wanted.order.revision) => State::Gone,
+        _ if tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order)) => State::Gone,
         None => State::Accepted,
         Some(record) => {
             let processes = record.processes(probed);

@@ -31,6 +31,7 @@ use super::sweeps::Pause;
 use super::trampoline::hope;
 use super::wire::LONGEST_GRACE;
 use crate::durable::Lock;
+use crate::executor_store::ObjectStore as _;
 
 /// A trampoline whose keeper died exits at once; what lives after this was told to execute its program.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
@@ -275,7 +276,7 @@ pub(super) fn finish(
         tracing::warn!(%error, folder = %folder.path().display(), "an orphan's group stays");
     }
     record.phase = Phase::Ended { exit };
-    folder.write_record(record)
+    folder.write(record)
 }
 
 fn unseen(cause: Cause) -> End {

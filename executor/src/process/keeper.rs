@@ -39,7 +39,7 @@ use files::Mine;
 use super::capture::{Capture, Copied};
 use super::client::Client;
 use super::drift::{Loss, Place, Sight};
-use super::folder::{Folder, Phase, Record, Tombstone, Wanted};
+use super::folder::{Folder, Phase, Record, Wanted};
 use super::group;
 use super::identity::{self, Boot};
 use super::log::log;
@@ -47,6 +47,7 @@ use super::start::{self, Waiting, prepare, trampoline};
 use super::trampoline::NotExecuted;
 use super::wire::{self, Request};
 use crate::durable::{Lock, Reader};
+use crate::executor_store::{ObjectStore as _, Tombstone};
 use crate::plan::Aim;
 
 /// How long a keeper waits for the lock: an executor holds it for moments while it looks around.
@@ -82,9 +83,9 @@ fn keep(dir: &Path) -> io::Result<()> {
     // The working folder changes below.
     let folder = Folder::at(std::path::absolute(dir)?);
     let Some(lock) = take_lock(&folder)? else { return Ok(()) };
-    let Some(wanted) = folder.wanted(Reader::Another)? else { return Ok(()) };
+    let Some(wanted) = folder.read::<Wanted>(Reader::Another)? else { return Ok(()) };
     let boot = wanted.boot.clone().map_or_else(Boot::of_this_machine, Ok)?;
-    let (tombstone, record) = (folder.tombstone(Reader::Another)?, folder.record(Reader::Another)?);
+    let (tombstone, record) = (folder.read(Reader::Another)?, folder.read::<Record>(Reader::Another)?);
     let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
@@ -138,7 +139,7 @@ fn may_start(
     record: Option<&Record>,
     boot: &Boot,
 ) -> Option<StartOf> {
-    if tombstone.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision) {
+    if tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order)) {
         return None;
     }
     match record {
@@ -258,7 +259,7 @@ impl Keeper {
         let (written, moved) = std::thread::scope(|scope| {
             let moves = scope
                 .spawn(|| groups.map(|(path, pid)| group::put(path, pid)).collect::<io::Result<Vec<_>>>());
-            (self.folder.write_record(&self.record), moves.join())
+            (self.folder.write(&self.record), moves.join())
         });
         written?;
         let moved = moved.map_err(|_| io::Error::other("the thread that moves processes has panicked"))?;
@@ -266,7 +267,7 @@ impl Keeper {
         log(format_args!("cannot put a process into its control group: {error}"));
         // What is started outside of it could outlive it.
         self.record.group = None;
-        self.folder.write_record(&self.record)
+        self.folder.write(&self.record)
     }
 
     /// Starts a trampoline for each process. Between any two, clients are served: an order to end comes through.
@@ -366,7 +367,7 @@ impl Keeper {
     /// Puts the record on disk, then says it. What cannot be written now is written with the next change; the end
     /// is not given up (see `finish`).
     fn save(&mut self) {
-        if let Err(error) = self.folder.write_record(&self.record) {
+        if let Err(error) = self.folder.write(&self.record) {
             log(format_args!("write the record: {error}"));
         }
         self.say();

@@ -74,7 +74,7 @@ pub use capture::OutputLimits;
 pub use group::detect::{CgroupSetting, CgroupSupport, EndProof};
 pub use identity::Boot;
 pub use keeper::keeper_main;
-pub use output::{LogFile, Stream, log_files};
+pub use output::{LogFile, ProcessLogs, log_files};
 pub use reader::Reader;
 pub use removal::{debts, remove_directory};
 pub use start::PAYLOAD_VARIABLES;
@@ -83,10 +83,12 @@ pub use volumes::Used;
 
 use crate::board::Board;
 use crate::durable;
-use crate::orchestrator::{Orchestrator, WorkProgress};
+use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found, ObjectStore as _, entries};
+use crate::logs::LogSource;
+use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::plan::{self, Changes, Order};
 use drift::{Loss, Watcher};
-use folder::Folder;
+use folder::{Folder, Wanted};
 use group::CgroupParent;
 use removal::Removals;
 use tender::{Ask, Tender};
@@ -416,23 +418,24 @@ impl Orchestrator for Processes {
         self.ask(object, node.as_ref(), |done| Ask::Order { order, spec: Some(spec), done }).await
     }
 
-    async fn remove(&self, object: ObjectId, revision: u32) {
+    async fn remove(&self, object: ObjectId, revision: u32) -> WorkProgress {
         let order = Order::removal(revision);
-        self.ask(object, None, |done| Ask::Order { order, spec: None, done }).await;
+        self.ask(object, None, |done| Ask::Order { order, spec: None, done }).await
     }
 
-    async fn forget(&self, object: ObjectId) {
+    async fn forget(&self, object: ObjectId) -> WorkProgress {
         if !self.tenders.lock().contains_key(&object) {
-            return;
+            return WorkProgress::Begun;
         }
-        self.ask(object, None, Ask::Forget).await;
+        let progress = self.ask(object, None, Ask::Forget).await;
         let mut tenders = self.tenders.lock();
         if tenders.get(&object).is_some_and(mpsc::Sender::is_closed) {
             tenders.remove(&object);
         }
+        progress
     }
 
-    async fn list(&self) -> Vec<Report> {
+    async fn list(&self) -> Result<Vec<Report>, InventoryError> {
         let mut settling = self.settling.lock().await;
         while let Some(settles) = settling.incarnations.last_mut() {
             // An error says that the tender broke; what it tends is then not listed, and still there.
@@ -441,11 +444,15 @@ impl Orchestrator for Processes {
         }
         settling.look_at_volumes(&self.shared, &self.tenders).await;
         drop(settling);
-        self.shared.board.list()
+        Ok(self.shared.board.list())
     }
 
-    async fn changes(&self, limit: usize) -> Vec<Report> {
-        self.shared.board.read(limit).await
+    async fn changes(&self, limit: usize) -> Result<Vec<Report>, WatchLost> {
+        Ok(self.shared.board.read(limit).await)
+    }
+
+    fn logs(&self) -> Arc<dyn LogSource> {
+        Arc::new(ProcessLogs { root: self.shared.root.clone() })
     }
 }
 
@@ -465,10 +472,11 @@ impl Shared {
 
     /// Where an incarnation is kept, or will be. One that was removed unseen has no node.
     fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> Folder {
-        Folder::at(match node {
-            Some(node) => self.root.join("nodes").join(node.as_str()).join(id.to_string()),
-            None => self.root.join("removed").join(id.to_string()),
-        })
+        let store = match node {
+            Some(node) => self.root.join("nodes").join(node.as_str()),
+            None => self.root.join("removed"),
+        };
+        Folder::at(DirectoryStore::at(store).object(id.into()))
     }
 
     /// Where volumes are kept.
@@ -505,10 +513,9 @@ impl Shared {
     fn find(&self, on: &Handle) -> io::Result<Vec<Tended>> {
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-            if let Some(id) = id {
-                self.clear_forgotten(on, id, path);
-            } else {
-                tracing::warn!(folder = %path.display(), "not ours: left as it is");
+            match id {
+                Some(id) => self.clear_forgotten(on, id, path),
+                None => leave(&path, "its name is that of no incarnation"),
             }
         }
         let listed = lost::listed(self.cgroup.as_ref())?;
@@ -516,17 +523,18 @@ impl Shared {
         let mut parents = vec![self.root.join("removed")];
         parents.extend(entries(&self.root.join("nodes"))?);
         let mut kept = BTreeSet::new();
-        for path in parents.iter().map(|parent| entries(parent)).collect::<io::Result<Vec<_>>>()?.concat() {
-            let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-            kept.extend(id);
-            let folder = Folder::at(path);
-            match (id, folder.wanted(durable::Reader::Another)) {
-                (Some(id), Ok(Some(wanted))) if wanted.incarnation == id => {
-                    found.push(Tended::Incarnation(id, folder, None));
-                }
-                (_, wanted) => {
-                    let error = wanted.err().map(tracing::field::display);
-                    tracing::warn!(error, folder = %folder.path().display(), "not ours: left as it is");
+        for parent in parents {
+            for (id, path) in DirectoryStore::at(parent).list()? {
+                let Some(ObjectId::Incarnation(id)) = id else {
+                    leave(&path, "its name is that of no incarnation");
+                    continue;
+                };
+                kept.insert(id);
+                match path.look::<Wanted>(id.into()) {
+                    Ok(Found::Ours(_)) => found.push(Tended::Incarnation(id, Folder::at(path), None)),
+                    Ok(Found::Nothing) => leave(&path, "it has no record of ours"),
+                    Ok(Found::Foreign(why)) => leave(&path, &format!("it {why}")),
+                    Err(error) => leave(&path, &error.to_string()),
                 }
             }
         }
@@ -535,13 +543,7 @@ impl Shared {
     }
 }
 
-/// What is in a folder, if there is one.
-fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    match std::fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(Vec::new())
-        }
-        Err(error) => Err(error),
-    }
+/// Logs that something in a directory of ours is not touched.
+fn leave(path: &Path, why: &str) {
+    tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
 }

@@ -9,13 +9,13 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::IncarnationId;
-use chancery_events::name::PayloadName;
 
 use super::capture::{part, parts, split};
 use super::entries;
 use super::reader::Reader;
 use super::times::{self, TimesEntry};
 use crate::durable;
+use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream, OutputName};
 
 /// Incarnations that have ended whose output is kept.
 const KEPT: usize = 100;
@@ -25,23 +25,50 @@ const CHUNK: usize = 64 << 10;
 /// An output of a process, wherever its files are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LogFile {
-    /// Of which payload.
-    pub payload: PayloadName,
-    /// Of which of its processes.
-    pub index: u16,
-    /// Which output.
-    pub stream: Stream,
+    /// Which process and output.
+    pub name: OutputName,
     /// Its files are this, a dot and a number; [`Reader`](super::Reader) reads across them.
     pub base: PathBuf,
 }
 
-/// An output of a process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Stream {
-    /// Its standard output.
-    Out,
-    /// Its standard error.
-    Err,
+impl LogOutput for LogFile {
+    fn name(&self) -> &OutputName {
+        &self.name
+    }
+
+    fn open(&self, start: LogStart) -> io::Result<Box<dyn LogReader>> {
+        Ok(Box::new(match (start.since, start.tail) {
+            (None, tail) => Reader::last(&self.base, tail.unwrap_or(u64::MAX))?,
+            (Some(since), None) => Reader::since(&self.base, since)?,
+            (Some(since), Some(tail)) => {
+                Reader::last(&self.base, tail)?.later(Reader::since(&self.base, since)?)
+            }
+        }))
+    }
+}
+
+impl LogReader for Reader {
+    fn next_time(&mut self) -> io::Result<Option<u64>> {
+        Reader::next_time(self)
+    }
+
+    fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
+        Reader::read_block(self, most)
+    }
+}
+
+/// What the processes of an executor have written, found under its root. Needs no executor that runs.
+#[derive(Clone, Debug)]
+pub struct ProcessLogs {
+    /// Root of the executor.
+    pub root: PathBuf,
+}
+
+impl LogSource for ProcessLogs {
+    fn outputs(&self, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
+        let files = log_files(&self.root, incarnation)?;
+        Ok(files.into_iter().map(|file| Box::new(file) as Box<dyn LogOutput>).collect())
+    }
 }
 
 fn ended(root: &Path) -> PathBuf {
@@ -166,13 +193,13 @@ fn log_file(path: &Path) -> Option<LogFile> {
     let (name, _) = split(path)?;
     let base = path.with_file_name(name);
     let stream = match base.extension()?.to_str()? {
-        "out" => Stream::Out,
-        "err" => Stream::Err,
+        "out" => LogStream::Out,
+        "err" => LogStream::Err,
         _ => return None,
     };
     let (payload, index) = base.file_stem()?.to_str()?.rsplit_once('-')?;
     let (payload, index) = (payload.parse().ok()?, index.parse().ok()?);
-    Some(LogFile { payload, index, stream, base })
+    Some(LogFile { name: OutputName { payload, index, stream }, base })
 }
 
 #[cfg(test)]
@@ -199,7 +226,7 @@ mod tests {
             (1..=5).map(|position| ended(root.path()).join(id(position).to_string())).collect();
         assert_eq!(super::surplus(root.path()).unwrap(), surplus);
         let files = log_files(root.path(), id(6)).unwrap();
-        assert_eq!((files.len(), files[0].stream), (1, Stream::Err));
+        assert_eq!((files.len(), files[0].name.stream), (1, LogStream::Err));
         let kept = fs::read_to_string(part(&files[0].base, 5)).unwrap();
         assert_eq!(kept, "the end of 6");
     }
@@ -267,8 +294,8 @@ mod tests {
         fs::create_dir(at("web-0.out.6")).unwrap();
         keep(root.path(), id, folder.path()).unwrap();
         let files = log_files(root.path(), id).unwrap();
-        let names: Vec<_> = files.iter().map(|file| (file.payload.as_str(), file.stream)).collect();
-        assert_eq!(names, [("app", Stream::Out), ("web", Stream::Out)]);
+        let names: Vec<_> = files.iter().map(|file| (file.name.payload.as_str(), file.name.stream)).collect();
+        assert_eq!(names, [("app", LogStream::Out), ("web", LogStream::Out)]);
         let web = part(&files[1].base, 7);
         assert_eq!(fs::read_to_string(&web).unwrap(), "the last words\n");
         assert_eq!(fs::metadata(&web).unwrap().ino(), moved);

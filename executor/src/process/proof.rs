@@ -34,6 +34,7 @@ use super::group::{IncarnationCgroup, Populated};
 use super::identity::{self, Boot, EnvironmentReader, Handle, Stat};
 use super::start::FOLDER_VARIABLE;
 use crate::durable::Reader;
+use crate::executor_store::ObjectStore as _;
 
 /// Attempts to read all processes while none is started.
 const TRIES: usize = 20;
@@ -182,7 +183,7 @@ pub(super) fn recorded(
     // What is to be started again names the processes of an earlier boot.
     let are_here =
         |one: &Record| one.phase != Phase::Again && one.boot == boot && one.pid_namespace == pid_namespace;
-    let records = folders.filter_map(|folder| folder.record(Reader::Another).ok().flatten());
+    let records = folders.filter_map(|folder| folder.read::<Record>(Reader::Another).ok().flatten());
     let mut all = BTreeSet::new();
     for one in records.filter(are_here) {
         all.extend(one.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));

@@ -17,8 +17,9 @@
 
 use chancery_events::spec::Restart;
 
-use super::folder::{Cause, Phase, Record, Tombstone, Wanted};
+use super::folder::{Cause, Phase, Record, Wanted};
 use super::identity::Boot;
+use crate::executor_store::Tombstone;
 use crate::plan::Aim;
 
 /// What comes of a record that is not over, when nobody else holds the lock.
@@ -42,7 +43,7 @@ pub(super) fn next(
     }
     let is_wanted = wanted.is_some_and(|wanted| {
         let always = wanted.spec.as_ref().is_some_and(|spec| spec.restart == Restart::Always);
-        let buried = tombstone.is_some_and(|tombstone| tombstone.revision >= wanted.order.revision);
+        let buried = tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
         always && wanted.order.aim == Aim::Up && !buried
     });
     let is_here = record.machine.is_some() && record.machine == boot.machine;

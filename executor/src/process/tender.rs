@@ -11,7 +11,7 @@ use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::drift::{Loss, Place, Seen, Watch};
-use super::folder::{Folder, Origin, Phase, Record, Tombstone, Wanted, present};
+use super::folder::{Folder, Origin, Phase, Record, Wanted, present};
 use super::foster::Foster;
 use super::hold::{self, Event, Hold, KeeperLink};
 use super::probe::Probes;
@@ -19,6 +19,7 @@ use super::proof::Rest;
 use super::removal::{Debt, RETRY};
 use super::{Processes, Shared, reboot};
 use crate::durable::{Lock, Reader};
+use crate::executor_store::{ObjectStore as _, Tombstone};
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
 
@@ -180,7 +181,7 @@ impl Tender {
         self.read_wanted()?;
         let lock = self.folder.lock()?;
         // Behind the lock: nobody else writes the record, if it is ours.
-        self.tombstone = self.folder.tombstone(Reader::Writer)?;
+        self.tombstone = self.folder.read::<Tombstone>(Reader::Writer)?;
         // Nothing that can fail stands between the record and the question whose it is.
         let place = Place::of(self.folder.path())?;
         self.read_record(&lock)?;
@@ -353,12 +354,10 @@ impl Tender {
                 wanted.order.aim != Aim::Removed
             }
         };
-        let revision = wanted.order.revision;
-        let buried = self.tombstone.is_some_and(|tombstone| tombstone.revision >= revision);
+        let buried = self.tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
         let over = wanted.order.aim != Aim::Up || (self.record.is_none() && !wanted.order.may_start());
         if over && !kept && !buried {
-            self.folder.bury(revision)?;
-            self.tombstone = Some(Tombstone { revision });
+            self.tombstone = Some(self.folder.bury(wanted.order.revision)?);
             self.starting = false;
         }
         Ok(())

@@ -47,11 +47,12 @@ pub use usage::Used;
 pub(super) use users::{check, mounts_any, place};
 
 use super::tender::{Ask, Next};
-use super::{Processes, Shared, entries};
+use super::{Processes, Shared, leave};
+use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found};
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::plan::{self, Aim, Order, Step, Told};
 use destroying::Removal;
-use home::{Found, Home, Identity, Kept, Phase};
+use home::{Home, Identity, Kept, Phase};
 
 /// Between two looks whether what is in a volume is still there.
 const LOOK: Duration = Duration::from_secs(2);
@@ -64,20 +65,18 @@ pub(super) fn root(root: &Path) -> PathBuf {
 /// The volumes that earlier lives left.
 pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
     let mut found = Vec::new();
-    for path in entries(volumes)?.into_iter().filter(|path| !mark::is_mark(path)) {
-        let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-        let why = match id.map(|id| (id, Home::of(volumes, id).look())) {
-            Some((id, Ok(Found::Ours(_)))) => {
-                found.push(id);
-                continue;
-            }
-            // A crash came before the first record, or behind the last.
-            Some((_, Ok(Found::Nothing))) => continue,
-            Some((_, Ok(Found::Foreign(why)))) => why,
-            Some((_, Err(error))) => error.to_string(),
-            None => "its name is that of no volume".to_owned(),
-        };
-        tracing::warn!(why, folder = %path.display(), "not ours: left as it is");
+    for (id, path) in DirectoryStore::at(volumes.to_owned()).list()? {
+        match id {
+            _ if mark::is_mark(&path) => {}
+            Some(ObjectId::Volume(id)) => match Home::of(volumes, id).look() {
+                Ok(Found::Ours(_)) => found.push(id),
+                // A crash came before the first record, or behind the last.
+                Ok(Found::Nothing) => {}
+                Ok(Found::Foreign(why)) => leave(&path, &why),
+                Err(error) => leave(&path, &error.to_string()),
+            },
+            Some(ObjectId::Incarnation(_)) | None => leave(&path, "its name is that of no volume"),
+        }
     }
     Ok(found)
 }
@@ -87,7 +86,7 @@ pub(super) struct Warden {
     volume: VolumeId,
     home: Home,
     shared: Arc<Shared>,
-    found: Option<Found>,
+    found: Option<Found<Kept>>,
     /// The folder that was found to be ours.
     is: Option<Identity>,
     /// Why nothing can be said of it now.
@@ -243,7 +242,8 @@ impl Warden {
     /// Records what is so from now on. If that fails, what is on disk counts, and is looked at again.
     fn keep(&mut self, kept: Kept) -> io::Result<()> {
         self.shared.check_open()?;
-        let written = self.home.keep(&kept, self.is);
+        let last = self.kept().map(|kept| &kept.order);
+        let written = self.home.keep(last, &kept, self.is);
         self.found = written.is_ok().then_some(Found::Ours(kept));
         self.is = written.as_ref().ok().copied();
         written.map(drop)
@@ -283,7 +283,8 @@ impl Warden {
         }
         let present = self.kept().map(Kept::present);
         let step = plan::step(present.as_ref(), &order, spec.as_ref(), Processes::CHANGES);
-        let spec = match spec {
+        let there = present.and_then(|present| present.spec);
+        let spec = match plan::accepted(&step, there, spec.as_ref()) {
             Some(ObjectSpec::Volume(spec)) => Some(spec),
             Some(ObjectSpec::Run(_)) | None => None,
         };
@@ -330,7 +331,7 @@ impl Warden {
 
     fn adopt(&mut self, order: Order, spec: Option<VolumeSpec>) -> io::Result<()> {
         let Some(kept) = self.kept() else { return Ok(()) };
-        let kept = Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() };
+        let kept = Kept { order, spec, ..kept.clone() };
         self.shown = None;
         self.keep(kept)
     }

@@ -7,6 +7,7 @@ use chancery_events::spec::Runtime;
 use serde_json::json;
 
 use super::*;
+use crate::orchestrator::{InventoryError, WatchLost};
 
 const LEASE: Duration = Duration::from_secs(12);
 
@@ -381,4 +382,71 @@ fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
     let (mut core, _) = attached(vec![]);
     core.handle(secs(0), Input::Disconnected);
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 4000, 4000]);
+}
+
+fn failed() -> Input {
+    Input::NotListed(InventoryError { unreachable: "the API".into(), reason: "no answer".into() })
+}
+
+#[test]
+fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on() {
+    let (mut core, out) = greeted(None, welcome(head(100, 1, 3), vec![command(7, 1)]));
+    assert!(matches!(out[..], [Output::List]), "{out:?}");
+    let mut now = secs(0);
+    let (mut pauses, mut beats) = (Vec::new(), 0);
+    for _ in 0..9 {
+        let out = core.handle(now, failed());
+        assert!(out.is_empty(), "no level, no work: {out:?}");
+        assert!(!core.takes_changes(), "a change before the level would be the whole of it");
+        let since = now;
+        loop {
+            now = core.due().unwrap();
+            let out = core.handle(now, Input::Tick);
+            for output in &out {
+                match output {
+                    Output::Say(ToDecider::Heartbeat { beat, .. }) => {
+                        beats += 1;
+                        let (envelope, beat) = (envelope(head(100, 1, 3)), *beat);
+                        let out = core.handle(now, Input::Heard(FromDecider::Beat { envelope, beat }));
+                        assert!(out.is_empty(), "{out:?}");
+                    }
+                    Output::List => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            if out.iter().any(|output| matches!(output, Output::List)) {
+                break;
+            }
+        }
+        pauses.push((now - since).as_millis());
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
+    assert!(now > LEASE && beats >= 5, "the session has outlived its first lease: {beats} beats");
+    let out = core.handle(now, Input::Listed(vec![gone(7)]));
+    assert!(matches!(&out[..], [Output::Say(ToDecider::Level { reports, .. }), ..] if reports.len() == 1));
+    assert_eq!(begun(&out), [7], "what waited is begun");
+}
+
+#[test]
+fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
+    let (mut core, _) = attached(vec![]);
+    assert!(core.takes_changes());
+    let mut now = secs(0);
+    for pause in [100, 200] {
+        assert!(core.handle(now, Input::WatchLost(WatchLost)).is_empty());
+        assert!(!core.takes_changes(), "what comes now may not be all");
+        now += Duration::from_millis(pause);
+        assert_eq!(core.due(), Some(now));
+        assert!(matches!(core.handle(now, Input::Tick)[..], [Output::List]));
+        assert_eq!(begun(&core.handle(now, Input::Heard(given(7, 1)))).len(), usize::from(pause == 100));
+        let out = core.handle(now, Input::Listed(vec![gone(8)]));
+        assert!(matches!(&out[..], [Output::Say(ToDecider::Level { reports, .. })] if reports.len() == 1));
+        assert!(core.takes_changes());
+    }
+    // A change shows that the watch holds.
+    core.handle(now, Input::Changed(vec![gone(9)]));
+    core.handle(now, Input::WatchLost(WatchLost));
+    assert_eq!(core.due(), Some(now + Duration::from_millis(100)));
+    // A list that nobody asked for says nothing.
+    assert!(core.handle(now, Input::Listed(vec![])).is_empty());
 }

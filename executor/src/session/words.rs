@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Work;
 use crate::directory::IsCopy;
+use crate::orchestrator::{InventoryError, WatchLost};
 
 /// Who the executor is.
 #[derive(Clone, Debug)]
@@ -68,8 +69,12 @@ pub enum Input {
     Heard(FromDecider),
     /// The answer to [`Output::List`].
     Listed(Vec<Report>),
+    /// The other answer to [`Output::List`]: nothing is known of what the orchestrator has.
+    NotListed(InventoryError),
     /// The orchestrator saw changes. Only while [`super::Core::takes_changes`].
     Changed(Vec<Report>),
+    /// The orchestrator may have missed changes. Only while [`super::Core::takes_changes`].
+    WatchLost(WatchLost),
     /// Work on an object has been begun, and the next on it may follow.
     Done(ObjectId),
     /// Work could not be begun, because something does not answer that it needs.

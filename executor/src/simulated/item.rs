@@ -7,7 +7,7 @@ use chancery_events::observation::{Address, Exit, ProbeError, Process, ProcessSt
 use chancery_events::protocol::{Mount, ObjectSpec};
 
 use super::faults::{Behaviour, Ending};
-use crate::plan::{Aim, Before, Present, State};
+use crate::plan::{Aim, Before, Order, Present, State};
 
 /// What is there of one.
 #[derive(Debug)]
@@ -33,6 +33,12 @@ pub(super) struct Change {
 }
 
 impl Item {
+    /// One of which an order is recorded, and nothing begun.
+    pub(super) fn accepted(order: Order, spec: Option<ObjectSpec>) -> Item {
+        let present = Present { order, spec, state: State::Accepted };
+        Item { present, behaviour: Behaviour::default(), due: None, change: None }
+    }
+
     /// The processes that exist.
     pub(super) fn alive(&self) -> Option<&[Process]> {
         match &self.present.state {

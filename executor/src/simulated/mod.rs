@@ -3,6 +3,7 @@
 //! The truth ([`World`]) is apart from the orchestrator, so that an executor that starts again finds it again. It is
 //! sync and takes the time from outside; the orchestrator here adds the clock and the board.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,8 +21,12 @@ pub use faults::{BadBehaviour, Behaviour, Faults, Readiness, Which};
 pub use world::World;
 
 use crate::board::Board;
-use crate::orchestrator::{Orchestrator, WorkProgress};
+use crate::logs::{LogSource, NoLogSource};
+use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::plan::{Changes, Told};
+
+/// Time after which a world that is out of reach is known to be.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// An orchestrator of nodes in memory.
 #[derive(Debug)]
@@ -32,19 +37,36 @@ pub struct Simulated {
     sooner: Notify,
     origin: Instant,
     origin_of_world: Duration,
+    /// Changes may have been missed since the last list.
+    is_lost: AtomicBool,
 }
 
 impl Simulated {
     /// An orchestrator of what is in `world`, which goes on from the time that it has reached.
     pub fn new(world: Arc<Mutex<World>>) -> Simulated {
-        let origin_of_world = lock(&world).now();
+        let origin_of_world = {
+            let mut world = lock(&world);
+            world.read_store();
+            world.now()
+        };
         Simulated {
             world,
             board: Board::default(),
             sooner: Notify::new(),
             origin: Instant::now(),
             origin_of_world,
+            is_lost: AtomicBool::new(false),
         }
+    }
+
+    /// Whether the world is in reach. If not, that is known after a pause, and changes are missed.
+    async fn reaches(&self) -> bool {
+        let reaches = !lock(&self.world).is_out_of_reach();
+        if !reaches {
+            self.is_lost.store(true, Ordering::Relaxed);
+            tokio::time::sleep(PAUSE).await;
+        }
+        reaches
     }
 
     fn now(&self) -> Duration {
@@ -73,42 +95,65 @@ impl Orchestrator for Simulated {
     const CHANGES: Changes = Changes::InPlace;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
+        if !self.reaches().await {
+            return WorkProgress::PutOff;
+        }
         let (told, _) = self.at_present(|world| world.carry_out(&command));
         self.show(told);
         self.sooner.notify_one();
         WorkProgress::Begun
     }
 
-    async fn remove(&self, object: ObjectId, revision: u32) {
+    async fn remove(&self, object: ObjectId, revision: u32) -> WorkProgress {
+        if !self.reaches().await {
+            return WorkProgress::PutOff;
+        }
         let (told, _) = self.at_present(|world| world.remove(object, revision));
         self.show(told);
+        WorkProgress::Begun
     }
 
-    async fn forget(&self, object: ObjectId) {
+    async fn forget(&self, object: ObjectId) -> WorkProgress {
+        if !self.reaches().await {
+            return WorkProgress::PutOff;
+        }
         let (told, _) = self.at_present(|world| world.forget(object));
         match told {
             Some(told) => self.show(told),
             None => self.board.clear(object),
         }
+        WorkProgress::Begun
     }
 
-    async fn list(&self) -> Vec<Report> {
+    async fn list(&self) -> Result<Vec<Report>, InventoryError> {
+        if !self.reaches().await {
+            let (unreachable, reason) = ("the world".to_owned(), "it is out of reach".to_owned());
+            return Err(InventoryError { unreachable, reason });
+        }
+        self.is_lost.store(false, Ordering::Relaxed);
         // The board first: what is shown between the two is then told twice, not never.
         self.board.list();
-        self.at_present(|world| world.list()).0
+        Ok(self.at_present(|world| world.list()).0)
     }
 
-    async fn changes(&self, limit: usize) -> Vec<Report> {
+    async fn changes(&self, limit: usize) -> Result<Vec<Report>, WatchLost> {
         loop {
+            if !self.reaches().await || self.is_lost.load(Ordering::Relaxed) {
+                return Err(WatchLost);
+            }
             let ((), due) = self.at_present(|_| ());
             let pause = due.map(|due| due.saturating_sub(self.now()));
             tokio::select! {
                 biased;
-                reports = self.board.read(limit) => return reports,
+                reports = self.board.read(limit) => return Ok(reports),
                 () = tokio::time::sleep(pause.unwrap_or_default()), if pause.is_some() => {}
                 () = self.sooner.notified() => {}
             }
         }
+    }
+
+    fn logs(&self) -> Arc<dyn LogSource> {
+        Arc::new(NoLogSource)
     }
 }
 

@@ -11,8 +11,13 @@ use chancery_events::protocol::{Command, ObjectSpec};
 use super::Simulated;
 use super::faults::{BadBehaviour, Behaviour, Ending, Faults, Readiness};
 use super::item::{Change, HUNG, Item, ended, failed, mounts, processes, settle, stick};
+use crate::durable::Reader;
+use crate::executor_store::{AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, Tombstone};
 use crate::orchestrator::Orchestrator as _;
 use crate::plan::{self, Aim, Before, Order, Present, State, Step, Told};
+
+/// Why nothing fails of the store.
+const IN_MEMORY: &str = "memory takes and gives everything";
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -20,6 +25,9 @@ pub struct World {
     faults: Faults,
     now: Duration,
     items: BTreeMap<ObjectId, Item>,
+    /// What the executor has recorded of each.
+    store: MemoryStore,
+    is_out_of_reach: bool,
     timers: BTreeSet<(Duration, ObjectId)>,
     starts: u64,
     changes: u64,
@@ -40,6 +48,16 @@ impl World {
     /// Changes the rules for what is started from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
+    }
+
+    /// Cuts it off from orchestrators, as an API that does not answer, or ends that. What happens in it goes on.
+    pub fn set_out_of_reach(&mut self, is_out_of_reach: bool) {
+        self.is_out_of_reach = is_out_of_reach;
+    }
+
+    /// Whether it is cut off.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        self.is_out_of_reach
     }
 
     /// The time that it has reached.
@@ -110,7 +128,7 @@ impl World {
         let item = self.items.get(&object)?;
         item.alive()?;
         let (exit, processes) = ended(object, item.spec(), Ending::Crash(137));
-        self.set(object, item.present.order, None, Some(State::Ended { exit, processes }));
+        self.set(object, State::Ended { exit, processes });
         Some(plan::report(object, &self.items[&object].present))
     }
 
@@ -127,6 +145,7 @@ impl World {
     /// Loses everything, as a machine does that gets a new disk: what ran, and what was known of it.
     pub fn wipe(&mut self) {
         self.items.clear();
+        self.store.clear();
         self.timers.clear();
     }
 
@@ -155,6 +174,7 @@ impl World {
             }
             State::Accepted | State::Ended { .. } | State::Failed { .. } | State::Gone => {
                 self.items.remove(&object);
+                self.store.object(object).purge::<AcceptedCommand>().expect(IN_MEMORY);
                 None
             }
         }
@@ -178,64 +198,102 @@ impl World {
             return refused(id, order.revision, message, Hope::Retry);
         }
         match step {
-            Step::Start => return self.start(id, order, spec),
-            Step::Change => return self.change(id, order, spec),
+            Step::Start => {
+                self.accept(id, &step, order, spec);
+                return self.start(id);
+            }
+            Step::Change => {
+                let runs = item.and_then(Item::spec).cloned();
+                self.accept(id, &step, order, spec);
+                return self.change(id, runs);
+            }
             Step::Adopt => {
-                self.set(id, order, spec, None);
-                let present = &mut self.item(id).present;
-                settle(&mut present.state);
-                present.spec = plan::adopted(present.spec.take(), spec);
+                self.accept(id, &step, order, spec);
+                settle(&mut self.item(id).present.state);
             }
             Step::End(_) if order.aim == Aim::Down => {
+                self.accept(id, &step, order, spec);
                 // Nothing here needs any grace.
-                let processes =
-                    processes(id, item.and_then(Item::spec), |_| ProcessStatus::Signaled { signal: 15 });
-                self.set(id, order, None, Some(State::Ended { exit: Exit::Clean, processes }));
+                let runs = self.items.get(&id).and_then(Item::spec);
+                let processes = processes(id, runs, |_| ProcessStatus::Signaled { signal: 15 });
+                self.set(id, State::Ended { exit: Exit::Clean, processes });
             }
-            Step::End(_) | Step::Bury => self.set(id, order, spec, Some(State::Gone)),
+            Step::End(_) | Step::Bury => {
+                self.accept(id, &step, order, spec);
+                self.set(id, State::Gone);
+                self.store.object(id).bury(order.revision).expect(IN_MEMORY);
+            }
             Step::Answer => {}
             Step::Refuse(message, hope) => return refused(id, order.revision, message.to_owned(), hope),
         }
         plan::report(id, &self.items[&id].present)
     }
 
-    fn item(&mut self, id: ObjectId) -> &mut Item {
-        self.items.get_mut(&id).expect("only what is there is looked at")
+    /// Records an order; nothing of it is begun yet.
+    fn accept(&mut self, id: ObjectId, step: &Step, order: Order, brought: Option<&ObjectSpec>) {
+        let last = self.items.get(&id).map(|item| item.present.order);
+        let present = &mut self.items.entry(id).or_insert_with(|| Item::accepted(order, None)).present;
+        present.order = order;
+        present.spec = plan::accepted(step, present.spec.take(), brought);
+        self.record(id, last);
     }
 
-    /// Records an order; with a state, what was due is not any more.
-    fn set(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>, state: Option<State>) {
-        let item = self.items.entry(id).or_insert_with(|| Item {
-            present: Present { order, spec: spec.cloned(), state: State::Accepted },
-            behaviour: Behaviour::default(),
-            due: None,
-            change: None,
-        });
-        item.present.order = order;
-        if let Some(state) = state {
-            item.present.state = state;
-            item.change = None;
-            if let Some(due) = item.due.take() {
-                self.timers.remove(&(due, id));
+    /// Puts into the store what counts of an object.
+    fn record(&self, id: ObjectId, last: Option<Order>) {
+        let Present { order, spec, .. } = &self.items[&id].present;
+        let command = AcceptedCommand { object: id, order: *order, spec: spec.clone() };
+        self.store.object(id).accept(last.as_ref(), &command).expect(IN_MEMORY);
+    }
+
+    /// Records a command and begins nothing of it, as an executor does that crashes there.
+    pub fn crash_after_record(&mut self, command: &Command) {
+        let (object, order, spec) = (command.object, Order::of(command), Some(command.spec.clone()));
+        let accepted = AcceptedCommand { object, order, spec };
+        self.store.object(object).accept(None, &accepted).expect(IN_MEMORY);
+    }
+
+    /// What an executor does that starts: of what is recorded and not here, nothing was begun.
+    pub(super) fn read_store(&mut self) {
+        for (_, records) in self.store.list().expect(IN_MEMORY) {
+            if let Some(command) = records.read::<AcceptedCommand>(Reader::Writer).expect(IN_MEMORY) {
+                let AcceptedCommand { object, order, spec } = command;
+                let item = self.items.entry(object).or_insert_with(|| Item::accepted(order, spec));
+                let tombstone = records.read::<Tombstone>(Reader::Writer).expect(IN_MEMORY);
+                if tombstone.is_some_and(|tombstone| tombstone.covers(&order)) {
+                    item.present.state = State::Gone;
+                }
             }
         }
     }
 
-    fn start(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
-        self.set(id, order, spec, Some(State::Accepted));
-        let behaviour = self.behaviour(spec, |faults, spec| faults.of(id, spec));
+    fn item(&mut self, id: ObjectId) -> &mut Item {
+        self.items.get_mut(&id).expect("only what is there is looked at")
+    }
+
+    /// What is there from now on; what was due is not any more.
+    fn set(&mut self, id: ObjectId, state: State) {
         let item = self.item(id);
-        item.present.spec = spec.cloned();
-        let behaviour = match behaviour {
-            Ok(behaviour) => behaviour,
-            Err((message, hope)) => {
-                item.present.state = State::Failed { message, hope };
-                return plan::report(id, &item.present);
+        item.present.state = state;
+        item.change = None;
+        if let Some(due) = item.due.take() {
+            self.timers.remove(&(due, id));
+        }
+    }
+
+    fn start(&mut self, id: ObjectId) -> Told {
+        let spec = self.items[&id].present.spec.as_ref();
+        let behaviour = self.behaviour(spec, |faults, spec| faults.of(id, spec));
+        let processes = processes(id, spec, |_| ProcessStatus::Initializing);
+        match behaviour {
+            Ok(behaviour) => {
+                self.set(id, State::Starting { processes });
+                self.behave(id, behaviour, None)
             }
-        };
-        item.present.state =
-            State::Starting { processes: processes(id, spec, |_| ProcessStatus::Initializing) };
-        self.behave(id, behaviour, None)
+            Err((message, hope)) => {
+                self.set(id, State::Failed { message, hope });
+                plan::report(id, &self.items[&id].present)
+            }
+        }
     }
 
     /// How what is wanted behaves, or why it cannot be begun.
@@ -252,31 +310,31 @@ impl World {
         find(&self.faults, spec).map_err(|bad| (bad.to_string(), Hope::Never))
     }
 
-    /// Begins to give what runs another spec.
-    fn change(&mut self, id: ObjectId, order: Order, spec: Option<&ObjectSpec>) -> Told {
-        let behaviour = self.behaviour(spec, |faults, spec| faults.of_change(id, order.revision, spec));
+    /// Begins to give what runs another spec than `runs`.
+    fn change(&mut self, id: ObjectId, runs: Option<ObjectSpec>) -> Told {
+        let Present { order, spec, .. } = &self.items[&id].present;
+        let behaviour =
+            self.behaviour(spec.as_ref(), |faults, spec| faults.of_change(id, order.revision, spec));
         let item = self.item(id);
         let (at, end) = (Duration::ZERO, item.due);
         let mut change = match (item.change.take(), &item.present.state) {
             (Some(change), _) => change,
             (None, State::Up { processes, before } | State::Unchanged { processes, before, .. }) => {
                 let (processes, before, behaviour) = (processes.clone(), *before, item.behaviour);
-                Change { at, spec: item.present.spec.clone(), processes, before, behaviour, end }
+                Change { at, spec: runs, processes, before, behaviour, end }
             }
             // What has not come up yet is started as it is wanted now.
-            (None, _) => return self.start(id, order, spec),
+            (None, _) => return self.start(id),
         };
         let mut processes = change.processes.clone();
         for process in &mut processes {
             process.status = ProcessStatus::Initializing;
         }
-        self.set(id, order, None, Some(State::Changing { processes }));
+        self.set(id, State::Changing { processes });
         let delay = behaviour.as_ref().map_or(Duration::ZERO, |behaviour| behaviour.delay);
         change.at = self.now + delay;
         let end = change.end.filter(|end| *end < change.at);
-        let item = self.item(id);
-        item.present.spec = spec.cloned();
-        item.change = Some(change);
+        self.item(id).change = Some(change);
         match behaviour {
             Ok(behaviour) => self.behave(id, behaviour, end),
             Err((message, hope)) => self.leave_unchanged(id, message, hope),
@@ -319,6 +377,7 @@ impl World {
             State::Changing { .. } => {
                 if let Some(change) = change.take_if(|change| change.end.is_some_and(|end| end < change.at)) {
                     (present.spec, *behaviour) = (change.spec, change.behaviour);
+                    self.record(id, None);
                     return self.end(id);
                 }
                 if let Some((hope, attempts)) = failure() {
@@ -365,6 +424,7 @@ impl World {
         (present.spec, *behaviour) = (spec, its);
         present.state = State::Unchanged { processes, before, message, hope };
         let told = plan::report(id, present);
+        self.record(id, None);
         if let Some(end) = end {
             self.wake(id, end);
         }

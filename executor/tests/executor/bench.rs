@@ -18,7 +18,13 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
     }
     let mut ready = 0;
     while ready < 100_000 {
-        ready += simulated.changes(1000).await.iter().filter(|r| matches!(r.saw, Saw::Ready { .. })).count();
+        ready += simulated
+            .changes(1000)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|r| matches!(r.saw, Saw::Ready { .. }))
+            .count();
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
 }
@@ -49,7 +55,7 @@ pub(crate) async fn coordinates_ask_for_behaviour() {
         simulated.carry_out(command(id(position), 1, Effect::Ensure, &spec)).await;
         let first = simulated.changes(1);
         if behaviour == "late" {
-            let told = first.await;
+            let told = first.await.unwrap();
             assert!(then(&told[0].saw), "{behaviour}: {told:?}");
             let again = chancery_events::protocol::Command {
                 attempt: 2,

@@ -151,7 +151,7 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
             processes.carry_out(command(id(1), 2, Effect::Stop, &stubborn())).await;
             until(&processes, id(1), "a stop finds it so", |r| r.revision == 2 && is_ended(r)).await;
             processes.forget(id(1).into()).await;
-            assert!(!processes.list().await.iter().any(|report| report.object == id(1).into()));
+            assert!(!processes.list().await.unwrap().iter().any(|report| report.object == id(1).into()));
         }
     }
 }
@@ -167,7 +167,10 @@ pub(crate) async fn a_keeper_alone_ends_what_loses_its_folder() {
     for (what, root) in roots {
         wait_until("nothing of it is left", || all_of(&root).is_empty() && root.keepers().is_empty());
         let processes = root.open().await;
-        assert!(!processes.list().await.iter().any(is_ready), "{what}: and nothing says that it runs");
+        assert!(
+            !processes.list().await.unwrap().iter().any(is_ready),
+            "{what}: and nothing says that it runs"
+        );
     }
 }
 

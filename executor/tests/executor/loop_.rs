@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chancery_events::fact::{Effect, Judgement};
 use chancery_events::id::{Attach, Lineage, Position, SessionId, Term};
-use chancery_events::observation::Saw;
+use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, Envelope, FromDecider, Head, Part, ToDecider};
 use chancery_events::record::Hash;
 use chancery_events::spec::Runtime;
@@ -179,6 +179,52 @@ pub(crate) async fn a_lost_link_is_taken_up_again() {
     // A decider that says nothing any more is left when the lease is over.
     let mut decider = executor.link().await;
     assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
+}
+
+pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_lives_on() {
+    let (root, world) = (tempfile::tempdir().unwrap(), World::shared(Faults::default()));
+    world.lock().unwrap().carry_out(&command(id(7), 1, Effect::Ensure, &sleeper(1)));
+    world.lock().unwrap().set_out_of_reach(true);
+    let mut executor = start(root.path(), &world);
+    let mut decider = executor.link().await;
+    assert!(matches!(decider.hear().await, ToDecider::Hello { .. }));
+    decider.welcome(LEASE, vec![]).await;
+    let beats = async |decider: &mut Decider| {
+        // Longer than the lease.
+        for _ in 0..6 {
+            let ToDecider::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+            let envelope = decider.envelope();
+            decider.say(FromDecider::Beat { envelope, beat }).await;
+        }
+    };
+    beats(&mut decider).await;
+    world.lock().unwrap().set_out_of_reach(false);
+    let ready = |reports: &[Report]| matches!(reports, [report] if matches!(report.saw, Saw::Ready { .. }));
+    let ToDecider::Level { reports, .. } = decider.hear_news().await else { panic!("a level") };
+    assert!(ready(&reports), "{reports:?}");
+    // The watch is lost, and a command is put off until there is an answer.
+    world.lock().unwrap().set_out_of_reach(true);
+    let (envelope, stop) = (decider.envelope(), command(id(7), 2, Effect::Stop, &sleeper(1)));
+    decider.say(FromDecider::Command { envelope, command: stop }).await;
+    beats(&mut decider).await;
+    assert_eq!(world.lock().unwrap().running(id(7)), 1, "nothing is ended");
+    world.lock().unwrap().set_out_of_reach(false);
+    loop {
+        match decider.hear_news().await {
+            // The list may come first.
+            ToDecider::Level { reports, .. } if ready(&reports) => {}
+            ToDecider::Level { reports, .. } => {
+                assert!(matches!(&reports[..], [report] if report.revision == 2), "{reports:?}");
+                break;
+            }
+            ToDecider::Report { report, .. } => {
+                assert!(report.revision == 2 && matches!(report.saw, Saw::Ended { .. }), "{report:?}");
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    executor.stop().await.unwrap();
 }
 
 pub(crate) async fn one_executor_a_scope() {

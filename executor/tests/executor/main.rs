@@ -154,6 +154,7 @@ fn run_tests() -> ExitCode {
         lives::a_folder_deeper_than_a_socket_path_works,
         loop_::a_session_starts_level_and_reports,
         loop_::a_lost_link_is_taken_up_again,
+        loop_::what_cannot_be_listed_is_not_reported_gone_and_the_session_lives_on,
         loop_::one_executor_a_scope,
         loop_::a_diverged_journal_stops_it_and_the_head_is_kept,
     ];

@@ -7,7 +7,8 @@ use chancery_events::fact::Effect;
 use chancery_events::id::IncarnationId;
 use chancery_events::protocol::RunSpec;
 use chancery_executor::Orchestrator;
-use chancery_executor::process::{OutputLimits, Processes, Reader, Stream, log_files};
+use chancery_executor::logs::LogStream;
+use chancery_executor::process::{OutputLimits, Processes, Reader, log_files};
 use rustix::process::Signal;
 
 use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
@@ -24,9 +25,9 @@ fn shell(script: &str) -> RunSpec {
     spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])])
 }
 
-fn base(root: &Root, id: IncarnationId, stream: Stream) -> PathBuf {
+fn base(root: &Root, id: IncarnationId, stream: LogStream) -> PathBuf {
     let logs = log_files(root.path(), id).unwrap();
-    logs.into_iter().find(|log| log.stream == stream).expect("it has written").base
+    logs.into_iter().find(|log| log.name.stream == stream).expect("it has written").base
 }
 
 /// As `seq` writes them.
@@ -59,14 +60,14 @@ pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
     processes.carry_out(command(id(1), 1, Effect::Ensure, &spec)).await;
     until(&processes, id(1), "it has written and ended", is_ended).await;
     let mut text = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
     let numbers: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(numbers.last(), Some(&1_000_000), "all is there when the end is told");
     assert!(numbers.is_sorted_by(|a, b| b - a == 1), "whole lines, none missing in between");
     assert!(text.len() > 2 * (64 << 10) - 16, "two files are full at least, {} bytes", text.len());
     assert!(bytes_in(&root, id(1)) <= 3 * (64 << 10) + 16, "{} bytes", bytes_in(&root, id(1)));
     let mut said = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), Stream::Err), 1).unwrap(), &mut said);
+    rest(&mut Reader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut said);
     assert_eq!(said, "the end\n");
 }
 
@@ -77,7 +78,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     processes.carry_out(command(id(1), 1, Effect::Ensure, &shell(script))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("it has written", || !log_files(root.path(), id(1)).unwrap().is_empty());
-    let mut reader = Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap();
+    let mut reader = Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap();
     std::fs::write(root.folder(id(1)).join("web-0/work/go"), "").unwrap();
     let mut text = String::new();
     wait_until("the last line is read", || {
@@ -100,13 +101,13 @@ pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
     std::fs::create_dir(&forgotten).unwrap();
     std::fs::rename(root.folder(id(1)), forgotten.join(id(1).to_string())).unwrap();
     let processes = open(&root, 64 << 10, 3).await;
-    assert!(processes.list().await.is_empty());
+    assert!(processes.list().await.unwrap().is_empty());
     let mut text = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
     assert_eq!(text, "last words\n");
     wait_until("the rest is removed", || !forgotten.join(id(1).to_string()).exists());
     let mut kept = String::new();
-    rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut kept);
+    rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut kept);
     assert_eq!(kept, "last words\n");
 }
 
@@ -124,7 +125,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
     wait_until("its keeper takes what it writes without an executor", || work.join("did-1").exists());
     let out = || {
         let mut text = String::new();
-        rest(&mut Reader::last(&base(&root, id(1), Stream::Out), u64::MAX).unwrap(), &mut text);
+        rest(&mut Reader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap(), &mut text);
         text
     };
     let once = numbers(1, 30_000);

@@ -160,7 +160,7 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     // The next executor knows no more.
     drop(processes);
     let processes = open(root.path(), &CgroupSetting::Off).await;
-    assert!(!processes.list().await.iter().any(is_ended));
+    assert!(!processes.list().await.unwrap().iter().any(is_ended));
     assert!(!root.folder(id(1)).join("tombstone.json").exists());
     drop(child);
     let ended = until(&processes, id(1), "nothing is left: it has ended", is_ended).await;
@@ -251,7 +251,7 @@ pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
             Ok(processes) => processes,
             Err(error) => return std::fs::write(out, error.to_string()).unwrap(),
         };
-        let seen = processes.list().await;
+        let seen = processes.list().await.unwrap();
         processes.carry_out(command(id(1), 2, Effect::Kill, &sleeper(1))).await;
         let is_answered = |report: &Report| is_ended(report) || failed(report).is_some();
         let then = until(&processes, id(1), "the kill is answered", is_answered).await;
@@ -307,7 +307,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
             assert!(is_alive(child.0) && root.payloads().len() == 1, "nothing was ended by its pid");
             // Back in the first one, what lives is adopted.
             let processes = open(root.path(), &cgroup).await;
-            assert_eq!(processes.list().await.iter().filter(|report| is_ended(report)).count(), 0);
+            assert_eq!(processes.list().await.unwrap().iter().filter(|report| is_ended(report)).count(), 0);
         } else {
             assert!(is_ended(&then), "by its control group: {then:?}");
             assert!(!is_alive(child.0) && !is_alive(told(&ready)[0].pid.unwrap() as i32));
@@ -324,7 +324,7 @@ pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_doe
 /// An executor that looks, and does nothing more.
 pub(crate) fn onlooker(root: &Path) -> ExitCode {
     block_on(async {
-        open(root, &CgroupSetting::Detect).await.list().await;
+        open(root, &CgroupSetting::Detect).await.list().await.unwrap();
     });
     ExitCode::SUCCESS
 }

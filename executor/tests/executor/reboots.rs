@@ -145,7 +145,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     power_cut(&root);
     let processes = open(&root, 2).await;
     // Nobody is told of an end before it is clear that there is one.
-    let first = processes.list().await;
+    let first = processes.list().await.unwrap();
     let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
     assert!(matches!(first.saw, Saw::NotReady { .. } | Saw::Ready { .. }), "{first:?}");
     assert!(
@@ -265,7 +265,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     }
     drop(processes);
     let processes = open(&root, 2).await;
-    let reports = processes.list().await;
+    let reports = processes.list().await.unwrap();
     let ended = reports.iter().filter(|report| is_ended(report)).count();
     assert_eq!((ended, root.payloads().len()), (20, 20), "an end is final");
 }

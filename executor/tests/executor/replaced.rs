@@ -18,7 +18,7 @@ use crate::world::{
 
 /// What an executor says of the first volume.
 async fn said(processes: &Processes) -> Vec<Saw> {
-    processes.list().await.into_iter().map(|report| report.saw).collect()
+    processes.list().await.unwrap().into_iter().map(|report| report.saw).collect()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -142,7 +142,10 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
         running.carry_out(command(fresh, 2, Effect::Stop, &sleeper(1))).await;
         until(&running, fresh, "and ends", is_ended).await;
         running.forget(fresh.into()).await;
-        assert!(running.list().await.iter().any(|report| report.object == id(11).into()), "it is listed");
+        assert!(
+            running.list().await.unwrap().iter().any(|report| report.object == id(11).into()),
+            "it is listed"
+        );
         if round == 1 {
             drop(running);
             running = root.open().await;

@@ -13,11 +13,13 @@ use chancery_events::observation::{Report, Saw};
 use chancery_events::protocol::{Command, ObjectSpec, RunPayload, RunSpec, Standing};
 use chancery_events::spec::{Port, Probe, ProbeTiming, Protocol, Restart, Run};
 use chancery_executor::Orchestrator;
-use chancery_executor::conformance::{self, Behaves, Subject};
+use chancery_executor::conformance::{self, Api, Behaves, Output, Subject};
+use chancery_executor::plan::Order;
 use chancery_executor::process::{
     CgroupSetting, CgroupSupport, Config, EndProof, KeeperProgram, OutputLimits, Processes,
 };
 use chancery_executor::simulated::{Faults, Simulated, World};
+use serde_json::json;
 
 /// Long: without control groups, orphans of another test hold up the proof of an end.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
@@ -107,7 +109,7 @@ pub(crate) async fn until(
     let id = id.into();
     let mut last = None;
     let found = tokio::time::timeout(PATIENCE, async {
-        let mut reports = orchestrator.list().await;
+        let mut reports = orchestrator.list().await.unwrap();
         loop {
             for report in reports.into_iter().filter(|report| report.object == id) {
                 if is(&report) {
@@ -115,7 +117,7 @@ pub(crate) async fn until(
                 }
                 last = Some(report);
             }
-            reports = orchestrator.changes(100).await;
+            reports = orchestrator.changes(100).await.unwrap();
         }
     });
     match found.await {
@@ -300,6 +302,10 @@ impl Subject for Real {
             }
             Behaves::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
             Behaves::StopsAnswering => one_closes(processes),
+            Behaves::Writes => {
+                let script = "echo oh >&2; echo one; sleep 0.1; echo two; exec sleep 3600";
+                spec(vec![payload("web", processes, &["sh", "-c", script])])
+            }
         }
     }
 
@@ -314,6 +320,33 @@ impl Subject for Real {
 
     fn lose(&self, volume: VolumeId) {
         std::fs::remove_dir(self.0.volume(volume).join("data")).unwrap();
+    }
+
+    fn output(&self) -> Output {
+        Output::IsRead
+    }
+
+    /// In the files of an executor's directory, with the names that they have had since the first build.
+    fn crash_after_record(&self, command: &Command) {
+        let order = Order::of(command);
+        let program = config(self.0.path()).program;
+        let (folder, name, record) = match (command.object, &command.spec) {
+            (ObjectId::Incarnation(id), ObjectSpec::Run(spec)) => {
+                let record = json!({"incarnation": id, "order": order, "spec": spec, "program": program});
+                (self.0.folder(id), "spec.json", record)
+            }
+            (ObjectId::Volume(id), ObjectSpec::Volume(spec)) => {
+                let record = json!({"volume": id, "order": order, "spec": spec, "phase": "accepted"});
+                (self.0.volume(id), "volume.json", record)
+            }
+            (object, spec) => panic!("{object} is no {spec:?}"),
+        };
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(name), record.to_string()).unwrap();
+    }
+
+    fn set_api(&self, _api: Api) -> bool {
+        false
     }
 
     fn plant_foreign_things(&self) {
@@ -356,7 +389,7 @@ impl Subject for InMemory {
     fn spec(&self, behaves: Behaves, processes: u16) -> RunSpec {
         let mut spec = sleeper(processes);
         let behaviour = match behaves {
-            Behaves::Stays => return spec,
+            Behaves::Stays | Behaves::Writes => return spec,
             Behaves::EndsWith(0) => "exit:0@5ms".to_owned(),
             Behaves::EndsWith(code) => format!("crash:{code}"),
             Behaves::CannotStart => "fail".to_owned(),
@@ -376,6 +409,19 @@ impl Subject for InMemory {
 
     fn lose(&self, volume: VolumeId) {
         self.0.lock().unwrap().strike(volume).unwrap();
+    }
+
+    fn output(&self) -> Output {
+        Output::None
+    }
+
+    fn crash_after_record(&self, command: &Command) {
+        self.0.lock().unwrap().crash_after_record(command);
+    }
+
+    fn set_api(&self, api: Api) -> bool {
+        self.0.lock().unwrap().set_out_of_reach(api == Api::CutOff);
+        true
     }
 
     // Nothing that is not ours can be in memory.

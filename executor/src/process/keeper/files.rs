@@ -5,10 +5,11 @@ use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use super::super::drift::{Loss, Place, Seen};
-use super::super::folder::Folder;
+use super::super::folder::{Folder, Record, Wanted};
 use super::super::log::log;
 use super::Keeper;
 use crate::durable::{Lock, Reader};
+use crate::executor_store::ObjectStore as _;
 
 /// So often a keeper looks that nobody is connected to. An executor that is connected looks itself, and says so.
 const ALONE: Duration = Duration::from_secs(5);
@@ -92,9 +93,9 @@ impl Keeper {
 
     /// The executor's own record, while there is none to see to it.
     fn check_spec(&self) {
-        if self.clients.is_empty() && !matches!(self.folder.wanted(Reader::Another), Ok(Some(_))) {
+        if self.clients.is_empty() && !matches!(self.folder.read::<Wanted>(Reader::Another), Ok(Some(_))) {
             log(format_args!("what is wanted cannot be read, and is written again as it was at the start"));
-            if let Err(error) = self.folder.want(&self.wanted) {
+            if let Err(error) = self.folder.write(&self.wanted) {
                 log(format_args!("write what is wanted: {error}"));
             }
         }
@@ -102,7 +103,7 @@ impl Keeper {
 
     /// Sees to it that what stands on the disk is what is known here, though the disk or somebody altered it.
     fn check_record(&self) {
-        let stands = match self.folder.record(Reader::Writer) {
+        let stands = match self.folder.read::<Record>(Reader::Writer) {
             Ok(stands) => stands,
             Err(error) => {
                 log(format_args!("{error}"));
@@ -112,7 +113,7 @@ impl Keeper {
         // Before it is first written there are no processes yet.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
             log(format_args!("the record is not as it was written, and is written again"));
-            if let Err(error) = self.folder.write_record(&self.record) {
+            if let Err(error) = self.folder.write(&self.record) {
                 log(format_args!("write the record: {error}"));
             }
         }
@@ -121,10 +122,10 @@ impl Keeper {
     /// Puts the end on the disk. It must not be lost for a disk that is full for a while; without the folder it is left
     /// where the folder is now, and to whoever hears of it.
     pub(super) fn record_end(&mut self) {
-        while let Err(error) = self.folder.write_record(&self.record) {
+        while let Err(error) = self.folder.write(&self.record) {
             log(format_args!("write the record: {error}"));
             if self.lost.is_some() || self.place.loss(self.folder.path()).is_some() {
-                let _ = Folder::at(".".into()).write_record(&self.record);
+                let _ = Folder::at(".".into()).write(&self.record);
                 return;
             }
             std::thread::sleep(Duration::from_secs(1));

@@ -7,12 +7,13 @@ use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::Standing;
 
 use super::super::drift::{Loss, Place, Seen, Watch};
-use super::super::folder::{Origin, Phase, Record, remove_groups};
+use super::super::folder::{Origin, Phase, Record, Wanted, remove_groups};
 use super::super::foster::Foster;
 use super::super::hold::Hold;
 use super::super::proof::Rest;
 use super::Tender;
 use crate::durable::{Lock, Reader};
+use crate::executor_store::ObjectStore as _;
 use crate::plan::{Aim, Before, Order};
 
 impl Tender {
@@ -69,10 +70,10 @@ impl Tender {
             Hold::Kept(link) => link.look(),
             Hold::Foster(foster) => {
                 if let Some(record) = &self.record
-                    && !matches!(self.folder.record(Reader::Writer), Ok(Some(_)))
+                    && !matches!(self.folder.read::<Record>(Reader::Writer), Ok(Some(_)))
                 {
                     tracing::warn!(incarnation = %self.incarnation, "its record is written again");
-                    self.folder.write_record(record)?;
+                    self.folder.write(record)?;
                 }
                 foster.check_lock()?;
             }
@@ -83,10 +84,10 @@ impl Tender {
 
     /// Reads what is wanted. If it is not there any more, what was known of it is written again.
     pub(super) fn read_wanted(&mut self) -> io::Result<()> {
-        match (self.folder.wanted(Reader::Writer), &self.wanted) {
+        match (self.folder.read::<Wanted>(Reader::Writer), &self.wanted) {
             (Ok(None) | Err(_), Some(known)) => {
                 tracing::warn!(incarnation = %self.incarnation, "what is wanted is written again");
-                self.folder.want(known)
+                self.folder.write(known)
             }
             (read, _) => {
                 self.wanted = read?;
@@ -101,7 +102,7 @@ impl Tender {
             Lock::Ours(_) => Reader::Writer,
             Lock::Theirs => Reader::Another,
         };
-        match (self.folder.record(by), lock) {
+        match (self.folder.read::<Record>(by), lock) {
             (Ok(None), _) => {}
             (Ok(read), _) => self.record = read,
             // The keeper says it as soon as it is reached, and writes it again if it cannot be read.
@@ -169,13 +170,13 @@ impl Tender {
             return Err(io::Error::other("somebody else holds the lock of its new folder"));
         };
         if let Some(tombstone) = self.tombstone {
-            self.folder.bury(tombstone.revision)?;
+            self.folder.write(&tombstone)?;
         }
         if let Some(record) = &self.record {
-            self.folder.write_record(record)?;
+            self.folder.write(record)?;
         }
         // Last: it makes the folder ours.
-        self.folder.want(&wanted)?;
+        self.folder.write(&wanted)?;
         if self.before == Before::Ready {
             self.folder.note_ready();
         }

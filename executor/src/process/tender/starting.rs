@@ -13,6 +13,7 @@ use super::super::folder::{Phase, Record, Wanted};
 use super::super::hold::{self, Hold, KeeperLink, Start};
 use super::super::{ANSWER, foster, reboot, volumes};
 use super::Tender;
+use crate::executor_store::ObjectStore as _;
 use crate::orchestrator::WorkProgress;
 use crate::plan::{self, Aim, Before, Order, Step};
 
@@ -71,18 +72,18 @@ impl Tender {
         }
         if *step == Step::Start {
             // What failed before would be taken for the outcome of this order.
-            self.folder.drop_record()?;
+            self.folder.remove::<Record>()?;
             self.record = None;
         }
-        let kept = self.wanted.take_if(|_| *step != Step::Start).and_then(|wanted| wanted.spec);
-        let kept = kept.map(ObjectSpec::Run);
-        let spec = if kept.is_some() { plan::adopted(kept, spec.as_ref()) } else { spec };
-        let spec = match spec {
+        let last = self.wanted.take();
+        let (before, there) = last.map(|wanted| (wanted.order, wanted.spec)).unzip();
+        let there = there.flatten().map(ObjectSpec::Run);
+        let spec = match plan::accepted(step, there, spec.as_ref()) {
             Some(ObjectSpec::Run(spec)) => Some(spec),
             Some(ObjectSpec::Volume(_)) | None => None,
         };
         let wanted = self.as_configured(order, spec);
-        let written = self.folder.want(&wanted);
+        let written = self.folder.accept(before.as_ref(), &wanted);
         self.wanted = Some(wanted);
         if written.is_err() {
             // What is on disk counts.
@@ -156,7 +157,7 @@ impl Tender {
         // The program may be another one by now, and lie elsewhere.
         let wanted = self.as_configured(wanted.order, wanted.spec.clone());
         if self.wanted.as_ref() != Some(&wanted) {
-            self.folder.want(&wanted)?;
+            self.folder.write(&wanted)?;
         }
         // From the record of the earlier boot nothing is started: from this one, once.
         let mut processes = record.processes.clone();
@@ -166,7 +167,7 @@ impl Tender {
         let directory = Place::of(self.folder.path())?;
         let record =
             Record { directory, phase: Phase::Again, processes, ..Record::begin(&self.shared.boot)? };
-        self.folder.write_record(&record)?;
+        self.folder.write(&record)?;
         // These processes have not been ready yet.
         self.folder.forget_ready()?;
         self.before = Before::NeverReady;

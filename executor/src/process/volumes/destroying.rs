@@ -10,9 +10,10 @@ use chancery_events::protocol::VolumeSpec;
 use tokio::task::JoinHandle;
 
 use super::super::removal;
-use super::home::{Found, Home, Kept, Phase};
+use super::home::{Home, Kept, Phase};
 use super::{Warden, users};
 use crate::durable;
+use crate::executor_store::Found;
 use crate::plan::{Aim, Order};
 
 /// What is being removed; it is told to stop when nobody waits for it any more.
@@ -33,7 +34,7 @@ impl Warden {
         let was = self.is;
         let _using = shared.using.lock().await;
         let kept = match self.kept() {
-            Some(kept) => Kept { order, spec: spec.or_else(|| kept.spec.clone()), ..kept.clone() },
+            Some(kept) => Kept { order, spec, ..kept.clone() },
             None => Kept { volume: self.volume, order, spec, phase: Phase::Accepted },
         };
         if !self.kept().is_some_and(|kept| kept.order.aim == Aim::Removed) {

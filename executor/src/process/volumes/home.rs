@@ -4,13 +4,16 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use chancery_events::id::VolumeId;
+use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::observation::{Exit, Hope};
 use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
 use super::super::entries;
 use crate::durable::{self, Reader};
+use crate::executor_store::{
+    CommandRecord, DirectoryStore, ExecutorStore as _, Found, ObjectDirectory, ObjectStore, StoreRecord,
+};
 use crate::plan::{Aim, Before, Order, Present, State};
 
 /// What is wanted of a volume, and how far it has come: `volume.json`.
@@ -40,6 +43,20 @@ pub(super) enum Phase {
     Gone,
 }
 
+impl StoreRecord for Kept {
+    const NAME: &'static str = "volume";
+}
+
+impl CommandRecord for Kept {
+    fn object(&self) -> ObjectId {
+        self.volume.into()
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+}
+
 impl Kept {
     /// Whether runs may use it, if what is in it is there.
     pub(super) fn is_up(&self) -> bool {
@@ -67,17 +84,6 @@ impl Kept {
     }
 }
 
-/// What stands where a volume is kept.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) enum Found {
-    /// Nothing, or what a crash left before the first record.
-    Nothing,
-    /// A volume of ours.
-    Ours(Kept),
-    /// What is not known as ours, and why.
-    Foreign(String),
-}
-
 /// Which folder it is, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Identity {
@@ -92,9 +98,15 @@ pub(super) struct Home {
     path: PathBuf,
 }
 
+impl ObjectDirectory for Home {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Home {
     pub(super) fn of(volumes: &Path, volume: VolumeId) -> Home {
-        Home { volume, path: volumes.join(volume.to_string()) }
+        Home { volume, path: DirectoryStore::at(volumes.to_owned()).object(volume.into()) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -111,7 +123,7 @@ impl Home {
     }
 
     /// Looks at what stands there, and changes nothing.
-    pub(super) fn look(&self) -> io::Result<Found> {
+    pub(super) fn look(&self) -> io::Result<Found<Kept>> {
         let shown = self.path.display();
         match std::fs::symlink_metadata(&self.path) {
             Ok(metadata) if metadata.is_dir() => {}
@@ -119,29 +131,21 @@ impl Home {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
             Err(error) => return Err(error),
         }
-        match durable::read::<Kept>(&self.file("volume.json"), Reader::Another) {
-            Ok(Some(kept)) if kept.volume == self.volume => Ok(Found::Ours(kept)),
-            Ok(Some(kept)) => {
-                Ok(Found::Foreign(format!("{shown} has the record of volume {}, not ours", kept.volume)))
-            }
-            Ok(None) => {
+        Ok(match ObjectStore::look(self, self.volume.into())? {
+            Found::Ours(kept) => Found::Ours(kept),
+            Found::Foreign(why) => Found::Foreign(format!("{shown} {why}")),
+            Found::Nothing => {
                 let began = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "new");
                 let is_begun = entries(&self.path)?.iter().all(|path| began(path) && path.is_file());
                 let foreign = || Found::Foreign(format!("{shown} has no record of ours"));
-                Ok(if is_begun { Found::Nothing } else { foreign() })
+                if is_begun { Found::Nothing } else { foreign() }
             }
-            Err(error)
-                if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
-            {
-                Ok(Found::Foreign(format!("{shown} has no record that can be read: {error}")))
-            }
-            Err(error) => Err(error),
-        }
+        })
     }
 
     /// Writes a copy of the record again that is not as it should be. Only of what is ours.
     pub(super) fn mend(&self) -> io::Result<()> {
-        durable::read::<Kept>(&self.file("volume.json"), Reader::Writer).map(drop)
+        self.read::<Kept>(Reader::Writer).map(drop)
     }
 
     /// Which folder stands there, if one does. Anything else that does is an error.
@@ -157,19 +161,20 @@ impl Home {
     }
 
     /// Puts the record on disk, in the folder that was found to be ours, or in one that is made, and says in which.
-    pub(super) fn keep(&self, kept: &Kept, ours: Option<Identity>) -> io::Result<Identity> {
+    pub(super) fn keep(
+        &self,
+        last: Option<&Order>,
+        kept: &Kept,
+        ours: Option<Identity>,
+    ) -> io::Result<Identity> {
         match (self.identity()?, ours) {
-            (None, _) => {
-                durable::make_folder(&self.path)?;
-                durable::sync_folder(&self.path)?;
-                self.path.parent().map_or(Ok(()), durable::sync_folder)?;
-            }
+            (None, _) => self.make()?,
             (Some(now), ours) if ours.is_none_or(|ours| ours == now) => {}
             (Some(_), _) => {
                 return Err(io::Error::other(format!("another folder stands at {}", self.path.display())));
             }
         }
-        durable::write(&self.file("volume.json"), kept)?;
+        self.accept(last, kept)?;
         self.identity()?.ok_or_else(|| io::Error::other("it went as it was written"))
     }
 
@@ -182,11 +187,7 @@ impl Home {
                 Ok(()) | Err(_) => {}
             }
         }
-        durable::remove(&self.file("volume.json"))?;
-        match std::fs::remove_dir(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => durable::sync_folder(&self.path),
-        }
+        self.purge::<Kept>()
     }
 
     /// Makes the folder that holds what is in it, empty and for us alone; what a crash left of that is taken as it is.

@@ -9,17 +9,18 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::protocol::RunSpec;
 use chancery_events::spec::VOLUME_VARIABLE;
 
 use super::super::drift::Place;
-use super::super::folder::{Folder, Wanted};
+use super::super::folder::{Folder, Record, Wanted};
 use super::super::identity::{self, EnvironmentReader, Stat};
 use super::super::proof;
 use super::super::{Shared, entries, lost};
-use super::home::{Found, Home};
+use super::home::Home;
 use crate::durable::Reader;
+use crate::executor_store::{DirectoryStore, ExecutorStore as _, Found, ObjectStore as _, Tombstone};
 
 /// Where what is in a volume is, if it may be used; else, why not.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
@@ -72,15 +73,12 @@ pub(super) fn user(
     // Meanwhile incarnations may be recorded that mount nothing.
     let listed = lost::listed(shared.cgroup.as_ref())?;
     let (mut kept, mut bystanders) = (BTreeSet::new(), Vec::new());
-    for path in entries(&nodes)?.iter().map(|node| entries(node)).collect::<io::Result<Vec<_>>>()?.concat() {
-        let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
-        let Some(id) = id else { continue };
+    let listed_nodes = entries(&nodes)?.into_iter().map(|node| DirectoryStore::at(node).list());
+    for (id, path) in listed_nodes.collect::<io::Result<Vec<_>>>()?.into_iter().flatten() {
+        let Some(ObjectId::Incarnation(id)) = id else { continue };
+        // What others use is not known: its control group says whether anything of it lives.
+        let Ok(Found::Ours(wanted)) = path.look::<Wanted>(id.into()) else { continue };
         let folder = Folder::at(path);
-        let wanted = match folder.wanted(Reader::Another) {
-            Ok(Some(wanted)) if wanted.incarnation == id => wanted,
-            // What it uses is not known: its control group says whether anything of it lives.
-            Ok(_) | Err(_) => continue,
-        };
         kept.insert(id);
         if !mounts(&wanted).any(|volume| homes.contains_key(&volume)) {
             bystanders.push(folder);
@@ -142,9 +140,9 @@ fn uses(folder: &Folder, wanted: &Wanted, volume: VolumeId) -> bool {
         return false;
     }
     // What cannot be read may say that it runs.
-    let is_over = matches!(folder.record(Reader::Another), Ok(Some(record)) if record.is_over());
-    let revision = wanted.order.revision;
-    let is_buried = matches!(folder.tombstone(Reader::Another), Ok(Some(tomb)) if tomb.revision >= revision);
+    let is_over = matches!(folder.read::<Record>(Reader::Another), Ok(Some(record)) if record.is_over());
+    let tombstone = folder.read::<Tombstone>(Reader::Another);
+    let is_buried = matches!(tombstone, Ok(Some(tombstone)) if tombstone.covers(&wanted.order));
     !is_over && !is_buried
 }
 

@@ -270,6 +270,28 @@ fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
 }
 
 #[test]
+fn the_next_executor_finds_what_is_recorded_and_not_there() {
+    let mut world = World::new(Faults::default());
+    ensure(&mut world, 1, &spec(1, ""));
+    assert_eq!(word(&order(&mut world, 2, 1, Effect::Kill, &spec(1, ""))), (2, "ended", 1));
+    on_disk(&mut world, 3, 1, Effect::Kill);
+    // What was in its memory.
+    world.items.clear();
+    world.read_store();
+    let told: Vec<_> = world.list().into_iter().map(|report| word(&Told::Change(report))).collect();
+    assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and an order");
+    assert_eq!(
+        word(&ensure(&mut world, 1, &spec(1, ""))),
+        (1, "not ready", 0),
+        "the order closes lower ones"
+    );
+    assert!(world.forget(id()).is_none() && world.forget(disk()).is_none());
+    world.items.clear();
+    world.read_store();
+    assert!(world.list().is_empty(), "what is forgotten is not found");
+}
+
+#[test]
 fn a_lost_volume_is_not_made_again() {
     let mut world = World::new(Faults::default());
     on_disk(&mut world, 1, 1, Effect::Ensure);

@@ -1,0 +1,47 @@
+//! What every orchestrator must do while its API does not answer.
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+
+use super::reader::{PATIENCE, Reader};
+use super::{Api, Behaves, Subject, command, is_ready};
+use crate::orchestrator::{Orchestrator as _, WorkProgress};
+
+pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: Subject>(
+    subject: &S,
+    [runs, late, never]: [IncarnationId; 3],
+) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Stays, 1);
+    reader.order(runs, 1, Effect::Ensure, &spec).await;
+    let ready = reader.until(runs, 1, "it is ready", is_ready).await;
+    if subject.set_api(Api::CutOff) {
+        let orchestrator = &reader.orchestrator;
+        let cut_off = async {
+            let error = orchestrator.list().await.expect_err("a list that is not complete is none");
+            assert!(!error.unreachable.is_empty() && !error.reason.is_empty(), "{error}");
+            for again in [false, true] {
+                assert!(orchestrator.changes(1).await.is_err(), "the watch is lost; again: {again}");
+            }
+            let (stop, start) =
+                (command(runs, 2, Effect::Kill, &spec), command(late, 1, Effect::Ensure, &spec));
+            for work in [stop, start] {
+                assert_eq!(orchestrator.carry_out(work).await, WorkProgress::PutOff, "it is given again");
+            }
+            assert_eq!(orchestrator.remove(never.into(), 1).await, WorkProgress::PutOff);
+            assert_eq!(orchestrator.forget(runs.into()).await, WorkProgress::PutOff);
+        };
+        tokio::time::timeout(PATIENCE, cut_off).await.expect("each answers that nothing does");
+        assert_eq!((subject.running(runs), subject.running(late)), (1, 0), "nothing was ended or started");
+        assert!(subject.set_api(Api::Connected));
+        let lost = tokio::time::timeout(PATIENCE, orchestrator.changes(1)).await;
+        assert!(lost.expect("in time").is_err(), "what was missed is in no change: it must be listed");
+        let listed = reader.list().await;
+        assert_eq!(listed.get(&runs.into()), Some(&ready), "it is as it was");
+        assert!(!listed.contains_key(&late.into()), "what was put off was not recorded");
+        reader.order(late, 1, Effect::Ensure, &spec).await;
+        reader.until(late, 1, "it is begun, and changes are reported again", is_ready).await;
+        reader.end(late, 2, &spec).await;
+    }
+    reader.end(runs, 2, &spec).await;
+}

@@ -1,0 +1,103 @@
+//! What every orchestrator must do with what processes write.
+
+use std::time::{Duration, SystemTime};
+
+use chancery_events::fact::Effect;
+use chancery_events::id::IncarnationId;
+
+use super::reader::{PATIENCE, Reader};
+use super::{Behaves, Output, Subject, is_ready};
+use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream};
+use crate::orchestrator::Orchestrator as _;
+
+pub(super) async fn what_is_written_is_read<S: Subject>(
+    subject: &S,
+    id: IncarnationId,
+    never: IncarnationId,
+) {
+    let mut reader = Reader::open(subject).await;
+    let spec = subject.spec(Behaves::Writes, 1);
+    reader.order(id, 1, Effect::Ensure, &spec).await;
+    reader.until(id, 1, "it is ready", is_ready).await;
+    let logs = reader.orchestrator.logs();
+    assert!(outputs(&*logs, never).is_empty(), "of what never ran nothing is kept");
+    match subject.output() {
+        Output::None => assert!(outputs(&*logs, id).is_empty(), "nothing is written"),
+        Output::IsRead => {
+            let all = LogStart::default();
+            let mut followed = until_open(&*logs, id, LogStream::Out, all).await;
+            read_until(&mut *followed, "one\ntwo\n").await;
+            assert_eq!(rest(&mut *followed), "", "a reader at the end has nothing");
+            let names: Vec<_> = outputs(&*logs, id).iter().map(|output| output.name().clone()).collect();
+            assert!(names.is_sorted() && names.len() == 2, "{names:?}");
+            read_until(&mut *until_open(&*logs, id, LogStream::Err, all).await, "oh\n").await;
+            let future = SystemTime::now() + Duration::from_hours(1);
+            for (start, wanted) in [
+                (LogStart { tail: Some(0), since: None }, ""),
+                (LogStart { tail: Some(1), since: None }, "two\n"),
+                (LogStart { tail: Some(9), since: Some(SystemTime::UNIX_EPOCH) }, "one\ntwo\n"),
+                (LogStart { tail: None, since: Some(future) }, ""),
+                (LogStart { tail: Some(9), since: Some(future) }, ""),
+            ] {
+                let text = rest(&mut *until_open(&*logs, id, LogStream::Out, start).await);
+                assert_eq!(text, wanted, "{start:?}");
+            }
+        }
+    }
+    reader.end(id, 2, &spec).await;
+    let reader = reader.restart(subject).await;
+    let logs = reader.orchestrator.logs();
+    match subject.output() {
+        Output::None => assert!(outputs(&*logs, id).is_empty(), "nor was anything"),
+        Output::IsRead => {
+            let mut kept = until_open(&*logs, id, LogStream::Out, LogStart::default()).await;
+            read_until(&mut *kept, "one\ntwo\n").await;
+        }
+    }
+}
+
+fn outputs(logs: &dyn LogSource, id: IncarnationId) -> Vec<Box<dyn LogOutput>> {
+    logs.outputs(id).expect("outputs can be listed")
+}
+
+/// Opens an output, once it is there.
+async fn until_open(
+    logs: &dyn LogSource,
+    id: IncarnationId,
+    stream: LogStream,
+    start: LogStart,
+) -> Box<dyn LogReader> {
+    let opened = async {
+        loop {
+            let all = outputs(logs, id);
+            if let Some(output) = all.iter().find(|output| output.name().stream == stream) {
+                return output.open(start).expect("an output can be opened");
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, opened).await.expect("there is an output")
+}
+
+/// Reads what is written until that is all of it.
+async fn read_until(reader: &mut dyn LogReader, wanted: &str) {
+    let mut text = String::new();
+    let written = async {
+        while text.len() < wanted.len() {
+            text += &rest(reader);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(PATIENCE, written).await;
+    assert_eq!(text, wanted, "{in_time:?}");
+}
+
+/// What is there to read now.
+fn rest(reader: &mut dyn LogReader) -> String {
+    let mut text = String::new();
+    while reader.next_time().expect("it can be read").is_some() {
+        let (_, bytes) = reader.read_block(3).expect("it can be read");
+        text += str::from_utf8(&bytes).expect("text");
+    }
+    text
+}

@@ -1,0 +1,213 @@
+//! The executor store: the durable record of commands, outcomes and tombstones, whatever the executor drives.
+//!
+//! | record | holds | written |
+//! |---|---|---|
+//! | command | the highest order that was accepted, and its spec | before anything of it is begun |
+//! | outcome | what was started, and how it ended | as that happens |
+//! | tombstone | the revision at or below which nothing will be carried out | once nothing of the object exists, before that is reported |
+//!
+//! [`crate::plan::step`] decides what an order means, and [`crate::plan::accepted`] which spec is recorded with it; nothing
+//! is decided here but that a command never replaces a higher one. So an executor that crashed between a record and what
+//! follows finds an order of which nothing was begun, and the same command again carries it out.
+//!
+//! A runtime has types of its own for command and outcome ([`StoreRecord`]): a volume has one record for all three. Records
+//! are stored in a directory of each object ([`ObjectDirectory`]) or in memory ([`MemoryStore`]); another backend implements
+//! [`ObjectStore`] and [`ExecutorStore`]. Calls may block, as on a disk that is slow: a backend behind a network is called on
+//! threads of its own. The epochs of an executor are counted by `scope`.
+
+use std::io;
+
+use chancery_events::id::ObjectId;
+use chancery_events::protocol::ObjectSpec;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::durable::Reader;
+use crate::plan::Order;
+
+mod directory;
+mod memory;
+
+pub(crate) use directory::{DirectoryStore, ObjectDirectory, entries};
+pub(crate) use memory::MemoryStore;
+
+/// A record of an object.
+pub(crate) trait StoreRecord: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Name of the record, unique among those of an object.
+    const NAME: &'static str;
+}
+
+/// The record that makes an object known: the highest order that was accepted.
+pub(crate) trait CommandRecord: StoreRecord {
+    /// The object that it is of.
+    fn object(&self) -> ObjectId;
+    /// The order.
+    fn order(&self) -> Order;
+}
+
+/// The command of an object, where nothing else is recorded with it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct AcceptedCommand {
+    pub(crate) object: ObjectId,
+    pub(crate) order: Order,
+    /// Absent if the object was removed unseen.
+    pub(crate) spec: Option<ObjectSpec>,
+}
+
+impl StoreRecord for AcceptedCommand {
+    const NAME: &'static str = "command";
+}
+
+impl CommandRecord for AcceptedCommand {
+    fn object(&self) -> ObjectId {
+        self.object
+    }
+
+    fn order(&self) -> Order {
+        self.order
+    }
+}
+
+/// The promise that nothing at or below a revision will be carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Tombstone {
+    pub(crate) revision: u32,
+}
+
+impl StoreRecord for Tombstone {
+    const NAME: &'static str = "tombstone";
+}
+
+impl Tombstone {
+    /// Whether it closes the order.
+    pub(crate) fn covers(self, order: &Order) -> bool {
+        self.revision >= order.revision
+    }
+}
+
+/// Whose the records are that are stored in the place of an object.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Found<C> {
+    /// None is stored.
+    Nothing,
+    /// Ours.
+    Ours(C),
+    /// Not ours, and why: they are left as they are.
+    Foreign(String),
+}
+
+/// Records of one object. There is one writer of each at a time.
+pub(crate) trait ObjectStore {
+    /// Makes room for records, durably; before the first is written.
+    fn make(&self) -> io::Result<()>;
+
+    /// Reads a record; `None` if it was never written, or was removed.
+    fn read<R: StoreRecord>(&self, by: Reader) -> io::Result<Option<R>>;
+
+    /// Writes a record in the place of the last. It is durable when this returns; a crash leaves the one or the other whole.
+    fn write<R: StoreRecord>(&self, record: &R) -> io::Result<()>;
+
+    /// Removes a record durably; that there is none is fine.
+    fn remove<R: StoreRecord>(&self) -> io::Result<()>;
+
+    /// Removes the record of the command, and so the object; other records must have been removed before.
+    fn purge<C: CommandRecord>(&self) -> io::Result<()>;
+
+    /// Records a command, which counts from now on; `last` is the one that counted.
+    fn accept<C: CommandRecord>(&self, last: Option<&Order>, command: &C) -> io::Result<()> {
+        if last.is_some_and(|last| command.order().rank() < last.rank()) {
+            return Err(io::Error::other("cannot record command: a higher one was accepted"));
+        }
+        self.write(command)
+    }
+
+    /// Records that nothing at or below the revision will be carried out.
+    fn bury(&self, revision: u32) -> io::Result<Tombstone> {
+        let tombstone = Tombstone { revision };
+        self.write(&tombstone)?;
+        Ok(tombstone)
+    }
+
+    /// Finds out whose the records are, and changes nothing.
+    fn look<C: CommandRecord>(&self, object: ObjectId) -> io::Result<Found<C>> {
+        match self.read::<C>(Reader::Another) {
+            Ok(Some(command)) if command.object() == object => Ok(Found::Ours(command)),
+            Ok(Some(command)) => {
+                Ok(Found::Foreign(format!("has the record of {}, not ours", command.object())))
+            }
+            Ok(None) => Ok(Found::Nothing),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+            {
+                Ok(Found::Foreign(format!("has no record that can be read: {error}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Records of many objects.
+pub(crate) trait ExecutorStore {
+    /// The records of one.
+    type Object: ObjectStore;
+
+    /// Records of an object, whether there are any or not.
+    fn object(&self, object: ObjectId) -> Self::Object;
+
+    /// Everything that is stored, ours or not; an id is absent where a name is that of no object.
+    fn list(&self) -> io::Result<Vec<(Option<ObjectId>, Self::Object)>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use chancery_events::id::{IncarnationId, Lineage, Position};
+    use chancery_events::protocol::Standing;
+
+    use super::*;
+    use crate::plan::Aim;
+
+    fn command(position: u64, revision: u32, attempt: u32) -> AcceptedCommand {
+        let (aim, standing, grace) = (Aim::Down, Standing::Open, Duration::from_secs(1));
+        let object = IncarnationId::issue(Lineage::from_random(42), Position::new(position)).into();
+        AcceptedCommand { object, order: Order { revision, attempt, aim, standing, grace }, spec: None }
+    }
+
+    /// What holds for every backend; `reopen` gives another handle of the same records.
+    fn check<S: ExecutorStore>(reopen: impl Fn() -> S) {
+        let (first, second) = (command(1, 2, 1), command(1, 2, 2));
+        let id = first.object;
+        let records = || reopen().object(id);
+        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), Found::Nothing);
+        records().make().unwrap();
+        records().accept(None, &first).unwrap();
+        records().accept(Some(&first.order), &second).unwrap();
+        for late in [command(1, 2, 1), command(1, 1, 9)] {
+            records().accept(Some(&second.order), &late).unwrap_err();
+        }
+        assert_eq!(records().look(id).unwrap(), Found::Ours(second.clone()), "the highest counts");
+        let other = command(7, 1, 1).object;
+        assert!(matches!(records().look::<AcceptedCommand>(other).unwrap(), Found::Foreign(_)));
+        assert_eq!(records().read::<Tombstone>(Reader::Writer).unwrap(), None);
+        let tombstone = records().bury(2).unwrap();
+        assert_eq!(records().read(Reader::Writer).unwrap(), Some(tombstone));
+        assert!(tombstone.covers(&second.order) && !tombstone.covers(&command(1, 3, 1).order));
+        let listed = || reopen().list().unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(listed(), [Some(id)]);
+        records().remove::<Tombstone>().unwrap();
+        records().remove::<Tombstone>().unwrap();
+        assert_eq!(records().read::<Tombstone>(Reader::Another).unwrap(), None);
+        records().purge::<AcceptedCommand>().unwrap();
+        assert_eq!(records().look::<AcceptedCommand>(id).unwrap(), Found::Nothing);
+        assert_eq!(listed(), []);
+    }
+
+    #[test]
+    fn every_backend_keeps_the_highest_command_and_its_tombstone_until_they_are_purged() {
+        let store = MemoryStore::default();
+        check(|| store.clone());
+        let directory = tempfile::tempdir().unwrap();
+        check(|| DirectoryStore::at(directory.path().join("objects")));
+    }
+}

@@ -1,0 +1,90 @@
+//! A directory for each object, and in it a pair of files for each record (`durable`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use chancery_events::id::ObjectId;
+
+use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
+use crate::durable::{self, Reader};
+
+/// Directories of objects, each named by the id of one.
+#[derive(Clone, Debug)]
+pub(crate) struct DirectoryStore {
+    path: PathBuf,
+}
+
+impl DirectoryStore {
+    pub(crate) fn at(path: PathBuf) -> DirectoryStore {
+        DirectoryStore { path }
+    }
+}
+
+impl ExecutorStore for DirectoryStore {
+    type Object = PathBuf;
+
+    fn object(&self, object: ObjectId) -> PathBuf {
+        self.path.join(object.to_string())
+    }
+
+    fn list(&self) -> io::Result<Vec<(Option<ObjectId>, PathBuf)>> {
+        let id = |path: &PathBuf| path.file_name()?.to_str()?.parse().ok();
+        Ok(entries(&self.path)?.into_iter().map(|path| (id(&path), path)).collect())
+    }
+}
+
+/// A directory that holds the records of one object.
+pub(crate) trait ObjectDirectory {
+    /// Path of the directory, whether it exists or not.
+    fn path(&self) -> &Path;
+
+    /// Path of the first copy of a record.
+    fn record<R: StoreRecord>(&self) -> PathBuf {
+        self.path().join(format!("{}.json", R::NAME))
+    }
+}
+
+impl ObjectDirectory for PathBuf {
+    fn path(&self) -> &Path {
+        self
+    }
+}
+
+impl<D: ObjectDirectory> ObjectStore for D {
+    fn make(&self) -> io::Result<()> {
+        durable::make_folder(self.path())?;
+        durable::sync_folder(self.path())?;
+        self.path().parent().map_or(Ok(()), durable::sync_folder)
+    }
+
+    fn read<R: StoreRecord>(&self, by: Reader) -> io::Result<Option<R>> {
+        durable::read(&self.record::<R>(), by)
+    }
+
+    fn write<R: StoreRecord>(&self, record: &R) -> io::Result<()> {
+        durable::write(&self.record::<R>(), record)
+    }
+
+    fn remove<R: StoreRecord>(&self) -> io::Result<()> {
+        durable::remove(&self.record::<R>())
+    }
+
+    fn purge<C: CommandRecord>(&self) -> io::Result<()> {
+        self.remove::<C>()?;
+        match std::fs::remove_dir(self.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => durable::sync_folder(self.path()),
+        }
+    }
+}
+
+/// What is in a directory, if there is one.
+pub(crate) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
+}

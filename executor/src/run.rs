@@ -106,6 +106,9 @@ where
     }
 }
 
+/// The inventory of the orchestrator, while it is being made.
+type PendingInventory = Pin<Box<dyn Future<Output = Result<Vec<Report>, InventoryError>> + Send>>;
+
 struct Loop<O, C, F> {
     core: Core,
     orchestrator: Arc<O>,
@@ -113,7 +116,7 @@ struct Loop<O, C, F> {
     connecting: Option<Pin<Box<F>>>,
     link: Option<Link>,
     outbox: VecDeque<ToDecider>,
-    listing: Option<Pin<Box<dyn Future<Output = Result<Vec<Report>, InventoryError>> + Send>>>,
+    listing: Option<PendingInventory>,
     /// Each gives back what was put off.
     works: JoinSet<Option<Work>>,
     /// What each task in `works` works on, so that one that panics still gives its object back.

@@ -46,7 +46,7 @@ impl Tender {
             tracing::warn!(incarnation = %self.incarnation, "its volumes cannot be checked now: its start is put off");
             return Ok(WorkProgress::PutOff);
         }
-        self.write(step, order, spec)?;
+        self.write(step, order, spec.as_ref())?;
         self.shown = None;
         if let Some(LeaveToStart::Given(permit, using)) = leave {
             drop(using);
@@ -65,7 +65,7 @@ impl Tender {
     }
 
     /// Records the order.
-    fn write(&mut self, step: &Step, order: Order, spec: Option<ObjectSpec>) -> io::Result<()> {
+    fn write(&mut self, step: &Step, order: Order, spec: Option<&ObjectSpec>) -> io::Result<()> {
         if let Hold::Nothing = self.hold {
             self.folder.make()?;
             self.look();
@@ -78,7 +78,7 @@ impl Tender {
         let last = self.wanted.take();
         let (before, there) = last.map(|wanted| (wanted.order, wanted.spec)).unzip();
         let there = there.flatten().map(ObjectSpec::Run);
-        let spec = match plan::accepted(step, there, spec.as_ref()) {
+        let spec = match plan::accepted(step, there, spec) {
             Some(ObjectSpec::Run(spec)) => Some(spec),
             Some(ObjectSpec::Volume(_)) | None => None,
         };

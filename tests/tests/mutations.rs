@@ -6,15 +6,15 @@ use std::process::Command;
 #[test]
 fn each_mutation_applies_changes_only_the_product_and_says_what_is_wrong() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-    let mut mutations = 0;
+    let mut count = 0;
     for entry in root.join("tests/mutations").read_dir().expect("a directory") {
         let path = entry.expect("an entry").path();
         if path.extension().is_none_or(|extension| extension != "patch") {
             continue;
         }
-        mutations += 1;
-        let patch = std::fs::read_to_string(&path).expect("a text");
-        let (sentence, diff) = patch.split_once("\n\n").expect("a sentence, then the diff");
+        count += 1;
+        let text = std::fs::read_to_string(&path).expect("a text");
+        let (sentence, diff) = text.split_once("\n\n").expect("a sentence, then the diff");
         assert!(sentence.ends_with('.') && !sentence.contains('\n'), "{}: {sentence}", path.display());
         let mut files = diff.lines().filter_map(|line| line.strip_prefix("+++ b/")).peekable();
         assert!(files.peek().is_some(), "{} changes nothing", path.display());
@@ -31,5 +31,5 @@ fn each_mutation_applies_changes_only_the_product_and_says_what_is_wrong() {
             .expect("git runs");
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
-    assert!(mutations > 0, "no mutation");
+    assert!(count > 0, "no mutation");
 }

@@ -9,14 +9,10 @@ use chancery_tests::sim::{Failed, first_failed};
 const WORLDS: u64 = 2000;
 
 fn main() -> ExitCode {
-    match first_failed(WORLDS) {
-        Some(Failed { seed, violation }) => {
-            println!("world {seed}: {violation}");
-            ExitCode::SUCCESS
-        }
-        None => {
-            println!("not found in {WORLDS} worlds");
-            ExitCode::FAILURE
-        }
-    }
+    let Some(Failed { seed, violation }) = first_failed(WORLDS) else {
+        println!("not found in {WORLDS} worlds");
+        return ExitCode::FAILURE;
+    };
+    println!("world {seed}: {violation}");
+    ExitCode::SUCCESS
 }

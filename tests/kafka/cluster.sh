@@ -18,9 +18,10 @@ folder_of() {
 }
 
 # COUNT ports of the loopback on which nobody listens. They lie below those that Linux gives to clients, so that none
-# is taken while its node is dead; and each process begins at its own, so that two that start at once do not meet.
+# is taken while its node is dead. Each process starts at a port of its own, with more ports behind it than a cluster takes:
+# clusters that start concurrently have neighboring pids.
 free_ports() {
-  local port=$((16000 + $$ * 4 % 16000)) free=()
+  local port=$((16000 + $$ * 16 % 16000)) free=()
   while [ "${#free[@]}" -lt "$1" ]; do
     if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
       free+=("$port")

@@ -67,6 +67,14 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
     let server = &standbys.servers[0];
     apply(server, "before");
     is_ready(server);
+    // An exporter that has not started asks for the topic's offsets first, and reports that this fails.
+    let mut config = ClientConfig::new();
+    let consumer: BaseConsumer =
+        config.set("bootstrap.servers", cluster.bootstrap()).create().expect("a consumer");
+    until("events are exported", || {
+        let (_, end) = consumer.fetch_watermarks("apart.events", 0, PATIENCE).ok()?;
+        (end > 0).then_some(())
+    });
     let paused = u32::try_from(paused).expect("an id");
     cluster.pause(paused);
     apply(server, "meanwhile");

@@ -311,7 +311,8 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
         published: Position::ZERO,
     };
     let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
-    let wall = wall_clock::now().before(Duration::from_hours(400 * 24));
+    // An hour more than what is told in days: the two clocks of a reading are read one after the other.
+    let wall = wall_clock::now().before(Duration::from_hours(400 * 24 + 1));
     let begin = Start {
         settings,
         fleet: Fleet::new(Lineage::from_random(1)),

@@ -215,9 +215,7 @@ async fn write_to(
     forward::check(app, &call.parts.headers)?;
     match call.found.route.does {
         Does::Intents => intents::take(app, &decider, call, body).await,
-        Does::Intent(type_name, shape) => {
-            write::typed(app, &decider, call, body, (type_name, shape), said).await
-        }
+        Does::Intent(entry, shape) => write::typed(app, &decider, call, body, (entry, shape), said).await,
         Does::Link => links::open(app, &decider, &call, body).await,
         other => Err(Problem::new(INTERNAL, format!("{other:?} takes no writes"))),
     }

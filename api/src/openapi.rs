@@ -7,16 +7,12 @@ use chancery_events::cloud::TYPE_PREFIX;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
 use chancery_projector::history::Entry;
-use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
-};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::problem;
-use super::routes::{Does, ROUTES, Route, Shape, in_query};
+use super::routes::{Does, ROUTES, Route, Shape};
 use super::schemas::pretty;
 use super::write::{Accepted, ApproveOne, RejectOne};
 
@@ -95,22 +91,7 @@ fn body_name(type_name: &str) -> String {
 }
 
 fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
-    match kind {
-        RowKind::Clusters => types.subschema_for::<ClusterRow>(),
-        RowKind::Capabilities => types.subschema_for::<CapabilityRow>(),
-        RowKind::Nodes => types.subschema_for::<NodeRow>(),
-        RowKind::Plans => types.subschema_for::<PlanRow>(),
-        RowKind::Deployments => types.subschema_for::<DeploymentRow>(),
-        RowKind::Replicas => types.subschema_for::<ReplicaRow>(),
-        RowKind::Incarnations => types.subschema_for::<IncarnationRow>(),
-        RowKind::Operations => types.subschema_for::<OperationRow>(),
-        RowKind::Sessions => types.subschema_for::<SessionRow>(),
-        RowKind::Commands => types.subschema_for::<CommandRow>(),
-        RowKind::Policies => types.subschema_for::<PolicyRow>(),
-        RowKind::Volumes => types.subschema_for::<VolumeRow>(),
-        RowKind::Requests => types.subschema_for::<RequestRow>(),
-    }
-    .to_value()
+    kind.schema(types).to_value()
 }
 
 fn object(properties: &Value) -> Value {
@@ -192,7 +173,7 @@ fn operation_id(route: &Route) -> String {
         Does::List(kind) => format!("list_{kind}"),
         Does::Get(kind) => format!("get_{kind}"),
         Does::History(kind) => format!("history_of_{kind}"),
-        Does::Intent(type_name, _) => type_name.trim_end_matches(".v1").replace('.', "_"),
+        Does::Intent(entry, _) => entry.type_name.trim_end_matches(".v1").replace('.', "_"),
         Does::Intents => "intents".into(),
         Does::Link => "link".into(),
         Does::Say => "say".into(),
@@ -290,9 +271,9 @@ fn parameters(route: &Route) -> Vec<Value> {
             add("query", "follow", &boolean, "Go on with what is written.");
         }
         Does::Intent(..) | Does::Intents => {
-            if let Does::Intent(type_name, _) = route.does {
+            if let Does::Intent(entry, _) = route.does {
                 let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
-                for name in in_query(type_name) {
+                for name in entry.query {
                     add("query", name, &word, "What the body may say as well.");
                 }
             }
@@ -323,8 +304,8 @@ fn request_body(
     match route.does {
         Does::Intent(_, Shape::ApproveOne) => Some(json_body(types.subschema_for::<ApproveOne>().to_value())),
         Does::Intent(_, Shape::RejectOne) => Some(json_body(types.subschema_for::<RejectOne>().to_value())),
-        Does::Intent(type_name, Shape::Members) => {
-            let mut schema = bodies.get(type_name)?.clone();
+        Does::Intent(entry, Shape::Members) => {
+            let mut schema = bodies.get(entry.type_name)?.clone();
             let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
             if let Some(properties) = schema["properties"].as_object_mut() {
                 properties.retain(|name, _| !in_path(name));

@@ -321,15 +321,10 @@ pub(super) async fn missing(app: &App, key: &RowKey, path: &str) -> Problem {
 /// is a look at one record.
 fn was_issued(source: &dyn Source, subject: &Subject) -> bool {
     let position = match subject {
-        Subject::Incarnation(id) => id.position(),
-        Subject::Operation(id) => id.position(),
-        Subject::Session(id) => id.position(),
-        Subject::Replica(name) => match position_of(name.as_str()) {
-            Some(position) => position,
-            None => return false,
-        },
-        _ => return false,
+        Subject::Replica(name) => position_of(name.as_str()),
+        _ => subject.issued(),
     };
+    let Some(position) = position else { return false };
     let head = source.head().map_or(Position::ZERO, |head| head.position);
     if position == Position::ZERO || position > head {
         return false;

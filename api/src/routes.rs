@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::http::Method;
+use chancery_events::intent::{Intent, IntentEntry};
 use chancery_projector::RowKind;
 use percent_encoding::percent_decode_str;
 
@@ -27,8 +28,8 @@ pub(super) enum Does {
     List(RowKind),
     Get(RowKind),
     History(RowKind),
-    /// One intent, of this type.
-    Intent(&'static str, Shape),
+    /// One intent, of this entry of the register.
+    Intent(&'static IntentEntry, Shape),
     /// Any intents, as CloudEvents.
     Intents,
     /// A link of an executor outside the server.
@@ -58,234 +59,16 @@ pub(super) struct Route {
 /// Before every route of a fleet.
 pub(super) const FLEET: &str = "/v1/fleets/{fleet}";
 
-/// Where one of a kind stands.
-fn one(kind: RowKind) -> String {
-    match kind {
-        RowKind::Deployments => "/plans/{plan}/deployments/{name}".to_owned(),
-        RowKind::Commands => "/commands/{incarnation}/{revision}".to_owned(),
-        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions | RowKind::Requests => {
-            format!("/{kind}/{{id}}")
-        }
-        RowKind::Clusters
-        | RowKind::Capabilities
-        | RowKind::Nodes
-        | RowKind::Plans
-        | RowKind::Replicas
-        | RowKind::Policies
-        | RowKind::Volumes => format!("/{kind}/{{name}}"),
-    }
-}
-
-/// The typed routes of intents: method, path, type, shape, what for.
-const INTENTS: &[(Method, &str, &str, Shape, &str)] = {
-    use Shape::{ApproveOne, Members, RejectOne};
-    &[
-        (Method::PUT, "/clusters/{name}", "cluster.apply.v1", Members, "Makes a cluster so."),
-        (
-            Method::POST,
-            "/clusters/{name}/activity",
-            "cluster.set_activity.v1",
-            Members,
-            "Puts a cluster in use, or out of it.",
-        ),
-        (Method::DELETE, "/clusters/{name}", "cluster.delete.v1", Members, "Forgets a cluster."),
-        (Method::PUT, "/capabilities/{name}", "capability.apply.v1", Members, "Makes a capability so."),
-        (
-            Method::POST,
-            "/capabilities/{name}/activity",
-            "capability.set_activity.v1",
-            Members,
-            "Lets a capability count, or not.",
-        ),
-        (Method::DELETE, "/capabilities/{name}", "capability.delete.v1", Members, "Forgets a capability."),
-        (Method::PUT, "/nodes/{name}", "node.apply.v1", Members, "Makes a node so."),
-        (Method::POST, "/nodes/{name}/state", "node.set_state.v1", Members, "Changes a node's state."),
-        (Method::DELETE, "/nodes/{name}", "node.delete.v1", Members, "Forgets a node."),
-        (
-            Method::PUT,
-            "/nodes/{node}/disruptions/{name}",
-            "disruption.schedule.v1",
-            Members,
-            "Schedules a disruption of a node.",
-        ),
-        (
-            Method::POST,
-            "/nodes/{node}/disruptions/{name}/approve",
-            "disruption.approve.v1",
-            Members,
-            "Lets a disruption be acted on: its node takes no placements, and is emptied if that is wanted.",
-        ),
-        (
-            Method::POST,
-            "/nodes/{node}/disruptions/{name}/complete",
-            "disruption.complete.v1",
-            Members,
-            "Ends a disruption.",
-        ),
-        (
-            Method::DELETE,
-            "/nodes/{node}/disruptions/{name}",
-            "disruption.delete.v1",
-            Members,
-            "Forgets a disruption that is over.",
-        ),
-        (Method::PUT, "/policies/{name}", "policy.apply.v1", Members, "Makes a policy so."),
-        (Method::DELETE, "/policies/{name}", "policy.delete.v1", Members, "Forgets a policy."),
-        (
-            Method::DELETE,
-            "/volumes/{name}",
-            "volume.delete.v1",
-            Members,
-            "Destroys a volume, with all that is in it, once nothing uses it.",
-        ),
-        (Method::PUT, "/plans/{name}", "plan.apply.v1", Members, "Makes a plan so: a new generation."),
-        (
-            Method::POST,
-            "/plans/{name}/activity",
-            "plan.set_activity.v1",
-            Members,
-            "Lets a plan take deployments, or not.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/rollback",
-            "plan.rollback.v1",
-            Members,
-            "Deploys again what an earlier completed deployment of a plan had, and supersedes what is in progress.",
-        ),
-        (
-            Method::POST,
-            "/plans/{name}/rebalance",
-            "plan.rebalance.v1",
-            Members,
-            "Moves replicas of a plan, one relocate each, until no move makes its spread more even.",
-        ),
-        (Method::DELETE, "/plans/{name}", "plan.delete.v1", Members, "Forgets a plan."),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments",
-            "deployment.create.v1",
-            Members,
-            "Runs a version of a plan's payloads, so many times.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments/{name}/cancel",
-            "deployment.cancel.v1",
-            Members,
-            "Lets a deployment go no further.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments/{name}/pause",
-            "deployment.pause.v1",
-            Members,
-            "Lets a deployment begin nothing more until it is resumed.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments/{name}/resume",
-            "deployment.resume.v1",
-            Members,
-            "Lets a deployment that is paused go on.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments/{name}/promote",
-            "deployment.promote.v1",
-            Members,
-            "Makes a canary's version that of all.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/deployments/{name}/withdraw",
-            "deployment.withdraw.v1",
-            Members,
-            "Takes a canary back.",
-        ),
-        (
-            Method::POST,
-            "/plans/{plan}/replicas",
-            "replica.create.v1",
-            Members,
-            "Creates one more replica of a plan, on a node if one is named.",
-        ),
-        (
-            Method::POST,
-            "/replicas/{name}/relocate",
-            "replica.relocate.v1",
-            Members,
-            "Moves a replica to a node, or to the best one.",
-        ),
-        (
-            Method::POST,
-            "/replicas/{name}/restart",
-            "replica.restart.v1",
-            Members,
-            "Ends a replica's run, and brings it up again.",
-        ),
-        (Method::POST, "/replicas/{name}/start", "replica.start.v1", Members, "Brings a replica up again."),
-        (Method::POST, "/replicas/{name}/stop", "replica.stop.v1", Members, "Stops a replica, and keeps it."),
-        (
-            Method::DELETE,
-            "/replicas/{name}",
-            "replica.delete.v1",
-            Members,
-            "Removes a replica, with all of it.",
-        ),
-        (
-            Method::POST,
-            "/operations/{id}/approve",
-            "operation.approve.v1",
-            ApproveOne,
-            "Approves an operation, exactly as it was shown.",
-        ),
-        (Method::POST, "/operations/{id}/reject", "operation.reject.v1", RejectOne, "Rejects an operation."),
-        (
-            Method::POST,
-            "/operations/approve",
-            "operation.approve.v1",
-            Members,
-            "Approves operations, all or none.",
-        ),
-        (
-            Method::POST,
-            "/operations/reject",
-            "operation.reject.v1",
-            Members,
-            "Rejects operations, all or none.",
-        ),
-        (
-            Method::POST,
-            "/requests/{request}/approve",
-            "request.approve.v1",
-            Members,
-            "Approves an approval request, exactly as it was shown.",
-        ),
-        (
-            Method::POST,
-            "/requests/{request}/reject",
-            "request.reject.v1",
-            Members,
-            "Rejects an approval request.",
-        ),
-        (
-            Method::POST,
-            "/inbox/skip",
-            "inbox.skip.v1",
-            Members,
-            "Gives up the message of the inbox that cannot be read, and continues behind it.",
-        ),
-    ]
-};
-
-/// Members of a body that the query may say instead, as a `DELETE` seldom has a body: each is `yes` or `no`.
-pub(super) fn in_query(type_name: &str) -> &'static [&'static str] {
-    match type_name {
-        "node.delete.v1" | "plan.delete.v1" => &["cascade"],
-        _ => &[],
-    }
-}
+/// What approves or rejects one operation: the body of the intent has a list of them.
+const OF_ONE: &[(&str, &str, Shape, &str)] = &[
+    (
+        "/operations/{id}/approve",
+        "operation.approve.v1",
+        Shape::ApproveOne,
+        "Approves an operation, exactly as it was shown.",
+    ),
+    ("/operations/{id}/reject", "operation.reject.v1", Shape::RejectOne, "Rejects an operation."),
+];
 
 /// All routes.
 pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
@@ -294,7 +77,7 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
         all.push(Route { method, path, does, about: about.to_owned() });
     };
     for kind in RowKind::ALL.iter().copied() {
-        let one = one(kind);
+        let one = kind.kind().path();
         add(Method::GET, format!("{FLEET}/{kind}"), Does::List(kind), &format!("Lists {kind}."));
         add(Method::GET, format!("{FLEET}{one}"), Does::Get(kind), &format!("Reads one of {kind}."));
         let about = format!("Reads the events about one of {kind}.");
@@ -302,8 +85,12 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     }
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
     add(Method::GET, of_plan, Does::List(RowKind::Deployments), "Lists a plan's deployments.");
-    for (method, path, type_name, shape, about) in INTENTS {
-        add(method.clone(), format!("{FLEET}{path}"), Does::Intent(type_name, *shape), about);
+    for entry in Intent::REGISTER {
+        let method = Method::from_bytes(entry.method.as_bytes()).expect("a method");
+        for (path, _, shape, about) in OF_ONE.iter().filter(|of_one| of_one.1 == entry.type_name) {
+            add(Method::POST, format!("{FLEET}{path}"), Does::Intent(entry, *shape), about);
+        }
+        add(method, format!("{FLEET}{}", entry.path), Does::Intent(entry, Shape::Members), entry.about);
     }
     let intents = "Takes intents as CloudEvents: structured, binary or a batch.";
     add(Method::POST, format!("{FLEET}/intents"), Does::Intents, intents);
@@ -400,20 +187,18 @@ fn deep_names(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::intent::Intent;
-
     use super::*;
 
     #[test]
     fn every_intent_has_a_typed_route() {
         for type_name in Intent::TYPES {
             let is_routed =
-                |route: &Route| matches!(route.does, Does::Intent(known, _) if known == *type_name);
+                |route: &Route| matches!(route.does, Does::Intent(entry, _) if entry.type_name == *type_name);
             assert!(ROUTES.iter().any(is_routed), "{type_name}");
         }
         for route in ROUTES.iter() {
-            if let Does::Intent(type_name, _) = route.does {
-                assert!(Intent::TYPES.contains(&type_name), "{type_name}");
+            if let Does::Intent(entry, _) = route.does {
+                assert!(Intent::TYPES.contains(&entry.type_name), "{}", entry.type_name);
             }
         }
     }

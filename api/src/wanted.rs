@@ -9,20 +9,6 @@ use chancery_events::subject::Subject;
 
 use super::problem::{In, Problem};
 
-/// The words before the slash of a subject.
-const SUBJECT_KINDS: &[&str] = &[
-    "fleet",
-    "cluster",
-    "capability",
-    "node",
-    "plan",
-    "deployment",
-    "replica",
-    "incarnation",
-    "operation",
-    "session",
-];
-
 /// Every type that this build knows.
 pub(super) fn types() -> impl Iterator<Item = &'static str> {
     Intent::TYPES.iter().chain(Observation::TYPES).chain(Fact::TYPES).copied()
@@ -126,11 +112,11 @@ fn type_test(text: &str) -> Result<TypeTest, String> {
 
 fn subject_test(text: &str) -> Result<SubjectTest, String> {
     let bare = text.strip_suffix("/*").or_else(|| text.strip_suffix('/')).unwrap_or(text);
-    if let Some(kind) = SUBJECT_KINDS.iter().find(|kind| **kind == bare) {
+    if let Some(kind) = Subject::KINDS.iter().find(|kind| **kind == bare) {
         return Ok(SubjectTest::Kind(kind));
     }
     let exact = text.parse::<Subject>().map(SubjectTest::Exact);
-    exact.map_err(|error| format!("{error}; the kinds are {}", SUBJECT_KINDS.join(", ")))
+    exact.map_err(|error| format!("{error}; the kinds are {}", Subject::KINDS.join(", ")))
 }
 
 fn kind(text: &str) -> Result<EventKind, String> {
@@ -191,10 +177,28 @@ mod tests {
 
     #[test]
     fn the_kinds_of_subjects_are_all_known() {
-        for (kind, text) in
-            SUBJECT_KINDS.iter().zip(["fleet", "cluster/a", "capability/a", "node/a", "plan/a"])
-        {
-            assert_eq!(text.parse::<Subject>().expect("a subject").kind(), *kind);
+        let id = |digit: u8| format!("00000000-0000-815{digit}-8001-b24adb924579");
+        let keys = ["a".to_owned(), "a/b".to_owned()].into_iter().chain((1..6).map(id));
+        let keys: Vec<_> = keys.collect();
+        for kind in Subject::KINDS {
+            let of_kind = Wanted::read(None, Some(kind), None).expect(kind);
+            let subjects = keys.iter().map(|key| format!("{kind}/{key}")).chain([(*kind).to_owned()]);
+            let subject = subjects.filter_map(|text| text.parse::<Subject>().ok()).next().expect(kind);
+            assert_eq!(subject.kind(), *kind);
+            let about = About { kind: EventKind::Fact, type_name: "x.y.v1".into(), subjects: vec![subject] };
+            assert!(of_kind.fits(&about), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_stream_may_be_of_any_kind_of_entity() {
+        for (kind, subject) in [("volume", "volume/data"), ("policy", "policy/eyes")] {
+            for filter in [kind, subject] {
+                let wanted = Wanted::read(None, Some(filter), None).expect(filter);
+                assert!(wanted.fits(&about("x.y.v1", EventKind::Fact, &[subject])), "{filter}");
+                assert!(!wanted.fits(&about("x.y.v1", EventKind::Fact, &["node/a"])), "{filter}");
+            }
+        }
+        assert!(Wanted::read(None, Some("request"), None).is_ok());
     }
 }

@@ -9,7 +9,9 @@ use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, Outcome};
 use chancery_events::id::{OperationId, Position};
-use chancery_events::intent::{Cascade, Intent, OperationApprove, OperationReject, Request, Shown};
+use chancery_events::intent::{
+    BodyRule, Done, Intent, IntentEntry, OperationApprove, OperationReject, Request, Shown,
+};
 use chancery_events::spec::{FieldClass, PlanSpec};
 use chancery_events::subject::Subject;
 use chancery_journal::Source;
@@ -24,7 +26,7 @@ use super::json::{Splice, check, read};
 use super::problem::{BUSY, In, Problem, UNKNOWN_OUTCOME};
 use super::query::Params;
 use super::read::in_turn;
-use super::routes::{self, Does, Shape};
+use super::routes::{Does, Shape};
 use super::typed;
 
 /// Where intents over typed routes come from, if nothing else is said.
@@ -78,7 +80,7 @@ pub(super) type Said = (&'static str, &'static str);
 
 /// What a query says of the body; nothing else may stand in it.
 pub(super) fn in_query(does: Does, mut params: Params) -> Result<Vec<Said>, Problem> {
-    let known = if let Does::Intent(type_name, _) = does { routes::in_query(type_name) } else { &[] };
+    let known = if let Does::Intent(entry, _) = does { entry.query } else { &[] };
     let mut said = Vec::new();
     for name in known {
         let word = match params.take(name)?.as_deref() {
@@ -99,7 +101,7 @@ pub(super) async fn typed(
     decider: &Decider,
     call: Call,
     body: Result<Bytes, Problem>,
-    (type_name, shape): (&'static str, Shape),
+    (entry, shape): (&'static IntentEntry, Shape),
     said: Vec<Said>,
 ) -> Result<Response<Body>, Problem> {
     let Call { found, parts, .. } = call;
@@ -108,7 +110,7 @@ pub(super) async fn typed(
     let bytes = body?;
     let params: Vec<_> = found.params().collect();
     // Where the path says everything, a body need not say it again.
-    let text = if bytes.is_empty() && needs_no_body(type_name, shape) {
+    let text = if bytes.is_empty() && (entry.body == BodyRule::Optional || shape == Shape::RejectOne) {
         "{}"
     } else {
         check(&bytes, app.common.limits.depth)?
@@ -116,7 +118,7 @@ pub(super) async fn typed(
     let intent = match shape {
         Shape::Members => {
             let members = [params.as_slice(), &said].concat();
-            typed::intent(type_name, &Splice::new(text, &members)?)
+            typed::intent(entry.type_name, &Splice::new(text, &members)?)
                 .map_err(|problem| elsewhere(problem, &params, &said))?
         }
         Shape::ApproveOne => {
@@ -143,27 +145,6 @@ pub(super) async fn typed(
     let verdict = ask(app, decider, request, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted))
-}
-
-/// Where the path says what is asked for, a body can only say it in more detail.
-fn needs_no_body(type_name: &str, shape: Shape) -> bool {
-    let words = [
-        ".delete.",
-        "deployment.cancel.",
-        "deployment.pause.",
-        "deployment.resume.",
-        "deployment.promote.",
-        "deployment.withdraw.",
-        "disruption.approve.",
-        "disruption.complete.",
-        "replica.create.",
-        "replica.relocate.",
-        "replica.restart.",
-        "replica.start.",
-        "replica.stop.",
-        "request.reject.",
-    ];
-    shape == Shape::RejectOne || words.iter().any(|word| type_name.contains(word))
 }
 
 fn operation(params: &[(&'static str, &str)]) -> Result<OperationId, Problem> {
@@ -231,72 +212,13 @@ pub(super) struct Asked {
     is_of_plan: bool,
 }
 
-/// What has become of something that was changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Done {
-    /// It is so.
-    Now,
-    /// It is there for the first time, if its version says so.
-    Applied,
-    /// It is there for the first time.
-    Created,
-    /// Work follows.
-    Later,
-}
-
-impl Done {
-    fn of(intent: &Intent) -> Done {
-        match intent {
-            Intent::ClusterApply(_)
-            | Intent::CapabilityApply(_)
-            | Intent::NodeApply(_)
-            | Intent::PolicyApply(_)
-            | Intent::PlanApply(_) => Done::Applied,
-            Intent::DisruptionSchedule(_) => Done::Created,
-            Intent::NodeDelete(node) if node.cascade == Cascade::Yes => Done::Later,
-            Intent::PlanDelete(plan) if plan.cascade == Cascade::Yes => Done::Later,
-            Intent::ClusterSetActivity(_)
-            | Intent::ClusterDelete(_)
-            | Intent::CapabilitySetActivity(_)
-            | Intent::CapabilityDelete(_)
-            | Intent::NodeSetState(_)
-            | Intent::NodeDelete(_)
-            | Intent::DisruptionComplete(_)
-            | Intent::DisruptionDelete(_)
-            | Intent::PolicyDelete(_)
-            | Intent::PlanSetActivity(_)
-            | Intent::PlanDelete(_)
-            | Intent::DeploymentPause(_)
-            | Intent::OperationReject(_)
-            | Intent::RequestReject(_)
-            | Intent::InboxSkip(_) => Done::Now,
-            Intent::DisruptionApprove(_)
-            | Intent::PlanRollback(_)
-            | Intent::PlanRebalance(_)
-            | Intent::DeploymentCreate(_)
-            | Intent::DeploymentCancel(_)
-            | Intent::DeploymentResume(_)
-            | Intent::DeploymentPromote(_)
-            | Intent::DeploymentWithdraw(_)
-            | Intent::ReplicaCreate(_)
-            | Intent::ReplicaRelocate(_)
-            | Intent::ReplicaRestart(_)
-            | Intent::ReplicaStart(_)
-            | Intent::ReplicaStop(_)
-            | Intent::ReplicaDelete(_)
-            | Intent::VolumeDelete(_)
-            | Intent::OperationApprove(_)
-            | Intent::RequestApprove(_) => Done::Later,
-        }
-    }
-
-    fn status(self, version: Option<u64>) -> StatusCode {
-        match self {
-            Done::Later => StatusCode::ACCEPTED,
-            Done::Created => StatusCode::CREATED,
-            Done::Applied if version == Some(1) => StatusCode::CREATED,
-            Done::Applied | Done::Now => StatusCode::OK,
-        }
+/// The status of an answer to an intent that was accepted and changed something.
+fn status(done: Done, version: Option<u64>) -> StatusCode {
+    match done {
+        Done::Later => StatusCode::ACCEPTED,
+        Done::Created => StatusCode::CREATED,
+        Done::Applied if version == Some(1) => StatusCode::CREATED,
+        Done::Applied | Done::Now => StatusCode::OK,
     }
 }
 
@@ -304,7 +226,8 @@ impl Asked {
     pub(super) fn of(request: &Request, was_if_match: bool) -> Asked {
         let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
         let (id, subject) = (request.id.to_string(), request.intent.subject());
-        Asked { id, subject, done: Done::of(&request.intent), was_if_match, is_of_plan }
+        let done = if request.intent.cascades() { Done::Later } else { request.intent.entry().done };
+        Asked { id, subject, done, was_if_match, is_of_plan }
     }
 
     /// Whether the verdict is about an approval request that was not asked about.
@@ -341,7 +264,7 @@ impl Asked {
             Outcome::Unchanged => (StatusCode::OK, "unchanged"),
             // What was asked for waits for approval.
             Outcome::Changed if self.waits(accepted.subject.as_ref()) => (StatusCode::ACCEPTED, "accepted"),
-            Outcome::Changed => (self.done.status(accepted.version), "accepted"),
+            Outcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
         let (verdict, version, changed) = (word.to_owned(), accepted.version, None);

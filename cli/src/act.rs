@@ -1,15 +1,14 @@
 //! Commands that ask for one thing: delete, a node's life, activate and deactivate.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::str::FromStr;
 
-use chancery_events::intent::{
-    CapabilityDelete, CapabilitySetActivity, Cascade, ClusterDelete, ClusterSetActivity, InboxSkip, Intent,
-    NodeDelete, NodeSetState, PlanDelete, PlanRebalance, PlanSetActivity, PolicyDelete, VolumeDelete,
-};
+use chancery_events::intent::{Cascade, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance};
 use chancery_events::name::ClusterName;
 use chancery_events::spec::{Activity, NodeState};
+use chancery_events::subject::{BadSubject, Subject};
 use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
@@ -18,7 +17,7 @@ use super::columns::typed;
 use super::context::Output;
 use super::error::{CliError, Exit};
 use super::get;
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::table::add;
 use super::{disruption, replica, request};
 use crate::note;
@@ -92,17 +91,12 @@ pub(super) fn delete(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    if cascade == Cascade::Yes && !matches!(kind, Kind::Node | Kind::Plan) {
+    let cascades = intent_entry(kind, "delete").is_some_and(|entry| entry.query.contains(&"cascade"));
+    if cascade == Cascade::Yes && !cascades {
         let plural = kind.plural();
         return Err(CliError::usage(format!("only nodes and plans go with what needs them, not {plural}")));
     }
-    let intent = match kind {
-        Kind::Cluster => ClusterDelete { name: read(kind, name)? }.into(),
-        Kind::Capability => CapabilityDelete { name: read(kind, name)? }.into(),
-        Kind::Node => NodeDelete { name: read(kind, name)?, cascade }.into(),
-        Kind::Plan => PlanDelete { name: read(kind, name)?, cascade }.into(),
-        Kind::Policy => PolicyDelete { name: read(kind, name)? }.into(),
-        Kind::Volume => VolumeDelete { name: read(kind, name)? }.into(),
+    match kind {
         Kind::Disruption => return disruption::delete(name, client, out),
         Kind::Replica => return replica::delete(name, client, out),
         Kind::Deployment => {
@@ -114,9 +108,10 @@ pub(super) fn delete(
         Kind::Request => {
             return Err(CliError::usage(format!("requests are not deleted: chancery reject request/{name}")));
         }
-        Kind::Incarnation | Kind::Operation | Kind::Session | Kind::Command => {
-            return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
-        }
+        _ => {}
+    }
+    let Some(intent) = deletion(kind, name, cascade)? else {
+        return Err(CliError::usage(format!("{} come and go with what they serve", kind.plural())));
     };
     // What needs it goes first, and that takes its time.
     let done = match kind {
@@ -125,7 +120,7 @@ pub(super) fn delete(
         _ => "deleted",
     };
     ask(client, "delete", &intent, done, out).map_err(|mut error| {
-        if error.exit == Exit::Conflict && cascade == Cascade::No && matches!(kind, Kind::Node | Kind::Plan) {
+        if error.exit == Exit::Conflict && cascade == Cascade::No && cascades {
             let word = kind.word();
             let advice = format_args!("\nwith what needs it: chancery delete {word} {name} --cascade");
             add(&mut error.message, advice);
@@ -222,20 +217,46 @@ pub(super) fn set_activity(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let intent = match kind {
-        Kind::Cluster => ClusterSetActivity { name: read(kind, name)?, activity }.into(),
-        Kind::Capability => CapabilitySetActivity { name: read(kind, name)?, activity }.into(),
-        Kind::Plan => PlanSetActivity { name: read(kind, name)?, activity }.into(),
-        _ => return Err(CliError::usage("only clusters, capabilities and plans are active or inactive")),
+    let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
+        return Err(CliError::usage("only clusters, capabilities and plans are active or inactive"));
     };
     let verb = if activity == Activity::Active { "activate" } else { "deactivate" };
     ask(client, verb, &intent, activity.word(), out)
 }
 
+/// What the register says of the intent of a kind that is called so.
+fn intent_entry(kind: Kind, verb: &str) -> Option<&'static IntentEntry> {
+    let type_name = format!("{}.{verb}.v1", kind.word());
+    Intent::REGISTER.iter().find(|entry| entry.type_name == type_name)
+}
+
+/// The intent that is called so about an entity that has a name of its own, with more members; none if the kind has no
+/// such intent.
+fn intent(kind: Kind, verb: &str, name: &str, more: &[(&str, &str)]) -> Result<Option<Intent>, CliError> {
+    let Some(entry) = intent_entry(kind, verb) else { return Ok(None) };
+    match format!("{}/{name}", kind.word()).parse::<Subject>() {
+        Err(BadSubject::Name { reason, .. }) => return Err(bad_name(kind, name, &reason)),
+        Err(error @ BadSubject::Form(_)) => return Err(bad_name(kind, name, &error)),
+        Ok(_) => {}
+    }
+    let members = more.iter().chain(&[("name", name)]).copied().collect::<BTreeMap<_, _>>();
+    let read = Intent::read(entry.type_name, &json!(members).to_string()).transpose();
+    read.map_err(|error| CliError::failure(format!("{verb} {}/{name}: {error}", kind.word())))
+}
+
+/// What deletes an entity, if its kind is deleted by its name alone.
+pub(super) fn deletion(kind: Kind, name: &str, cascade: Cascade) -> Result<Option<Intent>, CliError> {
+    let more: &[_] = if cascade == Cascade::Yes { &[("cascade", "yes")] } else { &[] };
+    intent(kind, "delete", name, more)
+}
+
+fn bad_name(kind: Kind, name: &str, reason: &dyn Display) -> CliError {
+    CliError::usage(format!("read the name of the {} {name:?}: {reason}", kind.word()))
+}
+
 /// A name of the command line.
 pub(super) fn read<T: FromStr<Err: Display>>(kind: Kind, name: &str) -> Result<T, CliError> {
-    name.parse()
-        .map_err(|error| CliError::usage(format!("read the name of the {} {name:?}: {error}", kind.word())))
+    name.parse().map_err(|error| bad_name(kind, name, &error))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::client::{Changed, Client};
 use super::context::Output;
 use super::error::{CliError, Exit, Pointed};
 use super::get::{json_text, list, name_of};
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::request;
 use crate::manifest::{self, Manifest};
 use crate::note;
@@ -124,7 +124,7 @@ fn known(client: &Client<'_>, manifests: &[Manifest]) -> Result<BTreeSet<String>
             let name = name(manifest);
             let (kind, key) = Kind::split(&name)?;
             let doing = format!("{}: apply {name}", manifest.place);
-            if client.find(&doing, &kind.path(key)?)?.is_some() {
+            if client.find(&doing, &kind.path_of(key)?)?.is_some() {
                 known.insert(name);
             }
         }

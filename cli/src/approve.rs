@@ -14,7 +14,7 @@ use super::context::Output;
 use super::error::{CliError, Exit};
 use super::flags::Choose;
 use super::get::{list, one};
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::request;
 
 use crate::note;

@@ -1,15 +1,23 @@
-//! The command line of a client.
+//! The command line of a client: the commands, and what carries each out.
 #![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help, as people read it")]
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chancery_events::intent::{Cascade, Turn};
+use chancery_events::spec::{Activity, NodeState};
 use chancery_events::time::parse_span;
 use clap::{Args, Subcommand};
 
+use super::approve::{self, Decision};
+use super::client::Client as HttpClient;
 use super::context::Output;
+use super::error::CliError;
 use super::flags::{Choose, Disrupt, Drain, Events, Get, Logs, Undrain, Wait, Which};
 use super::kind::{What, WhatParser};
+use super::rollout::{self, Verb};
+use super::{act, apply, delete, describe, disruption, drain, events, get, logs, replica, request, wait};
 
 /// Above the flags of every command, in its help.
 const EVERY: &str = "Options of every command";
@@ -237,4 +245,104 @@ pub enum InboxCommand {
         /// Its offset, as /readyz says it
         offset: u64,
     },
+}
+
+impl Which {
+    /// Asks something of the deployment that is meant.
+    fn of_deployment(
+        &self,
+        verb: Verb,
+        client: &HttpClient<'_>,
+        out: &mut dyn Write,
+    ) -> Result<(), CliError> {
+        rollout::run(verb, self.what.kind, &self.what.one(self.name.as_ref())?, client, out)
+    }
+}
+
+/// Approves or rejects what is named: requests, or else operations.
+fn decide(
+    decision: Decision<'_>,
+    choose: &Choose,
+    client: &HttpClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    let requests = request::named(&choose.ids)?;
+    if requests.is_empty() {
+        return approve::run(decision, choose, client, out);
+    }
+    request::decide(decision, &requests, client, out)
+}
+
+impl Client {
+    /// Carries the command out, and writes its data to `out`.
+    pub(super) fn run(&self, client: &HttpClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+        match self {
+            Client::Apply { files, supersede } => {
+                let turn = if *supersede { Some(Turn::Supersede) } else { None };
+                apply::run(files, turn, client, out)
+            }
+            Client::Get(what) => get::run(what, client, out),
+            Client::Describe { what, name } => {
+                describe::run(what.kind, &what.one(name.as_ref())?, client, out)
+            }
+            Client::Delete { what, name, files, cascade, timeout } => {
+                let cascade = if *cascade { Cascade::Yes } else { Cascade::No };
+                match what {
+                    Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, client, out),
+                    None => delete::run(files, cascade, *timeout, client, out),
+                }
+            }
+            Client::Create { what, plan, on } => replica::create(what.kind, plan, on.as_ref(), client, out),
+            Client::Approve(choose) => match disruption::named(&choose.ids)? {
+                Some(name) => disruption::approve(name, client, out),
+                None => decide(Decision::Approve, choose, client, out),
+            },
+            Client::Reject { choose, reason } => decide(Decision::Reject { reason }, choose, client, out),
+            Client::Rollback { plan, to, name } => {
+                rollout::rollback(plan, to.as_deref(), name.as_deref(), client, out)
+            }
+            Client::Cancel(which) => which.of_deployment(Verb::Cancel, client, out),
+            Client::Pause(which) => which.of_deployment(Verb::Pause, client, out),
+            Client::Resume(which) => which.of_deployment(Verb::Resume, client, out),
+            Client::Promote(which) => which.of_deployment(Verb::Promote, client, out),
+            Client::Withdraw(which) => which.of_deployment(Verb::Withdraw, client, out),
+            Client::Stop { replica } => replica::stop(replica, client, out),
+            Client::Start { replica, on } => replica::start(replica, on.as_ref(), client, out),
+            Client::Relocate { replica, to } => replica::relocate(replica, to.as_ref(), client, out),
+            Client::Rebalance { plan } => act::rebalance(plan, client, out),
+            Client::Restart { replica } => replica::restart(replica, client, out),
+            Client::Drain(what) => drain::drain(what, client, out),
+            Client::Undrain(what) => drain::undrain(what, client, out),
+            Client::Disrupt(what) => disruption::schedule(what, client, out),
+            Client::Complete(Which { what, name }) => {
+                disruption::complete(what.kind, &what.one(name.as_ref())?, client, out)
+            }
+            Client::Allocate { node, cluster } => {
+                act::move_node("allocate", node, NodeState::Allocated, Some(cluster), client, out)
+            }
+            Client::Evict { node } => act::move_node("evict", node, NodeState::Evicted, None, client, out),
+            Client::Sanitize { node } => {
+                act::move_node("sanitize", node, NodeState::Sanitizing, None, client, out)
+            }
+            Client::Release { node } => {
+                act::move_node("release", node, NodeState::Unallocated, None, client, out)
+            }
+            Client::Expunge { node, yes, break_glass } => {
+                act::expunge(node, *yes, break_glass.as_ref(), client, out)
+            }
+            Client::Activate { what, name } => {
+                act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Active, client, out)
+            }
+            Client::Deactivate { what, name } => {
+                act::set_activity(what.kind, &what.one(name.as_ref())?, Activity::Inactive, client, out)
+            }
+            Client::Events(which) => events::run(which, client, out),
+            Client::History { what, name } => {
+                events::history(what.kind, &what.one(name.as_ref())?, client, out)
+            }
+            Client::Logs(whose) => logs::run(whose, client, out),
+            Client::Wait(what) => wait::run(what, client, out),
+            Client::Inbox { what: InboxCommand::Skip { offset } } => act::skip_message(*offset, client, out),
+        }
+    }
 }

@@ -7,18 +7,17 @@ use std::mem::discriminant;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use chancery_events::intent::{
-    CapabilityDelete, Cascade, ClusterDelete, Intent, NodeDelete, PlanDelete, PolicyDelete,
-};
+use chancery_events::intent::{Cascade, Intent};
 use serde_json::json;
 
+use super::act;
 use super::apply::{ask, name, read, told};
 use super::bulk::ask_all;
 use super::client::Client;
 use super::context::Output;
 use super::error::{CliError, Exit};
 use super::get::{json_text, list, name_of};
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::request;
 use crate::manifest::Manifest;
 use crate::note;
@@ -57,7 +56,8 @@ fn delete(
     report: &mut Report<'_>,
 ) -> Result<BTreeSet<String>, CliError> {
     let mut going = BTreeSet::new();
-    let intents: Vec<_> = of_kind.iter().filter_map(|manifest| deletion(&manifest.intent, cascade)).collect();
+    let intents = of_kind.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
+    let intents = intents.collect::<Result<Vec<_>, _>>()?;
     if intents.len() < of_kind.len() {
         for manifest in of_kind {
             report.line(&name(manifest), "skipped: deployments are deleted with their plan", None)?;
@@ -68,8 +68,7 @@ fn delete(
         of_kind.iter().zip(&intents).map(|(manifest, intent)| ask("delete", manifest, intent)).collect();
     ask_all(client, "documents", &asks, &mut |at, answer| {
         let manifest = &of_kind[at];
-        let takes_time =
-            cascade == Cascade::Yes && matches!(intents[at], Intent::NodeDelete(_) | Intent::PlanDelete(_));
+        let takes_time = intents[at].cascades();
         match answer {
             Ok(verdict) if verdict.request().is_some() => {
                 report.line(&name(manifest), "waits for approval", Some(verdict.position))?;
@@ -92,15 +91,10 @@ fn delete(
 }
 
 /// What deletes the entity that a document is about; none for a deployment.
-fn deletion(applied: &Intent, cascade: Cascade) -> Option<Intent> {
-    Some(match applied {
-        Intent::ClusterApply(of) => ClusterDelete { name: of.name.clone() }.into(),
-        Intent::CapabilityApply(of) => CapabilityDelete { name: of.name.clone() }.into(),
-        Intent::NodeApply(of) => NodeDelete { name: of.name.clone(), cascade }.into(),
-        Intent::PolicyApply(of) => PolicyDelete { name: of.name.clone() }.into(),
-        Intent::PlanApply(of) => PlanDelete { name: of.name.clone(), cascade }.into(),
-        _ => return None,
-    })
+fn deletion(manifest: &Manifest, cascade: Cascade) -> Result<Option<Intent>, CliError> {
+    let name = name(manifest);
+    let (kind, name) = Kind::split(&name)?;
+    act::deletion(kind, name, cascade)
 }
 
 /// Waits until entities of one kind are gone: what they depend on cannot be deleted before.

@@ -92,18 +92,7 @@ fn belonging(kind: Kind, item: &Value, client: &Client<'_>) -> Result<Vec<Belong
             (Kind::Operation, by("replica")),
             (Kind::Volume, by("owner")),
         ],
-        Kind::Capability
-        | Kind::Disruption
-        | Kind::Policy
-        | Kind::Plan
-        | Kind::Incarnation
-        | Kind::Operation
-        | Kind::Request
-        | Kind::Volume
-        | Kind::Session
-        | Kind::Command => {
-            vec![]
-        }
+        _ => vec![],
     };
     let read = |(kind, filters): (Kind, Vec<_>)| {
         let listed = list(client, kind, &filters, MOST)?;

@@ -9,7 +9,6 @@ use chancery_events::intent::{
 use chancery_events::name::{DisruptionName, NodeName};
 use chancery_events::spec::{DisruptionSpec, Evict};
 use chancery_projector::rows::DisruptionRow;
-use clap::ValueEnum as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -20,7 +19,7 @@ use super::columns::typed;
 use super::error::CliError;
 use super::flags::Disrupt;
 use super::get::{self, Listed};
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _, named as named_kind};
 
 use crate::note;
 
@@ -83,7 +82,7 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
         Some((word, name)) => (word, Some(name)),
         None => (first.as_str(), None),
     };
-    if Kind::from_str(word, true) != Ok(Kind::Disruption) {
+    if named_kind(word) != Some(Kind::Disruption) {
         return Ok(None);
     }
     match (name, rest) {

@@ -28,7 +28,7 @@ use super::error::{CliError, Exit};
 use super::events::past;
 use super::flags::{Drain, Undrain};
 use super::get;
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::table::{add, one_line};
 use super::told::Told;
 use super::wait::{LOOK, pause, wake};

@@ -13,7 +13,7 @@ use super::context::Output;
 use super::error::{CliError, Exit};
 use super::flags::Events;
 use super::get::json_text;
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::table::{Lines, Rows};
 use super::told::Told;
 
@@ -179,7 +179,7 @@ pub(super) fn past(kind: Kind, name: &str, client: &Client<'_>) -> Result<Vec<Va
         Kind::Disruption => Some(kind.halves(name)?.1),
         _ => None,
     };
-    let path = format!("{}/history", kind.path(name)?);
+    let path = format!("{}/history", kind.path_of(name)?);
     let (mut items, mut from) = (Vec::new(), 0);
     loop {
         let query = [("from", from.to_string()), ("limit", PAGE.to_string())];

@@ -1,10 +1,8 @@
 //! Which fields an entity has and what they may be, so that a wait for what never comes is refused at once.
 
+use chancery_events::each_kind;
 use chancery_events::spec::OperationKind;
-use chancery_projector::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow,
-    OperationWord, PhaseWord, PlanRow, PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
-};
+use chancery_projector::rows::{self, OperationWord, PhaseWord};
 use schemars::{Schema, schema_for};
 use serde_json::Value;
 
@@ -99,24 +97,21 @@ fn counts(
     }
 }
 
-fn schema(kind: Kind) -> Schema {
-    match kind {
-        Kind::Cluster => schema_for!(ClusterRow),
-        Kind::Capability => schema_for!(CapabilityRow),
-        Kind::Node => schema_for!(NodeRow),
-        Kind::Disruption => schema_for!(disruption::Item),
-        Kind::Policy => schema_for!(PolicyRow),
-        Kind::Plan => schema_for!(PlanRow),
-        Kind::Deployment => schema_for!(DeploymentRow),
-        Kind::Replica => schema_for!(ReplicaRow),
-        Kind::Incarnation => schema_for!(IncarnationRow),
-        Kind::Operation => schema_for!(OperationRow),
-        Kind::Request => schema_for!(RequestRow),
-        Kind::Volume => schema_for!(VolumeRow),
-        Kind::Session => schema_for!(SessionRow),
-        Kind::Command => schema_for!(CommandRow),
-    }
+macro_rules! schemas {
+    ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
+        key $key:tt $(owner $owner:tt)? $(entity $entity:tt)? $(row($rows:ident = $number:literal: $row:ident))?
+        $(ends $ends:tt)? $(manifest $manifest:tt)?
+    })*) => {
+        fn schema(kind: Kind) -> Schema {
+            match kind {
+                $($(Kind::$kind => schema_for!(rows::$row),)?)*
+                Kind::Disruption => schema_for!(disruption::Item),
+            }
+        }
+    };
 }
+
+each_kind!(schemas);
 
 /// What a part of a schema says itself: behind a reference, and without the choice of being absent.
 fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {

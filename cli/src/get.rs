@@ -10,7 +10,7 @@ use super::context::Output;
 use super::disruption;
 use super::error::{CliError, Exit};
 use super::flags::Get;
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 use super::table::one_line;
 use super::watch;
 
@@ -58,7 +58,7 @@ pub(super) fn run(get: &Get, client: &Client<'_>, out: &mut dyn Write) -> Result
 /// The entity of that name.
 pub(super) fn one(client: &Client<'_>, kind: Kind, name: &str) -> Result<Value, CliError> {
     let doing = format!("read {}/{name}", kind.word());
-    let row = client.get(&doing, &kind.path(name)?, &[])?;
+    let row = client.get(&doing, &kind.path_of(name)?, &[])?;
     if kind != Kind::Disruption {
         return Ok(row);
     }
@@ -75,7 +75,7 @@ pub(super) fn find(
     kind: Kind,
     name: &str,
 ) -> Result<Option<Value>, CliError> {
-    let row = client.find(doing, &kind.path(name)?)?;
+    let row = client.find(doing, &kind.path_of(name)?)?;
     match row {
         Some(node) if kind == Kind::Disruption => disruption::of_name(&node, name),
         row => Ok(row),
@@ -143,14 +143,12 @@ fn show(kind: Kind, listed: &Listed, output: Output, out: &mut dyn Write) -> Res
 
 /// What the entity is called in paths and on command lines.
 pub(super) fn name_of(kind: Kind, item: &Value) -> String {
-    let text = |field: &str| one_line(item[field].as_str().unwrap_or("?"));
-    match kind {
-        Kind::Deployment => format!("{}/{}", text("plan"), text("name")),
-        Kind::Disruption => format!("{}/{}", text("node"), text("name")),
-        Kind::Incarnation | Kind::Operation | Kind::Request | Kind::Session => text("id"),
-        Kind::Command => format!("{}/{}", text("incarnation"), item["revision"]),
-        _ => text("name"),
-    }
+    let text = |field: &&str| match &item[*field] {
+        Value::String(text) => one_line(text),
+        Value::Null => "?".to_owned(),
+        other => other.to_string(),
+    };
+    kind.entry().key.iter().map(text).collect::<Vec<_>>().join("/")
 }
 
 /// Writes a value as JSON.

@@ -2,116 +2,40 @@
 
 use std::ffi::OsStr;
 
-use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
-use clap::{Arg, Command, ValueEnum};
+pub use chancery_events::kind::Kind;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::error::CliError;
 
-/// A kind of entity.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Kind {
-    /// Sets of nodes behind one orchestrator.
-    #[value(name = "clusters", aliases = ["cluster", "cl"])]
-    Cluster,
-    /// What nodes may have, with a score.
-    #[value(name = "capabilities", aliases = ["capability", "cap", "caps"])]
-    Capability,
-    /// Places with capacity.
-    #[value(name = "nodes", aliases = ["node", "no"])]
-    Node,
-    /// Planned interferences with nodes; named NODE/NAME.
-    #[value(name = "disruptions", aliases = ["disruption", "dis"])]
-    Disruption,
-    /// Rules about approvals.
-    #[value(name = "policies", aliases = ["policy", "pol"])]
-    Policy,
-    /// What to run and where it may run.
-    #[value(name = "plans", aliases = ["plan", "pl"])]
-    Plan,
-    /// Versions of plans' payloads, and counts; named PLAN/NAME.
-    #[value(name = "deployments", aliases = ["deployment", "dep"])]
-    Deployment,
-    /// Members of plans' services.
-    #[value(name = "replicas", aliases = ["replica", "rep"])]
-    Replica,
-    /// Placed runs of replicas.
-    #[value(name = "incarnations", aliases = ["incarnation", "inc"])]
-    Incarnation,
-    /// Approved changes of replicas.
-    #[value(name = "operations", aliases = ["operation", "op"])]
-    Operation,
-    /// Changes that wait for approval as a whole.
-    #[value(name = "requests", aliases = ["request", "req"])]
-    Request,
-    /// Storage that outlives the runs that use it.
-    #[value(name = "volumes", aliases = ["volume", "vol"])]
-    Volume,
-    /// Executors' leases on clusters.
-    #[value(name = "sessions", aliases = ["session", "ses"])]
-    Session,
-    /// Commands without an outcome; listed only.
-    #[value(name = "commands", aliases = ["command", "cmd"])]
-    Command,
+/// What a name of an entity of a kind is on a command line and in a path.
+pub(super) trait Naming: Sized {
+    /// The path of one of them, below the fleet; of a disruption, that of its node, which holds it.
+    fn path_of(self, name: &str) -> Result<String, CliError>;
+    /// The owner that a name begins with, and the name that is unique there: PLAN/NAME, NODE/NAME.
+    fn halves(self, name: &str) -> Result<(&str, &str), CliError>;
+    /// The name alone of what may be written as `KIND/NAME` where only one kind makes sense.
+    fn name_in(self, text: &str) -> Result<&str, CliError>;
+    /// Reads `KIND/NAME`, as in `replica/web-7f3k`.
+    fn split(text: &str) -> Result<(Self, &str), CliError>;
 }
 
-impl Kind {
-    /// The word for one of them, as in subjects.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Kind::Cluster => "cluster",
-            Kind::Capability => "capability",
-            Kind::Node => "node",
-            Kind::Disruption => "disruption",
-            Kind::Policy => "policy",
-            Kind::Plan => "plan",
-            Kind::Deployment => "deployment",
-            Kind::Replica => "replica",
-            Kind::Incarnation => "incarnation",
-            Kind::Operation => "operation",
-            Kind::Request => "request",
-            Kind::Volume => "volume",
-            Kind::Session => "session",
-            Kind::Command => "command",
-        }
-    }
-
-    /// The word for many, as in paths.
-    pub const fn plural(self) -> &'static str {
-        match self {
-            Kind::Cluster => "clusters",
-            Kind::Capability => "capabilities",
-            Kind::Node => "nodes",
-            Kind::Disruption => "disruptions",
-            Kind::Policy => "policies",
-            Kind::Plan => "plans",
-            Kind::Deployment => "deployments",
-            Kind::Replica => "replicas",
-            Kind::Incarnation => "incarnations",
-            Kind::Operation => "operations",
-            Kind::Request => "requests",
-            Kind::Volume => "volumes",
-            Kind::Session => "sessions",
-            Kind::Command => "commands",
-        }
-    }
-
-    /// The path of one of them, below the fleet; of a disruption, that of its node, which holds it.
-    pub(super) fn path(self, name: &str) -> Result<String, CliError> {
-        match self {
-            Kind::Deployment => {
-                let (plan, name) = self.halves(name)?;
-                Ok(format!("/plans/{}/deployments/{}", segment(plan), segment(name)))
+impl Naming for Kind {
+    fn path_of(self, name: &str) -> Result<String, CliError> {
+        match (self, self.entry().owner) {
+            (Kind::Disruption, _) => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
+            (Kind::Command, _) => Err(CliError::usage("commands are listed only: chancery get commands")),
+            (_, Some(owner)) => {
+                let (of, name) = self.halves(name)?;
+                Ok(format!("/{}/{}/{}/{}", owner.plural(), segment(of), self.plural(), segment(name)))
             }
-            Kind::Disruption => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
-            Kind::Command => Err(CliError::usage("commands are listed only: chancery get commands")),
-            _ => Ok(format!("/{}/{}", self.plural(), segment(name))),
+            (_, None) => Ok(format!("/{}/{}", self.plural(), segment(name))),
         }
     }
 
-    /// The owner that a name begins with, and the name that is unique there: PLAN/NAME, NODE/NAME.
-    pub(super) fn halves(self, name: &str) -> Result<(&str, &str), CliError> {
-        let owner = if self == Kind::Disruption { Kind::Node } else { Kind::Plan };
+    fn halves(self, name: &str) -> Result<(&str, &str), CliError> {
+        let owner = self.entry().owner.unwrap_or(self);
         name.split_once('/').ok_or_else(|| {
             let (word, plural, of) = (self.word(), self.plural(), owner.word());
             CliError::usage(format!(
@@ -121,35 +45,38 @@ impl Kind {
         })
     }
 
-    /// The name alone of what may be written as `KIND/NAME` where only one kind makes sense.
-    pub(super) fn name_in(self, text: &str) -> Result<&str, CliError> {
+    fn name_in(self, text: &str) -> Result<&str, CliError> {
         // The names of some hold a slash themselves: PLAN/NAME of a deployment.
-        let slashes = usize::from(matches!(self, Kind::Deployment | Kind::Disruption));
+        let slashes = usize::from(self.entry().owner.is_some());
         let Some((kind, name)) =
             text.split_once('/').filter(|(_, name)| name.matches('/').count() >= slashes)
         else {
             return Ok(text);
         };
-        match Kind::from_str(kind, true) {
-            Ok(kind) if kind == self => Ok(name),
+        match named(kind) {
+            Some(kind) if kind == self => Ok(name),
             // The names of these hold slashes, whatever is before them.
-            Ok(_) if self == Kind::Capability => Ok(text),
-            Ok(other) => Err(CliError::usage(format!(
+            Some(_) if self == Kind::Capability => Ok(text),
+            Some(other) => Err(CliError::usage(format!(
                 "write the name of a {}, not of a {}: {text:?}",
                 self.word(),
                 other.word()
             ))),
             // The server says what is wrong with the name.
-            Err(_) => Ok(text),
+            None => Ok(text),
         }
     }
 
-    /// Reads `KIND/NAME`, as in `replica/web-7f3k`.
-    pub(super) fn split(text: &str) -> Result<(Kind, &str), CliError> {
+    fn split(text: &str) -> Result<(Kind, &str), CliError> {
         let form = || CliError::usage(format!("write KIND/NAME as in replica/web-7f3k, not {text:?}"));
         let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
-        Ok((Kind::from_str(kind, true).map_err(|_| form())?, name))
+        Ok((named(kind).ok_or_else(form)?, name))
     }
+}
+
+/// The kind that a word names, in whatever case it is written.
+pub(super) fn named(word: &str) -> Option<Kind> {
+    Kind::named(&word.to_ascii_lowercase())
 }
 
 /// A kind, and what of it where they are written as one: `nodes`, `node/node-1`.
@@ -197,13 +124,22 @@ impl TypedValueParser for WhatParser {
             Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
             Some(_) | None => (&*text, None),
         };
-        let kind = EnumValueParser::<Kind>::new().parse_ref(command, arg, OsStr::new(kind))?;
-        Ok(What { kind, name })
+        let known = PossibleValuesParser::new(words()).parse_ref(command, arg, OsStr::new(kind))?;
+        Ok(What { kind: named(&known).expect("a word that is possible"), name })
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Kind::value_variants().iter().filter_map(Kind::to_possible_value)))
+        Some(Box::new(words()))
     }
+}
+
+/// The words for kinds, as the parser of arguments takes them.
+fn words() -> impl Iterator<Item = PossibleValue> {
+    let word = |kind: &Kind| {
+        let entry = kind.entry();
+        PossibleValue::new(entry.plural).aliases([entry.word]).aliases(entry.aliases).help(entry.about)
+    };
+    Kind::ALL.iter().map(word)
 }
 
 /// A name as one segment of a path: a capability's may hold a slash.
@@ -218,21 +154,21 @@ mod tests {
 
     #[test]
     fn one_many_and_short_are_the_same_kind() {
-        for kind in Kind::value_variants() {
-            assert_eq!(Kind::from_str(kind.word(), true), Ok(*kind));
-            assert_eq!(Kind::from_str(kind.plural(), true), Ok(*kind));
+        for kind in Kind::ALL {
+            assert_eq!(named(kind.word()), Some(*kind));
+            assert_eq!(named(&kind.plural().to_uppercase()), Some(*kind));
         }
         for (short, kind) in [("no", Kind::Node), ("op", Kind::Operation), ("dep", Kind::Deployment)] {
-            assert_eq!(Kind::from_str(short, true), Ok(kind));
+            assert_eq!(named(short), Some(kind));
         }
     }
 
     #[test]
     fn names_stay_one_segment() {
-        assert_eq!(Kind::Capability.path("nvidia/v100").expect("a path"), "/capabilities/nvidia%2Fv100");
-        assert_eq!(Kind::Deployment.path("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
-        assert!(Kind::Deployment.path("web").is_err() && Kind::Disruption.path("node-1").is_err());
-        assert_eq!(Kind::Disruption.path("node-1/switch").expect("a path"), "/nodes/node-1");
+        assert_eq!(Kind::Capability.path_of("nvidia/v100").expect("a path"), "/capabilities/nvidia%2Fv100");
+        assert_eq!(Kind::Deployment.path_of("web/d-1").expect("a path"), "/plans/web/deployments/d-1");
+        assert!(Kind::Deployment.path_of("web").is_err() && Kind::Disruption.path_of("node-1").is_err());
+        assert_eq!(Kind::Disruption.path_of("node-1/switch").expect("a path"), "/nodes/node-1");
         assert_eq!(Kind::split("dep/web/d-1").expect("a name"), (Kind::Deployment, "web/d-1"));
         assert!(Kind::split("pod/x").is_err() && Kind::split("node/").is_err());
     }

@@ -3,7 +3,6 @@
 use std::io::{Read as _, Write};
 
 use chancery_events::id::IncarnationId;
-use clap::ValueEnum as _;
 use serde_json::Value;
 
 use super::client::Client;
@@ -11,7 +10,7 @@ use super::context::Output;
 use super::error::{CliError, Exit};
 use super::flags::Logs;
 use super::get::{list, one};
-use super::kind::Kind;
+use super::kind::{self, Kind, Naming as _};
 
 /// What to do when a stream ends before its time.
 const AGAIN: &str = "ask again when it is back, --tail 0 shows only what comes then";
@@ -40,7 +39,7 @@ pub(super) fn run(logs: &Logs, client: &Client<'_>, out: &mut dyn Write) -> Resu
     query.extend(logs.tail.map(|tail| ("tail", tail.to_string())));
     query.push(("follow", logs.follow.to_string()));
     let doing = format!("read the logs of incarnation/{incarnation}");
-    let path = format!("{}/logs", Kind::Incarnation.path(&incarnation)?);
+    let path = format!("{}/logs", Kind::Incarnation.path_of(&incarnation)?);
     let mut stream = client.stream(&doing, &path, &query, "text/plain")?;
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -66,14 +65,14 @@ fn whose(of: &str) -> Result<(Kind, &str), CliError> {
         let is_id = of.parse::<IncarnationId>().is_ok();
         return Ok((if is_id { Kind::Incarnation } else { Kind::Replica }, of));
     };
-    match Kind::from_str(kind, true) {
-        Ok(kind @ (Kind::Replica | Kind::Incarnation)) => Ok((kind, name)),
-        Ok(other) => {
+    match kind::named(kind) {
+        Some(kind @ (Kind::Replica | Kind::Incarnation)) => Ok((kind, name)),
+        Some(other) => {
             let word = other.word();
             Err(CliError::usage(format!("logs are of a replica or an incarnation, not of a {word}: {of:?}")))
         }
         // The server says what is wrong with the name.
-        Err(_) => Ok((Kind::Replica, of)),
+        None => Ok((Kind::Replica, of)),
     }
 }
 

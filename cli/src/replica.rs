@@ -16,7 +16,7 @@ use super::client::Client;
 use super::columns::typed;
 use super::error::CliError;
 use super::get;
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 
 use crate::note;
 

@@ -6,7 +6,6 @@ use std::io::Write;
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
 use chancery_projector::rows::{RequestRow, RequestWord};
-use clap::ValueEnum as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -16,7 +15,7 @@ use super::columns::typed;
 use super::context::Output;
 use super::error::{CliError, Exit};
 use super::get::{list, one};
-use super::kind::Kind;
+use super::kind::{self, Kind};
 use super::table::add;
 
 use crate::note;
@@ -26,7 +25,7 @@ const NAMED: u64 = 20;
 
 /// The ids of the requests that the words of `approve` or `reject` name: `request/ID`, or `request ID`.
 pub(super) fn named(words: &[String]) -> Result<Vec<String>, CliError> {
-    let is_request = |word: &str| Kind::from_str(word, true) == Ok(Kind::Request);
+    let is_request = |word: &str| kind::named(word) == Some(Kind::Request);
     let (words, all) = match words.split_first() {
         Some((first, [])) if is_request(first) => {
             return Err(CliError::usage("write which request: request/ID"));

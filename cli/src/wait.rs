@@ -14,7 +14,7 @@ use super::events::past;
 use super::fields;
 use super::flags::Wait;
 use super::get::{find, list};
-use super::kind::Kind;
+use super::kind::{Kind, Naming as _};
 
 /// It looks at least so often.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(super) fn run(wait: &Wait, client: &Client<'_>, out: &mut dyn Write) -> Resu
     if let Until::Field { path, value } = &until {
         fields::check(kind, path, value)?;
     }
-    kind.path(name)?;
+    kind.path_of(name)?;
     let of = format!("{}/{name}", kind.word());
     let doing = format!("wait for {of} to be {}", wait.until);
     let deadline = Instant::now() + wait.timeout;
@@ -112,31 +112,11 @@ fn look(until: &Until<'_>, kind: Kind, row: Option<&Value>) -> Result<Seen, CliE
     }
     let message = row["message"].as_str().filter(|message| !message.is_empty());
     let now = message.map_or_else(|| text.clone(), |message| format!("{text}: {message}"));
-    Ok(if path == &["state"] && final_states(kind).contains(&text.as_str()) {
+    Ok(if path == &["state"] && kind.entry().ends.contains(&text.as_str()) {
         Seen::Over(now)
     } else {
         Seen::NotYet(now)
     })
-}
-
-/// States that nothing leaves.
-fn final_states(kind: Kind) -> &'static [&'static str] {
-    match kind {
-        Kind::Deployment => &["completed", "failed", "cancelled", "superseded"],
-        Kind::Operation => &["succeeded", "failed", "rejected", "expired", "cancelled", "superseded"],
-        Kind::Request => &["approved", "rejected", "expired", "superseded"],
-        Kind::Incarnation => &["destroyed", "failed", "unwound"],
-        Kind::Session => &["lost", "left", "removed"],
-        Kind::Node => &["expunged"],
-        Kind::Disruption => &["completed"],
-        Kind::Cluster
-        | Kind::Capability
-        | Kind::Policy
-        | Kind::Plan
-        | Kind::Replica
-        | Kind::Volume
-        | Kind::Command => &[],
-    }
 }
 
 /// The time ran out; if that is because nobody has approved, it says so.

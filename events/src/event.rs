@@ -9,6 +9,7 @@
 //! source, `by` actor, `claim` who it said that it is from, `at` its sender's time in microseconds, `expect` version, `tp` trace context.
 //! What follows from the header, the line's place and the data is not stored: position, time, subjects.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -19,6 +20,21 @@ use crate::name::{Actor, ExecutorName, IntentId, Source};
 use crate::observation::Observation;
 use crate::subject::Subject;
 use crate::time::Time;
+
+/// Text that a body can be read from.
+pub trait Data {
+    /// What is wrong with it.
+    type Error;
+    /// Reads it.
+    fn read<T: DeserializeOwned>(&self) -> Result<T, Self::Error>;
+}
+
+impl Data for str {
+    type Error = serde_json::Error;
+    fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self)
+    }
+}
 
 /// Declares a closed set of bodies: an enum with a variant for each body, named by type and version.
 macro_rules! bodies {
@@ -46,8 +62,13 @@ macro_rules! bodies {
 
             /// Reads the data of an event of type `type_name`: `None` if the type is not one of these.
             pub fn read(type_name: &str, data: &str) -> Option<Result<$name, serde_json::Error>> {
+                $name::read_from(type_name, data)
+            }
+
+            /// The same from what may tell more of a fault.
+            pub fn read_from<T: crate::event::Data + ?Sized>(type_name: &str, data: &T) -> Option<Result<$name, T::Error>> {
                 match type_name {
-                    $($type => Some(serde_json::from_str(data).map($name::$variant)),)*
+                    $($type => Some(data.read().map($name::$variant)),)*
                     _ => None,
                 }
             }

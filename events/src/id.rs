@@ -18,6 +18,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
+use crate::kind::KeyPart;
+
 /// The dense number of an event in a fleet's journal, from 1. `0` is "before the first".
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize, JsonSchema,
@@ -312,7 +314,16 @@ impl<K: Kind> JsonSchema for Id<K> {
     }
 }
 
-macro_rules! kinds {
+impl<K: Kind> KeyPart for Id<K> {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(self.0.as_bytes());
+    }
+    fn issued(&self) -> Option<Position> {
+        Some(self.position())
+    }
+}
+
+macro_rules! ids {
     ($($(#[$doc:meta])* $kind:ident $id:ident = $bits:literal $word:literal;)*) => {$(
         $(#[$doc])*
         #[derive(Debug)]
@@ -326,7 +337,7 @@ macro_rules! kinds {
     )*};
 }
 
-kinds! {
+ids! {
     /// Names an incarnation.
     IncarnationKind IncarnationId = 1 "incarnation";
     /// Names an operation.

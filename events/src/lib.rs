@@ -11,6 +11,7 @@ pub mod event;
 pub mod fact;
 pub mod id;
 pub mod intent;
+pub mod kind;
 pub mod letter;
 pub mod lineage;
 pub mod name;

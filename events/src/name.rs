@@ -10,16 +10,6 @@
 //!
 //! The text is shared: a clone costs a count.
 
-use std::borrow::{Borrow, Cow};
-use std::cmp::Ordering;
-use std::fmt;
-use std::str::FromStr;
-use std::sync::Arc;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// Text that breaks the rule of the name it was meant for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadName {
@@ -63,11 +53,11 @@ fn check(text: &str, most: usize, rule: &'static str, fits: fn(char, bool) -> bo
     Ok(())
 }
 
-fn label(text: &str) -> Result<(), BadName> {
+pub(crate) fn label(text: &str) -> Result<(), BadName> {
     label_of(text, 63)
 }
 
-fn long_label(text: &str) -> Result<(), BadName> {
+pub(crate) fn long_label(text: &str) -> Result<(), BadName> {
     label_of(text, 200)
 }
 
@@ -80,32 +70,33 @@ fn label_of(text: &str, most: usize) -> Result<(), BadName> {
     })
 }
 
-fn word(text: &str) -> Result<(), BadName> {
+pub(crate) fn word(text: &str) -> Result<(), BadName> {
     let rule = "use letters, digits, '-', '.', '_' and '/', with a letter or digit first and last";
     check(text, 63, rule, |c, edge| {
         c.is_ascii_alphanumeric() || (!edge && matches!(c, '-' | '.' | '_' | '/'))
     })
 }
 
-fn text(text: &str) -> Result<(), BadName> {
+pub(crate) fn text(text: &str) -> Result<(), BadName> {
     check(text, 256, "use printable characters", |c, _| !c.is_control())
 }
 
+/// Declares types of names, each with its rule.
 macro_rules! names {
     ($($(#[$doc:meta])* $name:ident: $rule:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash)]
-        pub struct $name(Arc<str>);
+        pub struct $name(pub(crate) std::sync::Arc<str>);
 
         impl Ord for $name {
             // Text that is shared is not read.
-            fn cmp(&self, other: &$name) -> Ordering {
-                if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+            fn cmp(&self, other: &$name) -> std::cmp::Ordering {
+                if std::sync::Arc::ptr_eq(&self.0, &other.0) { std::cmp::Ordering::Equal } else { self.0.cmp(&other.0) }
             }
         }
 
         impl PartialOrd for $name {
-            fn partial_cmp(&self, other: &$name) -> Option<Ordering> {
+            fn partial_cmp(&self, other: &$name) -> Option<std::cmp::Ordering> {
                 Some(self.cmp(other))
             }
         }
@@ -117,103 +108,102 @@ macro_rules! names {
             }
         }
 
-        impl FromStr for $name {
-            type Err = BadName;
-            fn from_str(given: &str) -> Result<$name, BadName> {
-                $rule(given).map(|()| $name(given.into()))
+        impl $crate::kind::KeyPart for $name {
+            fn put(&self, to: &mut Vec<u8>) {
+                to.extend_from_slice(self.0.as_bytes());
+            }
+            fn is_text(&self) -> bool {
+                true
             }
         }
 
-        impl Borrow<str> for $name {
+        impl std::str::FromStr for $name {
+            type Err = $crate::name::BadName;
+            fn from_str(given: &str) -> Result<$name, $crate::name::BadName> {
+                $crate::name::$rule(given).map(|()| $name(given.into()))
+            }
+        }
+
+        impl std::borrow::Borrow<str> for $name {
             fn borrow(&self) -> &str {
                 &self.0
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(&self.0)
             }
         }
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.0, f)
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(&self.0, f)
             }
         }
 
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.serialize_str(&self.0)
             }
         }
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
                 struct Visit;
                 impl serde::de::Visitor<'_> for Visit {
                     type Value = $name;
-                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str("a name")
                     }
                     fn visit_str<E: serde::de::Error>(self, given: &str) -> Result<$name, E> {
-                        given.parse().map_err(E::custom)
+                        given.parse().map_err(serde::de::Error::custom)
                     }
                 }
-                from.deserialize_str(Visit).map_err(D::Error::custom)
+                from.deserialize_str(Visit).map_err(serde::de::Error::custom)
             }
         }
 
-        impl JsonSchema for $name {
-            fn schema_name() -> Cow<'static, str> {
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
                 stringify!($name).into()
             }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                names!(@schema $rule)
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $crate::name::names!(@schema $rule)
             }
         }
     )*};
     (@schema label) => {
-        json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
+        schemars::json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
     };
     (@schema long_label) => {
-        json_schema!({ "type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
+        schemars::json_schema!({ "type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
     };
     (@schema word) => {
-        json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$" })
+        schemars::json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$" })
     };
     (@schema text) => {
-        json_schema!({ "type": "string", "minLength": 1, "maxLength": 256 })
+        schemars::json_schema!({ "type": "string", "minLength": 1, "maxLength": 256 })
     };
 }
+pub use crate::kind::names::*;
+pub(crate) use names;
 
 names! {
     /// A fleet: the unit of order.
     FleetName: label;
-    /// A cluster of nodes behind one orchestrator.
-    ClusterName: label;
-    /// A capability, unique in its fleet.
-    CapabilityName: word;
     /// What a capability is a measure of, as `GPU`.
     CapabilityType: word;
-    /// A node.
-    NodeName: label;
     /// A group of nodes that may go together.
     DomainName: label;
     /// A group of replicas, for affinity.
     GroupName: label;
-    /// A disruption, unique on its node.
-    DisruptionName: label;
-    /// A policy.
-    PolicyName: label;
     /// Where a node stands, coarser than a domain.
     ZoneName: label;
     /// A class of storage, as `fast-ssd`.
     StorageClass: word;
     /// A key of labels, selectors, coordinates, environment.
     Key: word;
-    /// A plan.
-    PlanName: label;
     /// A namespace that a plan's runs live in.
     Namespace: label;
     /// The service that a plan provides; replicas are named after it.
@@ -222,12 +212,6 @@ names! {
     PayloadName: label;
     /// A port of a payload, as `http`.
     PortName: label;
-    /// A deployment, unique in its plan.
-    DeploymentName: label;
-    /// A replica, unique for ever: its service, and a suffix made from the position that issued it.
-    ReplicaName: label;
-    /// A volume: as a plan calls it, or made from the replica whose own it is.
-    VolumeName: long_label;
     /// An executor, as it calls itself.
     ExecutorName: label;
     /// Who asks: a stable id, never a person's data.

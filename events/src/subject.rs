@@ -8,81 +8,79 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::id::{IncarnationId, OperationId, RequestId, SessionId};
-use crate::name::{
-    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
-};
+use crate::each_kind;
+use crate::id::Position;
+use crate::kind::{KeyPart, Kind, keys};
 
-/// One entity of a fleet.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Subject {
-    /// The fleet itself.
-    Fleet,
-    /// A cluster.
-    Cluster(ClusterName),
-    /// A capability.
-    Capability(CapabilityName),
-    /// A node.
-    Node(NodeName),
-    /// A plan.
-    Plan(PlanName),
-    /// A deployment of a plan.
-    Deployment(PlanName, DeploymentName),
-    /// A replica.
-    Replica(ReplicaName),
-    /// An incarnation.
-    Incarnation(IncarnationId),
-    /// An operation.
-    Operation(OperationId),
-    /// A session.
-    Session(SessionId),
-    /// A policy.
-    Policy(PolicyName),
-    /// A volume.
-    Volume(VolumeName),
-    /// An approval request.
-    Request(RequestId),
+macro_rules! subjects {
+    ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
+        key $key:tt $(owner $owner:tt)? $(entity $entity:tt)? $(row $row:tt)? $(ends $ends:tt)?
+        $(manifest $manifest:tt)?
+    })*) => {
+        subjects! { @entities $($($entity $kind $word $about $key)?)* }
+    };
+    (@entities $($entity:tt $kind:ident $word:literal $about:literal ($($field:ident: $type:ident),+))*) => {
+        /// One entity of a fleet.
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Subject {
+            /// The fleet itself.
+            Fleet,
+            $(#[doc = $about] $kind($(keys::$type),+)),*
+        }
+
+        impl Subject {
+            /// The words before the slash, in order.
+            pub const KINDS: &[&str] = &["fleet", $($word),*];
+
+            /// The word before the slash.
+            pub const fn kind(&self) -> &'static str {
+                match self {
+                    Subject::Fleet => "fleet",
+                    $(Subject::$kind(..) => $word),*
+                }
+            }
+
+            /// Does something with the parts of its key, of which the fleet has none.
+            pub fn with_key<T>(&self, run: impl FnOnce(&[&dyn KeyPart]) -> T) -> T {
+                match self {
+                    Subject::Fleet => run(&[]),
+                    $(Subject::$kind($($field),+) => run(&[$($field),+])),*
+                }
+            }
+
+            fn read(kind: &str, key: &str) -> Result<Option<Subject>, BadSubject> {
+                match kind {
+                    $($word => {
+                        let of = Kind::$kind.entry();
+                        let mut parts = key.splitn(of.key.len(), '/');
+                        Ok(Some(Subject::$kind($({
+                            let Some(part) = parts.next() else { return Ok(None) };
+                            // A part that is not its own name is that of its owner.
+                            let kind = of.owner.map_or($word, |owner| if stringify!($field) == "name" { $word } else { owner.word() });
+                            part.parse::<keys::$type>()
+                                .map_err(|error| BadSubject::Name { kind, reason: error.to_string() })?
+                        }),+)))
+                    })*
+                    _ => Ok(None),
+                }
+            }
+        }
+    };
 }
 
+each_kind!(subjects);
+
 impl Subject {
-    /// The word before the slash.
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            Subject::Fleet => "fleet",
-            Subject::Cluster(_) => "cluster",
-            Subject::Capability(_) => "capability",
-            Subject::Node(_) => "node",
-            Subject::Plan(_) => "plan",
-            Subject::Deployment(..) => "deployment",
-            Subject::Replica(_) => "replica",
-            Subject::Incarnation(_) => "incarnation",
-            Subject::Operation(_) => "operation",
-            Subject::Session(_) => "session",
-            Subject::Policy(_) => "policy",
-            Subject::Volume(_) => "volume",
-            Subject::Request(_) => "request",
-        }
+    /// The position of the event that issued its id, if it has one.
+    pub fn issued(&self) -> Option<Position> {
+        self.with_key(|key| key.first().and_then(|part| part.issued()))
     }
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())?;
-        match self {
-            Subject::Fleet => Ok(()),
-            Subject::Cluster(name) => write!(f, "/{name}"),
-            Subject::Capability(name) => write!(f, "/{name}"),
-            Subject::Node(name) => write!(f, "/{name}"),
-            Subject::Plan(name) => write!(f, "/{name}"),
-            Subject::Deployment(plan, name) => write!(f, "/{plan}/{name}"),
-            Subject::Replica(name) => write!(f, "/{name}"),
-            Subject::Incarnation(id) => write!(f, "/{id}"),
-            Subject::Operation(id) => write!(f, "/{id}"),
-            Subject::Session(id) => write!(f, "/{id}"),
-            Subject::Policy(name) => write!(f, "/{name}"),
-            Subject::Volume(name) => write!(f, "/{name}"),
-            Subject::Request(id) => write!(f, "/{id}"),
-        }
+        self.with_key(|key| key.iter().try_for_each(|part| write!(f, "/{part}")))
     }
 }
 
@@ -105,32 +103,11 @@ pub enum BadSubject {
 impl FromStr for Subject {
     type Err = BadSubject;
     fn from_str(text: &str) -> Result<Subject, BadSubject> {
-        fn name<T: FromStr<Err: fmt::Display>>(kind: &'static str, text: &str) -> Result<T, BadSubject> {
-            text.parse().map_err(|e: T::Err| BadSubject::Name { kind, reason: e.to_string() })
-        }
-        let form = || BadSubject::Form(text.chars().take(100).collect());
         if text == "fleet" {
             return Ok(Subject::Fleet);
         }
-        let (kind, rest) = text.split_once('/').ok_or_else(form)?;
-        Ok(match kind {
-            "cluster" => Subject::Cluster(name("cluster", rest)?),
-            "capability" => Subject::Capability(name("capability", rest)?),
-            "node" => Subject::Node(name("node", rest)?),
-            "plan" => Subject::Plan(name("plan", rest)?),
-            "deployment" => {
-                let (plan, deployment) = rest.split_once('/').ok_or_else(form)?;
-                Subject::Deployment(name("plan", plan)?, name("deployment", deployment)?)
-            }
-            "replica" => Subject::Replica(name("replica", rest)?),
-            "incarnation" => Subject::Incarnation(name("incarnation", rest)?),
-            "operation" => Subject::Operation(name("operation", rest)?),
-            "session" => Subject::Session(name("session", rest)?),
-            "policy" => Subject::Policy(name("policy", rest)?),
-            "volume" => Subject::Volume(name("volume", rest)?),
-            "request" => Subject::Request(name("request", rest)?),
-            _ => return Err(form()),
-        })
+        let read = text.split_once('/').map(|(kind, key)| Subject::read(kind, key)).transpose()?.flatten();
+        read.ok_or_else(|| BadSubject::Form(text.chars().take(100).collect()))
     }
 }
 
@@ -158,7 +135,7 @@ impl JsonSchema for Subject {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::{Lineage, Position};
+    use crate::id::{Lineage, OperationId};
 
     #[test]
     fn text_and_value_are_one() {

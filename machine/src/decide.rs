@@ -69,7 +69,7 @@ pub fn decide(fleet: &Fleet, request: &Request, ctx: &Context) -> Result<Vec<Fac
     }
     let subject = request.intent.subject();
     if let Some(expected) = request.expect {
-        let found = subject.as_ref().and_then(|subject| version(fleet, subject)).unwrap_or(0);
+        let found = subject.as_ref().and_then(|subject| fleet.version(subject)).unwrap_or(0);
         if found != expected {
             let detail = format!("it was based on version {expected}, and the version is {found}");
             return Err(Refusal::new(Code::VersionConflict, detail));
@@ -135,7 +135,7 @@ pub fn verdict(
 ) -> Fact {
     let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
     let subject = request.intent.subject();
-    let now = subject.as_ref().and_then(|subject| version(fleet, subject));
+    let now = subject.as_ref().and_then(|subject| fleet.version(subject));
     match decided {
         Ok(facts) => {
             let outcome = if facts.is_empty() { Outcome::Unchanged } else { Outcome::Changed };
@@ -186,26 +186,6 @@ pub fn observe(fleet: &Fleet, observation: &Observation, ctx: &Context) -> Vec<F
         }
         Observation::ObjectReported(saw) => session::object(fleet, saw),
     }
-}
-
-/// The version of an entity, if it exists.
-pub fn version(fleet: &Fleet, subject: &Subject) -> Option<u64> {
-    let meta = match subject {
-        Subject::Fleet => return None,
-        Subject::Cluster(key) => fleet.clusters().get(key)?.meta,
-        Subject::Capability(key) => fleet.capabilities().get(key)?.meta,
-        Subject::Node(key) => fleet.nodes().get(key)?.meta,
-        Subject::Plan(key) => fleet.plans().get(key)?.meta,
-        Subject::Deployment(plan, name) => fleet.deployments().get(&(plan.clone(), name.clone()))?.meta,
-        Subject::Replica(key) => fleet.replicas().get(key)?.meta,
-        Subject::Incarnation(key) => fleet.incarnations().get(key)?.meta,
-        Subject::Operation(key) => fleet.operations().get(key)?.meta,
-        Subject::Session(key) => fleet.sessions().get(key)?.meta,
-        Subject::Policy(key) => fleet.policies().get(key)?.meta,
-        Subject::Volume(key) => fleet.volumes().get(key)?.meta,
-        Subject::Request(key) => fleet.approval_requests().get(key)?.meta,
-    };
-    Some(meta.version)
 }
 
 /// Folds one fact. It judges nothing; it fails only when the journal contradicts itself, and the caller stops then.

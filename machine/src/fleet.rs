@@ -4,29 +4,28 @@
 //! Every change goes through [`Fleet::put`], [`Fleet::change`] or [`Fleet::remove`], which keep the indexes and note
 //! what was there before. So a commit that goes wrong is taken back whole, and a projector learns what was touched,
 //! by the same few lines.
+#![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
 
 use std::hash::Hash;
 use std::sync::Arc;
 
-use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, RequestId, SessionId, Term};
+use chancery_events::each_kind;
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Term};
+use chancery_events::kind::keys;
 pub use chancery_events::lineage::Lineages;
-use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, PolicyName, ReplicaName,
-    VolumeName,
-};
+use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 use crate::keys::{Keys, KeysBefore};
 use crate::marks::{
-    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, Unmarked,
-    VolumeMarks, Whole,
+    DeploymentMarks, IncarnationMarks, OperationMarks, PlanMarks, ReplicaMarks, RequestMarks, VolumeMarks,
+    Whole,
 };
-use crate::state::{
-    ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica,
-    Session, Volume,
-};
+pub use crate::state::IMAGE_FINGERPRINT;
+#[expect(clippy::wildcard_imports, reason = "the register names the entities")]
+use crate::state::*;
 use crate::table::{Scope, Slot, Table};
 
 /// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
@@ -41,51 +40,6 @@ pub struct Contradiction {
 
 /// The key of a deployment.
 pub type DeploymentKey = (PlanName, DeploymentName);
-
-/// Everything that the facts so far tell of a fleet.
-#[derive(Clone, Debug)]
-pub struct Fleet {
-    pub(crate) head: Position,
-    pub(crate) term: Term,
-    pub(crate) lineages: Lineages,
-    /// Where the decider of the term is reached, if it said so.
-    pub(crate) decider: Option<Arc<str>>,
-    pub(crate) keys: Keys,
-    pub(crate) clusters: Table<ClusterName, Cluster>,
-    pub(crate) capabilities: Table<CapabilityName, Capability>,
-    pub(crate) nodes: Table<NodeName, Node>,
-    pub(crate) plans: Table<PlanName, Plan>,
-    pub(crate) deployments: Table<DeploymentKey, Deployment>,
-    pub(crate) replicas: Table<ReplicaName, Replica>,
-    pub(crate) incarnations: Table<IncarnationId, Incarnation>,
-    pub(crate) operations: Table<OperationId, Operation>,
-    pub(crate) sessions: Table<SessionId, Session>,
-    pub(crate) policies: Table<PolicyName, Policy>,
-    pub(crate) volumes: Table<VolumeName, Volume>,
-    pub(crate) approval_requests: Table<RequestId, ApprovalRequest>,
-    pub(crate) index: Index,
-    notes: Option<Vec<Before>>,
-    /// Of the notes.
-    scope: Scope,
-}
-
-/// An entity as it was before it was changed.
-#[derive(Clone, Debug)]
-pub(crate) enum Before {
-    Cluster(ClusterName, Option<Arc<Cluster>>),
-    Capability(CapabilityName, Option<Arc<Capability>>),
-    Node(NodeName, Option<Arc<Node>>),
-    Plan(PlanName, Option<Arc<Plan>>),
-    Deployment(DeploymentKey, Option<Arc<Deployment>>),
-    Replica(ReplicaName, Option<Arc<Replica>>),
-    Incarnation(IncarnationId, Option<Arc<Incarnation>>),
-    Operation(OperationId, Option<Arc<Operation>>),
-    Session(SessionId, Option<Arc<Session>>),
-    Policy(PolicyName, Option<Arc<Policy>>),
-    Volume(VolumeName, Option<Arc<Volume>>),
-    ApprovalRequest(RequestId, Option<Arc<ApprovalRequest>>),
-    Globals(Box<Globals>),
-}
 
 /// What belongs to no entity, as it was.
 #[derive(Clone, Debug)]
@@ -114,8 +68,23 @@ pub enum Was<'a> {
     Other(Subject),
 }
 
+/// What the indexes follow of an entity; nothing, unless it says otherwise.
+pub(crate) trait Indexed: Clone + Sized {
+    /// Nothing else of an entity changes the indexes.
+    type Marks: PartialEq + for<'a> From<&'a Self>;
+    /// `this`: the entity, as it is or was. `at`: when the change was.
+    fn index(
+        _index: &mut Index,
+        _this: &Self,
+        _old: Option<&Self::Marks>,
+        _new: Option<&Self::Marks>,
+        _at: Position,
+    ) {
+    }
+}
+
 /// What a table holds.
-pub(crate) trait Entity: Clone + Sized {
+pub(crate) trait Entity: Indexed {
     type Key: Clone + Eq + Hash + Ord;
     fn key(&self) -> Self::Key;
     fn subject(key: &Self::Key) -> Subject;
@@ -124,46 +93,171 @@ pub(crate) trait Entity: Clone + Sized {
     /// The table, and what follows each change of it.
     fn parts(fleet: &mut Fleet) -> (&mut Table<Self::Key, Self>, &mut Option<Vec<Before>>, &mut Index);
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> Before;
-    /// What the indexes follow: nothing else of an entity changes them.
-    type Marks: PartialEq;
-    fn marks(&self) -> Self::Marks;
-    /// `this`: the entity, as it is or was. `at`: when the change was.
-    fn index(
-        index: &mut Index,
-        this: &Self,
-        old: Option<&Self::Marks>,
-        new: Option<&Self::Marks>,
-        at: Position,
-    );
+    fn marks(&self) -> Self::Marks {
+        self.into()
+    }
 }
 
-macro_rules! entities {
-    ($($entity:ident $key:ty, $table:ident, |$k:ident| $subject:expr, |$e:ident| $of:expr, $marks:ty, |$i:ident, $this:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
-        impl Entity for $entity {
-            type Key = $key;
-            fn key(&self) -> $key {
-                let $e = self;
-                $of
+macro_rules! tables {
+    ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
+        key $key:tt $(owner $owner:tt)? $(entity($table:ident: $entity:ident))? $(row $row:tt)?
+        $(ends $ends:tt)? $(manifest $manifest:tt)?
+    })*) => {
+        tables! { @entities $($($kind $table $entity $key)?)* }
+    };
+    (@entities $($kind:ident $table:ident $entity:ident ($($field:ident: $type:ident),+))*) => {
+        /// Everything that the facts so far tell of a fleet.
+        #[derive(Clone, Debug)]
+        pub struct Fleet {
+            pub(crate) head: Position,
+            pub(crate) term: Term,
+            pub(crate) lineages: Lineages,
+            /// Where the decider of the term is reached, if it said so.
+            pub(crate) decider: Option<Arc<str>>,
+            pub(crate) keys: Keys,
+            $(pub(crate) $table: Table<($(keys::$type),+), $entity>,)*
+            pub(crate) index: Index,
+            notes: Option<Vec<Before>>,
+            /// Of the notes.
+            scope: Scope,
+        }
+
+        /// An entity as it was before it was changed.
+        #[derive(Clone, Debug)]
+        pub(crate) enum Before {
+            $($entity(($(keys::$type),+), Option<Arc<$entity>>),)*
+            Globals(Box<Globals>),
+        }
+
+        impl Before {
+            /// Which entity it was; none of what belongs to no entity.
+            fn subject(&self) -> Option<Subject> {
+                match self {
+                    $(Before::$entity(key, _) => Some($entity::subject(key)),)*
+                    Before::Globals(_) => None,
+                }
             }
-            fn subject($k: &$key) -> Subject {
-                $subject
+        }
+
+        $(impl Entity for $entity {
+            type Key = ($(keys::$type),+);
+            fn key(&self) -> Self::Key {
+                ($(self.$field.clone()),+)
             }
-            fn table(fleet: &Fleet) -> &Table<$key, $entity> {
+            fn subject(key: &Self::Key) -> Subject {
+                let ($($field),+) = key;
+                Subject::$kind($($field.clone()),+)
+            }
+            fn table(fleet: &Fleet) -> &Table<Self::Key, $entity> {
                 &fleet.$table
             }
-            fn table_mut(fleet: &mut Fleet) -> &mut Table<$key, $entity> {
+            fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, $entity> {
                 &mut fleet.$table
             }
-            fn parts(fleet: &mut Fleet) -> (&mut Table<$key, $entity>, &mut Option<Vec<Before>>, &mut Index) {
+            fn parts(
+                fleet: &mut Fleet,
+            ) -> (&mut Table<Self::Key, $entity>, &mut Option<Vec<Before>>, &mut Index) {
                 (&mut fleet.$table, &mut fleet.notes, &mut fleet.index)
             }
-            fn before(key: $key, entity: Option<Arc<$entity>>) -> Before {
+            fn before(key: Self::Key, entity: Option<Arc<$entity>>) -> Before {
                 Before::$entity(key, entity)
             }
-            type Marks = $marks;
-            fn marks(&self) -> $marks {
-                self.into()
+        })*
+
+        impl Fleet {
+            /// Of a journal in which nothing stands yet.
+            pub fn new(lineage: Lineage) -> Fleet {
+                Fleet {
+                    head: Position::ZERO,
+                    term: Term::default(),
+                    lineages: Lineages::new(lineage),
+                    decider: None,
+                    keys: Keys::default(),
+                    $($table: Table::default(),)*
+                    index: Index::default(),
+                    notes: None,
+                    scope: 0,
+                }
             }
+
+            $(
+                /// All of the kind, by key.
+                pub fn $table(&self) -> &Table<($(keys::$type),+), $entity> {
+                    &self.$table
+                }
+            )*
+
+            /// The version of an entity, if it exists.
+            pub(crate) fn version(&self, subject: &Subject) -> Option<u64> {
+                match subject {
+                    Subject::Fleet => None,
+                    $(Subject::$kind($($field),+) => {
+                        self.$table.get(&($($field.clone()),+)).map(|entity| entity.meta.version)
+                    })*
+                }
+            }
+
+            fn index_everything(&mut self) {
+                $(self.index_all::<$entity>();)*
+            }
+
+            /// Puts an entity back; gives back what belongs to no entity.
+            fn put_back_entity(&mut self, before: Before, indexes: Indexes) -> Option<Box<Globals>> {
+                match before {
+                    $(Before::$entity(key, entity) => self.restore::<$entity>(key, entity.as_ref(), indexes),)*
+                    Before::Globals(globals) => return Some(globals),
+                }
+                None
+            }
+        }
+
+        /// A fleet without what follows from it: what a snapshot keeps.
+        #[derive(Serialize, Deserialize)]
+        pub struct Image {
+            head: Position,
+            term: Term,
+            lineages: Lineages,
+            decider: Option<Arc<str>>,
+            keys: Keys,
+            $($table: Vec<Arc<$entity>>,)*
+        }
+
+        impl Image {
+            /// Of the fleet, in the order of keys: equal fleets have equal images.
+            pub fn of(fleet: &Fleet) -> Image {
+                Image {
+                    head: fleet.head,
+                    term: fleet.term,
+                    lineages: fleet.lineages.clone(),
+                    decider: fleet.decider.clone(),
+                    keys: fleet.keys.clone(),
+                    $($table: fleet.$table.in_order().into_iter().cloned().collect(),)*
+                }
+            }
+
+            /// The fleet, with its indexes.
+            pub fn fleet(self) -> Fleet {
+                let mut fleet = Fleet::new(self.lineages.current);
+                fleet.head = self.head;
+                fleet.term = self.term;
+                fleet.lineages = self.lineages;
+                fleet.decider = self.decider;
+                fleet.keys = self.keys;
+                // In the register's order: nodes need capabilities and clusters, incarnations their nodes, plans'
+                // indexes everything.
+                $(self.$table.iter().for_each(|entity| fleet.put_shared(entity));)*
+                fleet
+            }
+        }
+    };
+}
+
+each_kind!(tables);
+
+macro_rules! indexed {
+    ($($entity:ident $marks:ty, |$i:ident, $this:ident, $old:ident, $new:ident, $at:ident| $index:expr;)*) => {$(
+        impl Indexed for $entity {
+            type Marks = $marks;
             fn index(
                 $i: &mut Index,
                 $this: &$entity,
@@ -174,58 +268,24 @@ macro_rules! entities {
                 $index
             }
         }
-
-        impl Fleet {
-            /// All of the kind, by key.
-            pub fn $table(&self) -> &Table<$key, $entity> {
-                &self.$table
-            }
-        }
     )*};
 }
 
-entities! {
-    Cluster ClusterName, clusters, |k| Subject::Cluster(k.clone()), |e| e.name.clone(), Whole<Cluster>, |i, _this, _old, new, _at| i.cluster(new.map(|new| &new.0));
-    Capability CapabilityName, capabilities, |k| Subject::Capability(k.clone()), |e| e.name.clone(), Whole<Capability>, |i, _this, _old, new, _at| i.capability(new.map(|new| &new.0));
-    Node NodeName, nodes, |k| Subject::Node(k.clone()), |e| e.name.clone(), Whole<Node>, |i, _this, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
-    Plan PlanName, plans, |k| Subject::Plan(k.clone()), |e| e.name.clone(), PlanMarks, |i, this, old, new, _at| i.plan(this, old, new);
-    Deployment DeploymentKey, deployments, |k| Subject::Deployment(k.0.clone(), k.1.clone()), |e| (e.plan.clone(), e.name.clone()), DeploymentMarks, |i, this, old, new, _at| i.deployment(this, old, new);
-    Replica ReplicaName, replicas, |k| Subject::Replica(k.clone()), |e| e.name.clone(), ReplicaMarks, |i, this, old, new, _at| i.replica(this, old, new);
-    Incarnation IncarnationId, incarnations, |k| Subject::Incarnation(*k), |e| e.id, IncarnationMarks, |i, this, old, new, at| i.incarnation(this, old, new, at);
-    Operation OperationId, operations, |k| Subject::Operation(*k), |e| e.id, OperationMarks, |i, this, old, new, _at| i.operation(this, old, new);
-    Policy PolicyName, policies, |k| Subject::Policy(k.clone()), |e| e.name.clone(), Whole<Policy>, |i, _this, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
-    Volume VolumeName, volumes, |k| Subject::Volume(k.clone()), |e| e.name.clone(), VolumeMarks, |i, _this, old, new, at| i.volume(old, new, at);
-    ApprovalRequest RequestId, approval_requests, |k| Subject::Request(*k), |e| e.id, RequestMarks, |i, this, old, new, _at| i.request(this, old, new);
-    Session SessionId, sessions, |k| Subject::Session(*k), |e| e.id, Unmarked, |_i, _this, _old, _new, _at| {};
+indexed! {
+    Cluster Whole<Cluster>, |i, _this, _old, new, _at| i.cluster(new.map(|new| &new.0));
+    Capability Whole<Capability>, |i, _this, _old, new, _at| i.capability(new.map(|new| &new.0));
+    Node Whole<Node>, |i, _this, old, new, _at| i.node(old.map(|old| &old.0), new.map(|new| &new.0));
+    Plan PlanMarks, |i, this, old, new, _at| i.plan(this, old, new);
+    Deployment DeploymentMarks, |i, this, old, new, _at| i.deployment(this, old, new);
+    Replica ReplicaMarks, |i, this, old, new, _at| i.replica(this, old, new);
+    Incarnation IncarnationMarks, |i, this, old, new, at| i.incarnation(this, old, new, at);
+    Operation OperationMarks, |i, this, old, new, _at| i.operation(this, old, new);
+    Policy Whole<Policy>, |i, _this, old, new, _at| i.policy(old.map(|old| &old.0), new.map(|new| &new.0));
+    Volume VolumeMarks, |i, _this, old, new, at| i.volume(old, new, at);
+    ApprovalRequest RequestMarks, |i, this, old, new, _at| i.request(this, old, new);
 }
 
 impl Fleet {
-    /// Of a journal in which nothing stands yet.
-    pub fn new(lineage: Lineage) -> Fleet {
-        Fleet {
-            head: Position::ZERO,
-            term: Term::default(),
-            lineages: Lineages::new(lineage),
-            decider: None,
-            keys: Keys::default(),
-            clusters: Table::default(),
-            capabilities: Table::default(),
-            nodes: Table::default(),
-            plans: Table::default(),
-            deployments: Table::default(),
-            replicas: Table::default(),
-            incarnations: Table::default(),
-            operations: Table::default(),
-            sessions: Table::default(),
-            policies: Table::default(),
-            volumes: Table::default(),
-            approval_requests: Table::default(),
-            index: Index::default(),
-            notes: None,
-            scope: 0,
-        }
-    }
-
     /// The last position folded.
     pub fn head(&self) -> Position {
         self.head
@@ -295,18 +355,7 @@ impl Fleet {
         self.put_back(Indexes::Broken);
         let grown = self.index.grown;
         self.index = Index::default();
-        self.index_all::<Capability>();
-        self.index_all::<Cluster>();
-        self.index_all::<Node>();
-        self.index_all::<Plan>();
-        self.index_all::<Deployment>();
-        self.index_all::<Replica>();
-        self.index_all::<Incarnation>();
-        self.index_all::<Operation>();
-        self.index_all::<Session>();
-        self.index_all::<Policy>();
-        self.index_all::<Volume>();
-        self.index_all::<ApprovalRequest>();
+        self.index_everything();
         self.index.grown = grown;
     }
 
@@ -321,34 +370,15 @@ impl Fleet {
     fn put_back(&mut self, indexes: Indexes) {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
-            match before {
-                Before::Cluster(key, entity) => self.restore::<Cluster>(key, entity.as_ref(), indexes),
-                Before::Capability(key, entity) => self.restore::<Capability>(key, entity.as_ref(), indexes),
-                Before::Node(key, entity) => self.restore::<Node>(key, entity.as_ref(), indexes),
-                Before::Plan(key, entity) => self.restore::<Plan>(key, entity.as_ref(), indexes),
-                Before::Deployment(key, entity) => self.restore::<Deployment>(key, entity.as_ref(), indexes),
-                Before::Replica(key, entity) => self.restore::<Replica>(key, entity.as_ref(), indexes),
-                Before::Incarnation(key, entity) => {
-                    self.restore::<Incarnation>(key, entity.as_ref(), indexes);
-                }
-                Before::Operation(key, entity) => self.restore::<Operation>(key, entity.as_ref(), indexes),
-                Before::Session(key, entity) => self.restore::<Session>(key, entity.as_ref(), indexes),
-                Before::Policy(key, entity) => self.restore::<Policy>(key, entity.as_ref(), indexes),
-                Before::Volume(key, entity) => self.restore::<Volume>(key, entity.as_ref(), indexes),
-                Before::ApprovalRequest(key, entity) => {
-                    self.restore::<ApprovalRequest>(key, entity.as_ref(), indexes);
-                }
-                Before::Globals(globals) => {
-                    // The first of the notes: after it, nothing is put back that could move them.
-                    let Globals { head, term, lineages, decider, keys, grown } = *globals;
-                    self.head = head;
-                    self.term = term;
-                    self.lineages = lineages;
-                    self.decider = decider;
-                    self.keys.roll_back(keys);
-                    self.index.grown = grown;
-                }
-            }
+            let Some(globals) = self.put_back_entity(before, indexes) else { continue };
+            // The first of the notes: after it, nothing is put back that could move them.
+            let Globals { head, term, lineages, decider, keys, grown } = *globals;
+            self.head = head;
+            self.term = term;
+            self.lineages = lineages;
+            self.decider = decider;
+            self.keys.roll_back(keys);
+            self.index.grown = grown;
         }
     }
 
@@ -369,19 +399,10 @@ impl Fleet {
     /// set again comes more than once: the first time counts.
     pub fn changed(&self) -> impl Iterator<Item = Was<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
-            Before::Cluster(key, _) => Some(Was::Other(Cluster::subject(key))),
-            Before::Capability(key, _) => Some(Was::Other(Capability::subject(key))),
-            Before::Node(key, _) => Some(Was::Other(Node::subject(key))),
-            Before::Plan(key, _) => Some(Was::Other(Plan::subject(key))),
-            Before::Deployment(key, _) => Some(Was::Other(Deployment::subject(key))),
             Before::Replica(key, entity) => Some(Was::Replica(key, entity.as_ref())),
             Before::Incarnation(key, entity) => Some(Was::Incarnation(*key, entity.as_ref())),
             Before::Operation(key, entity) => Some(Was::Operation(*key, entity.as_ref())),
-            Before::Session(key, _) => Some(Was::Other(Session::subject(key))),
-            Before::Policy(key, _) => Some(Was::Other(Policy::subject(key))),
-            Before::Volume(key, _) => Some(Was::Other(Volume::subject(key))),
-            Before::ApprovalRequest(key, _) => Some(Was::Other(ApprovalRequest::subject(key))),
-            Before::Globals(_) => None,
+            other => other.subject().map(Was::Other),
         })
     }
 
@@ -467,81 +488,4 @@ enum Indexes {
 
 pub(crate) fn absent<E: Entity>(key: &E::Key) -> Contradiction {
     Contradiction { subject: E::subject(key), problem: "the fact is about it, and it does not exist".into() }
-}
-
-/// A fleet without what follows from it: what a snapshot keeps.
-#[derive(Serialize, Deserialize)]
-pub struct Image {
-    head: Position,
-    term: Term,
-    lineages: Lineages,
-    decider: Option<Arc<str>>,
-    keys: Keys,
-    clusters: Vec<Arc<Cluster>>,
-    capabilities: Vec<Arc<Capability>>,
-    nodes: Vec<Arc<Node>>,
-    plans: Vec<Arc<Plan>>,
-    deployments: Vec<Arc<Deployment>>,
-    replicas: Vec<Arc<Replica>>,
-    incarnations: Vec<Arc<Incarnation>>,
-    operations: Vec<Arc<Operation>>,
-    sessions: Vec<Arc<Session>>,
-    policies: Vec<Arc<Policy>>,
-    volumes: Vec<Arc<Volume>>,
-    approval_requests: Vec<Arc<ApprovalRequest>>,
-}
-
-/// Changes whenever the shape of [`Image`] does: a snapshot with another one is not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
-
-impl Image {
-    /// Of the fleet, in the order of keys: equal fleets have equal images.
-    pub fn of(fleet: &Fleet) -> Image {
-        fn all<E: Entity>(fleet: &Fleet) -> Vec<Arc<E>> {
-            E::table(fleet).in_order().into_iter().cloned().collect()
-        }
-        Image {
-            head: fleet.head,
-            term: fleet.term,
-            lineages: fleet.lineages.clone(),
-            decider: fleet.decider.clone(),
-            keys: fleet.keys.clone(),
-            clusters: all(fleet),
-            capabilities: all(fleet),
-            nodes: all(fleet),
-            plans: all(fleet),
-            deployments: all(fleet),
-            replicas: all(fleet),
-            incarnations: all(fleet),
-            operations: all(fleet),
-            sessions: all(fleet),
-            policies: all(fleet),
-            volumes: all(fleet),
-            approval_requests: all(fleet),
-        }
-    }
-
-    /// The fleet, with its indexes.
-    pub fn fleet(self) -> Fleet {
-        let mut fleet = Fleet::new(self.lineages.current);
-        fleet.head = self.head;
-        fleet.term = self.term;
-        fleet.lineages = self.lineages;
-        fleet.decider = self.decider;
-        fleet.keys = self.keys;
-        // Nodes need capabilities and clusters, incarnations their nodes, plans' indexes everything.
-        self.capabilities.iter().for_each(|e| fleet.put_shared(e));
-        self.clusters.iter().for_each(|e| fleet.put_shared(e));
-        self.nodes.iter().for_each(|e| fleet.put_shared(e));
-        self.plans.iter().for_each(|e| fleet.put_shared(e));
-        self.deployments.iter().for_each(|e| fleet.put_shared(e));
-        self.replicas.iter().for_each(|e| fleet.put_shared(e));
-        self.incarnations.iter().for_each(|e| fleet.put_shared(e));
-        self.operations.iter().for_each(|e| fleet.put_shared(e));
-        self.sessions.iter().for_each(|e| fleet.put_shared(e));
-        self.policies.iter().for_each(|e| fleet.put_shared(e));
-        self.volumes.iter().for_each(|e| fleet.put_shared(e));
-        self.approval_requests.iter().for_each(|e| fleet.put_shared(e));
-        fleet
-    }
 }

@@ -18,7 +18,7 @@ use chancery_events::time::Time;
 
 use crate::state::{
     Active, ApprovalRequest, Deployment, DeploymentState, Incarnation, IncarnationState, Operation,
-    OperationState, Plan, Replica, RequestState, Session, Set, Volume, VolumeState, Will,
+    OperationState, Plan, Replica, RequestState, Set, Volume, VolumeState, Will,
 };
 
 /// All of it: of what changes seldom.
@@ -35,8 +35,8 @@ impl<E: Clone> From<&E> for Whole<E> {
 #[derive(PartialEq)]
 pub(crate) struct Unmarked;
 
-impl From<&Session> for Unmarked {
-    fn from(_: &Session) -> Unmarked {
+impl<E> From<&E> for Unmarked {
+    fn from(_: &E) -> Unmarked {
         Unmarked
     }
 }

@@ -31,6 +31,7 @@ use chancery_events::fact::{
     Fact, RequestApproved, RequestEffect, RequestEnd, RequestEnded, RequestOpened, RequestedChange,
 };
 use chancery_events::id::RequestId;
+pub use chancery_events::intent::Ending;
 use chancery_events::intent::{
     Cascade, DisruptionApprove, Intent, NodeDelete, NodeSetState, PlanApply, PlanDelete, PolicyApply,
     PolicyDelete, RequestApprove, RequestReject, VolumeDelete,
@@ -56,60 +57,9 @@ const KEPT: usize = 100;
 /// Maximum number of replicas by name in an effect.
 const NAMES: usize = 64;
 
-/// Ways in which an intent can end a replica or an incarnation, and what approves that.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
-    /// Ends nothing that was approved.
-    Nothing,
-    /// Opens operations, each of which is approved by its plan's rule, a policy or a person.
-    Operations,
-    /// Waits as one request where its operations would need a person.
-    Request(PolicyKind),
-    /// Changes what approves operations; waits as a request where it makes approval weaker.
-    Weakens,
-    /// Approves what waits, for what was shown.
-    Approves,
-    /// Ends only what waits: operations that were not started, and replicas that were never approved.
-    Withdraws,
-}
-
-/// What the intent can end. Every intent has its line here: one without it does not compile.
+/// What the intent can end, as the register of intents says.
 pub const fn ending(intent: &Intent) -> Ending {
-    match intent {
-        Intent::PlanDelete(_) | Intent::VolumeDelete(_) => Ending::Request(PolicyKind::Delete),
-        Intent::NodeDelete(_) | Intent::DisruptionApprove(_) => Ending::Request(PolicyKind::Relocate),
-        Intent::NodeSetState(_) => Ending::Request(PolicyKind::Expunge),
-        Intent::PlanApply(_) | Intent::PolicyApply(_) | Intent::PolicyDelete(_) => Ending::Weakens,
-        Intent::DeploymentCreate(_)
-        | Intent::DeploymentCancel(_)
-        | Intent::DeploymentResume(_)
-        | Intent::PlanRollback(_)
-        | Intent::PlanRebalance(_)
-        | Intent::DeploymentPromote(_)
-        | Intent::DeploymentWithdraw(_)
-        | Intent::ReplicaCreate(_)
-        | Intent::ReplicaRelocate(_)
-        | Intent::ReplicaRestart(_)
-        | Intent::ReplicaStart(_)
-        | Intent::ReplicaStop(_)
-        | Intent::ReplicaDelete(_) => Ending::Operations,
-        Intent::OperationApprove(_) | Intent::RequestApprove(_) => Ending::Approves,
-        Intent::OperationReject(_) | Intent::RequestReject(_) | Intent::DisruptionComplete(_) => {
-            Ending::Withdraws
-        }
-        Intent::ClusterApply(_)
-        | Intent::ClusterSetActivity(_)
-        | Intent::ClusterDelete(_)
-        | Intent::CapabilityApply(_)
-        | Intent::CapabilitySetActivity(_)
-        | Intent::CapabilityDelete(_)
-        | Intent::NodeApply(_)
-        | Intent::DisruptionSchedule(_)
-        | Intent::DisruptionDelete(_)
-        | Intent::PlanSetActivity(_)
-        | Intent::DeploymentPause(_)
-        | Intent::InboxSkip(_) => Ending::Nothing,
-    }
+    intent.entry().ending
 }
 
 /// People that a change needs.

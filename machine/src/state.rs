@@ -26,6 +26,8 @@ use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::fleet::Indexed;
+use crate::marks::Unmarked;
 use crate::meta::{Meta, Stamp};
 pub use crate::plan::Specs;
 
@@ -33,6 +35,10 @@ mod questions;
 mod ties;
 
 pub use ties::{Bonds, Ties};
+
+/// Changes whenever the shape of an entity does, or there is another kind of them: a snapshot with another one is not
+/// read.
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
 
 /// A set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -568,4 +574,8 @@ pub struct Session {
     pub end: Option<SessionEnd>,
     /// Its history.
     pub meta: Meta,
+}
+
+impl Indexed for Session {
+    type Marks = Unmarked;
 }

@@ -16,10 +16,8 @@
 
 use std::hash::Hash;
 
-use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
-use chancery_events::name::{
-    CapabilityName, ClusterName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
-};
+use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::name::{ClusterName, NodeName, PlanName, ReplicaName, VolumeName};
 use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use chancery_machine::state::Replica;
@@ -29,9 +27,9 @@ use sled::IVec;
 use crate::counts::{Counts, Step};
 use crate::fold::{Past, Touched, View};
 use crate::index::Entries;
-use crate::kind::{Row, RowKey};
+use crate::kind::{Keyed as _, Row, RowKey, with_row};
 use crate::row_of;
-use crate::rows::{IncarnationRow, IncarnationWord};
+use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, IncarnationWord, NodeRow, PlanRow, VolumeRow};
 use crate::store::{BadRow, decode, encode};
 
 /// The rows as they are before the change.
@@ -47,52 +45,36 @@ pub(crate) trait Rows {
 pub(crate) struct Changes(pub(crate) Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
 /// Whose rows are to be looked at.
+#[derive(Default)]
 struct Sets {
     clusters: FxHashSet<ClusterName>,
-    capabilities: FxHashSet<CapabilityName>,
     nodes: FxHashSet<NodeName>,
     plans: FxHashSet<PlanName>,
     deployments: FxHashSet<DeploymentKey>,
     replicas: FxHashSet<ReplicaName>,
     incarnations: FxHashSet<IncarnationId>,
     operations: FxHashSet<OperationId>,
-    sessions: FxHashSet<SessionId>,
-    policies: FxHashSet<PolicyName>,
     volumes: FxHashSet<VolumeName>,
-    requests: FxHashSet<RequestId>,
+    /// Of which no other row depends.
+    others: FxHashSet<RowKey>,
 }
 
 impl Sets {
     fn of(touched: &Touched) -> Sets {
         let mut sets = Sets {
-            clusters: FxHashSet::default(),
-            capabilities: FxHashSet::default(),
-            nodes: FxHashSet::default(),
-            plans: FxHashSet::default(),
-            deployments: FxHashSet::default(),
             replicas: touched.replicas.keys().cloned().collect(),
             incarnations: touched.incarnations.keys().copied().collect(),
             operations: touched.operations.keys().copied().collect(),
-            sessions: FxHashSet::default(),
-            policies: FxHashSet::default(),
-            volumes: FxHashSet::default(),
-            requests: FxHashSet::default(),
+            ..Sets::default()
         };
         for subject in touched.others.iter().cloned() {
             let _ = match subject {
-                Subject::Fleet => false,
                 Subject::Cluster(key) => sets.clusters.insert(key),
-                Subject::Capability(key) => sets.capabilities.insert(key),
                 Subject::Node(key) => sets.nodes.insert(key),
                 Subject::Plan(key) => sets.plans.insert(key),
                 Subject::Deployment(plan, name) => sets.deployments.insert((plan, name)),
-                Subject::Replica(key) => sets.replicas.insert(key),
-                Subject::Incarnation(key) => sets.incarnations.insert(key),
-                Subject::Operation(key) => sets.operations.insert(key),
-                Subject::Session(key) => sets.sessions.insert(key),
-                Subject::Policy(key) => sets.policies.insert(key),
                 Subject::Volume(key) => sets.volumes.insert(key),
-                Subject::Request(key) => sets.requests.insert(key),
+                other => RowKey::of(other).is_some_and(|key| sets.others.insert(key)),
             };
         }
         sets
@@ -270,12 +252,12 @@ impl<S: Rows> Visit<'_, S> {
 
     fn catalogue(&mut self) -> Result<(), S::Error> {
         for name in drain(&mut self.sets.volumes) {
-            let new = row_of::volume(self.fleet, &name);
+            let new = VolumeRow::of(self.fleet, self.counts, &name);
             let Some((old, new)) = self.turn(&RowKey::Volume(name), new)? else { continue };
             self.sets.nodes.extend(old.into_iter().chain(new).map(|row| row.node));
         }
         for name in drain(&mut self.sets.nodes) {
-            let new = row_of::node(self.fleet, &name);
+            let new = NodeRow::of(self.fleet, self.counts, &name);
             let Some((old, new)) = self.turn(&RowKey::Node(name), new)? else { continue };
             let (from, to) = (old.and_then(|row| row.cluster), new.and_then(|row| row.cluster));
             if from != to {
@@ -285,25 +267,15 @@ impl<S: Rows> Visit<'_, S> {
                 self.sets.clusters.extend(from.into_iter().chain(to));
             }
         }
-        for id in drain(&mut self.sets.sessions) {
-            let new = row_of::session(self.fleet, id);
-            self.turn(&RowKey::Session(id), new)?;
-        }
-        for id in drain(&mut self.sets.requests) {
-            let new = row_of::request(self.fleet, id);
-            self.turn(&RowKey::Request(id), new)?;
-        }
-        for name in drain(&mut self.sets.policies) {
-            let new = row_of::policy(self.fleet, &name);
-            self.turn(&RowKey::Policy(name), new)?;
-        }
         for name in drain(&mut self.sets.clusters) {
-            let new = row_of::cluster(self.fleet, self.counts, &name);
+            let new = ClusterRow::of(self.fleet, self.counts, &name);
             self.turn(&RowKey::Cluster(name), new)?;
         }
-        for name in drain(&mut self.sets.capabilities) {
-            let new = row_of::capability(self.fleet, &name);
-            self.turn(&RowKey::Capability(name), new)?;
+        for key in drain(&mut self.sets.others) {
+            with_row!(key.kind(), R => {
+                let new = R::of_key(self.fleet, self.counts, &key);
+                self.turn::<R>(&key, new)?;
+            });
         }
         Ok(())
     }
@@ -315,11 +287,11 @@ impl<S: Rows> Visit<'_, S> {
             let plan = self.fleet.plans().get(&name);
             let open = plan.into_iter().flat_map(|plan| plan.current.iter().chain(&plan.next));
             self.sets.deployments.extend(open.map(|open| (name.clone(), open.clone())));
-            let new = row_of::plan(self.fleet, self.counts, &name);
+            let new = PlanRow::of(self.fleet, self.counts, &name);
             self.turn(&RowKey::Plan(name), new)?;
         }
         for key in drain(&mut self.sets.deployments) {
-            let new = row_of::deployment(self.fleet, self.counts, &key);
+            let new = DeploymentRow::of(self.fleet, self.counts, &key);
             self.turn(&RowKey::Deployment(key.0, key.1), new)?;
         }
         Ok(())

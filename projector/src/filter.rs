@@ -127,3 +127,11 @@ pub(crate) fn read<R: Row>(given: &[(String, String)]) -> Result<Vec<Filter<R>>,
     }
     Ok(filters)
 }
+
+/// A way that every value has.
+macro_rules! way {
+    ($index:expr, $type:ty) => {
+        |name: $type| Some($crate::filter::Way::Entries($index.of(name.as_str())))
+    };
+}
+pub(crate) use way;

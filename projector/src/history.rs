@@ -139,7 +139,7 @@ impl History {
         let limit = limit.clamp(1, LIMIT_MAX);
         let needle = needle(subject);
         let finder = Finder::new(&needle);
-        let issued = issued(subject);
+        let issued = subject.issued();
         let from = from.max(issued.unwrap_or(Position::FIRST));
         let mut entries = Vec::new();
         let mut known = BTreeMap::new();
@@ -242,41 +242,8 @@ impl History {
 /// Bytes that stand in every event that is about the subject, but for the one that issues its id.
 fn needle(subject: &Subject) -> Vec<u8> {
     // A name stands at the end of a string, alone or in the text of a subject.
-    let end = |name: &dyn std::fmt::Display| format!("{name}\"").into_bytes();
-    match subject {
-        Subject::Fleet => b".started.v1\"".to_vec(),
-        Subject::Cluster(name) => end(name),
-        Subject::Capability(name) => end(name),
-        Subject::Node(name) => end(name),
-        Subject::Plan(name) => end(name),
-        Subject::Deployment(_, name) => end(name),
-        Subject::Replica(name) => end(name),
-        Subject::Incarnation(id) => end(id),
-        Subject::Operation(id) => end(id),
-        Subject::Session(id) => end(id),
-        Subject::Policy(name) => end(name),
-        Subject::Volume(name) => end(name),
-        Subject::Request(id) => end(id),
-    }
-}
-
-/// The position of the event that issued the subject's id.
-fn issued(subject: &Subject) -> Option<Position> {
-    match subject {
-        Subject::Incarnation(id) => Some(id.position()),
-        Subject::Operation(id) => Some(id.position()),
-        Subject::Session(id) => Some(id.position()),
-        Subject::Request(id) => Some(id.position()),
-        Subject::Fleet
-        | Subject::Cluster(_)
-        | Subject::Capability(_)
-        | Subject::Node(_)
-        | Subject::Plan(_)
-        | Subject::Deployment(..)
-        | Subject::Replica(_)
-        | Subject::Policy(_)
-        | Subject::Volume(_) => None,
-    }
+    let end = subject.with_key(|key| key.last().map(|part| format!("{part}\"").into_bytes()));
+    end.unwrap_or_else(|| b".started.v1\"".to_vec())
 }
 
 fn is_about(event: &Event, subject: &Subject, record: &Record, position: Position) -> bool {

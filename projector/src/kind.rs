@@ -1,92 +1,162 @@
-//! Kinds of rows and their keys: the words in a path, the typed keys, and the bytes under which rows are kept.
+//! Kinds of rows and their keys: the words in a path, the typed keys, and the bytes under which rows are kept. They follow
+//! from the register of kinds ([`chancery_events::each_kind`]); what a row says is an `impl` of [`Row`] in
+//! [`crate::row_of`].
+#![allow(unused_parens, reason = "the keys of most kinds have one part, and are no tuples")]
 
 use std::fmt;
-use std::str::FromStr;
 
-use chancery_events::id::{IncarnationId, OperationId, Position, RequestId, SessionId};
-use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName,
-};
+use chancery_events::each_kind;
+use chancery_events::id::Position;
+use chancery_events::kind::{KeyPart, Kind, keys};
+use chancery_events::name::PlanName;
 use chancery_events::subject::Subject;
-use schemars::JsonSchema;
+use chancery_machine::fleet::Fleet;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::counts::Counts;
 use crate::filter::Def;
 use crate::index::Entries;
 use crate::reach::{Reached, Through};
-use crate::rows::{
-    CapabilityRow, ClusterRow, CommandRow, DeploymentRow, IncarnationRow, NodeRow, OperationRow, PlanRow,
-    PolicyRow, ReplicaRow, RequestRow, SessionRow, VolumeRow,
-};
+use crate::row_of::{Visitor, command};
+use crate::rows;
 
-/// The kinds of rows. The number stands before the keys of the kind in the store.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum RowKind {
-    /// Clusters.
-    Clusters = 1,
-    /// Capabilities.
-    Capabilities,
-    /// Nodes.
-    Nodes,
-    /// Plans.
-    Plans,
-    /// Deployments.
-    Deployments,
-    /// Replicas.
-    Replicas,
-    /// Incarnations.
-    Incarnations,
-    /// Operations.
-    Operations,
-    /// Sessions.
-    Sessions,
-    /// Commands without an outcome.
-    Commands,
-    /// Policies.
-    Policies,
-    /// Volumes.
-    Volumes,
-    /// Approval requests.
-    Requests,
+macro_rules! row_kinds {
+    ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
+        key $key:tt $(owner $owner:tt)? $(entity($table:ident: $entity:ident))?
+        $(row($rows:ident = $number:literal: $row:ident))? $(ends $ends:tt)? $(manifest $manifest:tt)?
+    })*) => {
+        row_kinds! { @rows $($($about $kind $rows $number $row $key)?)* }
+        row_kinds! { @entities $($($kind $table $key)?)* }
+    };
+    (@rows $($about:literal $kind:ident $rows:ident $number:literal $row:ident ($($field:ident: $type:ident),+))*) => {
+        /// The kinds of rows. The number stands before the keys of the kind in the store.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        pub enum RowKind {
+            $(#[doc = $about] $rows = $number),*
+        }
+
+        impl RowKind {
+            /// Every one, in order.
+            pub const ALL: &[RowKind] = &[$(RowKind::$rows),*];
+
+            /// The kind of what the rows show.
+            pub const fn kind(self) -> Kind {
+                match self { $(RowKind::$rows => Kind::$kind),* }
+            }
+        }
+
+        /// Runs an expression with the row type of a kind.
+        macro_rules! with_row {
+            ($of:expr, $as:ident => $run:expr) => {
+                match $of {
+                    $($crate::kind::RowKind::$rows => {
+                        type $as = $crate::rows::$row;
+                        $run
+                    })*
+                }
+            };
+        }
+        pub(crate) use with_row;
+
+        /// The key of a row. Its text is what stands behind the kind in a path: `nginx-7f3k`, `nginx/deployment-1`,
+        /// `<uuid>/3`.
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum RowKey {
+            $(#[doc = $about] $kind($(keys::$type),+)),*
+        }
+
+        impl RowKey {
+            /// The kind.
+            pub const fn kind(&self) -> RowKind {
+                match self { $(RowKey::$kind(..) => RowKind::$rows),* }
+            }
+
+            /// Does something with its parts.
+            fn with_parts<T>(&self, run: impl FnOnce(&[&dyn KeyPart]) -> T) -> T {
+                match self { $(RowKey::$kind($($field),+) => run(&[$($field),+])),* }
+            }
+
+            fn read(kind: RowKind, text: &str) -> Result<RowKey, String> {
+                let fields = kind.kind().entry().key;
+                let mut parts = text.splitn(fields.len(), '/');
+                if text.matches('/').count() + 1 < fields.len() {
+                    return Err(format!("write it as {}", fields.join("/")));
+                }
+                Ok(match kind {
+                    $(RowKind::$rows => RowKey::$kind($({
+                        let part = parts.next().unwrap_or_default();
+                        part.parse::<keys::$type>().map_err(|error| error.to_string())?
+                    }),+)),*
+                })
+            }
+        }
+
+        $(impl Keyed for rows::$row {
+            const KIND: RowKind = RowKind::$rows;
+            type Key = ($(keys::$type),+);
+
+            fn row_key(key: &Self::Key) -> RowKey {
+                let ($($field),+) = key;
+                RowKey::$kind($($field.clone()),+)
+            }
+            fn typed_key(key: &RowKey) -> Option<Self::Key> {
+                match key {
+                    RowKey::$kind($($field),+) => Some(($($field.clone()),+)),
+                    _ => None,
+                }
+            }
+            fn key(&self) -> RowKey {
+                RowKey::$kind($(self.$field.clone()),+)
+            }
+            fn version(&self) -> u64 {
+                self.version
+            }
+            fn position(&self) -> Position {
+                self.position
+            }
+        })*
+
+    };
+    (@entities $($kind:ident $table:ident ($($field:ident: $type:ident),+))*) => {
+        impl RowKey {
+            /// The key of the row of an entity; the fleet has none.
+            pub(crate) fn of(subject: Subject) -> Option<RowKey> {
+                match subject {
+                    Subject::Fleet => None,
+                    $(Subject::$kind($($field),+) => Some(RowKey::$kind($($field),+))),*
+                }
+            }
+
+            /// What its history is about; of a command, the incarnation's.
+            pub fn subject(&self) -> Subject {
+                match self {
+                    RowKey::Command(incarnation, _) => Subject::Incarnation(*incarnation),
+                    $(RowKey::$kind($($field),+) => Subject::$kind($($field.clone()),+)),*
+                }
+            }
+        }
+
+        /// Every row of the state, kind by kind.
+        pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> Result<(), V::Error> {
+            $(for entity in fleet.$table().sorted() {
+                let key = RowKey::$kind($(entity.$field.clone()),+);
+                with_row!(key.kind(), R => R::of_key(fleet, counts, &key).map_or(Ok(()), |row| to.row(&row)))?;
+            })*
+            let incarnations = fleet.incarnations().sorted().into_iter();
+            incarnations.filter_map(|of| command(fleet, of.id)).try_for_each(|command| to.row(&command))
+        }
+    };
 }
 
-impl RowKind {
-    /// Every one, in order.
-    pub const ALL: &[RowKind] = &[
-        RowKind::Clusters,
-        RowKind::Capabilities,
-        RowKind::Nodes,
-        RowKind::Plans,
-        RowKind::Deployments,
-        RowKind::Replicas,
-        RowKind::Incarnations,
-        RowKind::Operations,
-        RowKind::Sessions,
-        RowKind::Commands,
-        RowKind::Policies,
-        RowKind::Volumes,
-        RowKind::Requests,
-    ];
+each_kind!(row_kinds);
 
+impl RowKind {
     /// The word in a path.
     pub const fn word(self) -> &'static str {
-        match self {
-            RowKind::Clusters => "clusters",
-            RowKind::Capabilities => "capabilities",
-            RowKind::Nodes => "nodes",
-            RowKind::Plans => "plans",
-            RowKind::Deployments => "deployments",
-            RowKind::Replicas => "replicas",
-            RowKind::Incarnations => "incarnations",
-            RowKind::Operations => "operations",
-            RowKind::Sessions => "sessions",
-            RowKind::Commands => "commands",
-            RowKind::Policies => "policies",
-            RowKind::Volumes => "volumes",
-            RowKind::Requests => "requests",
-        }
+        self.kind().plural()
     }
 
     /// The kind that the word in a path names.
@@ -96,10 +166,12 @@ impl RowKind {
 
     /// The names of the filters that a list of the kind takes.
     pub fn filters(self) -> Vec<&'static str> {
-        fn names<R: Row>() -> Vec<&'static str> {
-            R::FILTERS.iter().map(|def| def.name).collect()
-        }
-        with_row!(self, R => names::<R>())
+        with_row!(self, R => R::FILTERS.iter().map(|def| def.name).collect())
+    }
+
+    /// The JSON Schema of a row.
+    pub fn schema(self, types: &mut SchemaGenerator) -> Schema {
+        with_row!(self, R => types.subschema_for::<R>())
     }
 }
 
@@ -107,99 +179,6 @@ impl fmt::Display for RowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
     }
-}
-
-/// Runs an expression with the row type of a kind.
-macro_rules! with_row {
-    ($kind:expr, $row:ident => $run:expr) => {
-        match $kind {
-            $crate::kind::RowKind::Clusters => {
-                type $row = $crate::rows::ClusterRow;
-                $run
-            }
-            $crate::kind::RowKind::Capabilities => {
-                type $row = $crate::rows::CapabilityRow;
-                $run
-            }
-            $crate::kind::RowKind::Nodes => {
-                type $row = $crate::rows::NodeRow;
-                $run
-            }
-            $crate::kind::RowKind::Plans => {
-                type $row = $crate::rows::PlanRow;
-                $run
-            }
-            $crate::kind::RowKind::Deployments => {
-                type $row = $crate::rows::DeploymentRow;
-                $run
-            }
-            $crate::kind::RowKind::Replicas => {
-                type $row = $crate::rows::ReplicaRow;
-                $run
-            }
-            $crate::kind::RowKind::Incarnations => {
-                type $row = $crate::rows::IncarnationRow;
-                $run
-            }
-            $crate::kind::RowKind::Operations => {
-                type $row = $crate::rows::OperationRow;
-                $run
-            }
-            $crate::kind::RowKind::Sessions => {
-                type $row = $crate::rows::SessionRow;
-                $run
-            }
-            $crate::kind::RowKind::Commands => {
-                type $row = $crate::rows::CommandRow;
-                $run
-            }
-            $crate::kind::RowKind::Policies => {
-                type $row = $crate::rows::PolicyRow;
-                $run
-            }
-            $crate::kind::RowKind::Volumes => {
-                type $row = $crate::rows::VolumeRow;
-                $run
-            }
-            $crate::kind::RowKind::Requests => {
-                type $row = $crate::rows::RequestRow;
-                $run
-            }
-        }
-    };
-}
-pub(crate) use with_row;
-
-/// The key of a row. Its text is what stands behind the kind in a path: `nginx-7f3k`, `nginx/deployment-1`,
-/// `<uuid>/3`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum RowKey {
-    /// A cluster.
-    Cluster(ClusterName),
-    /// A capability.
-    Capability(CapabilityName),
-    /// A node.
-    Node(NodeName),
-    /// A plan.
-    Plan(PlanName),
-    /// A deployment of a plan.
-    Deployment(PlanName, DeploymentName),
-    /// A replica.
-    Replica(ReplicaName),
-    /// An incarnation.
-    Incarnation(IncarnationId),
-    /// An operation.
-    Operation(OperationId),
-    /// A session.
-    Session(SessionId),
-    /// A command: its incarnation, and its revision.
-    Command(IncarnationId, u32),
-    /// A policy.
-    Policy(PolicyName),
-    /// A volume.
-    Volume(VolumeName),
-    /// An approval request.
-    Request(RequestId),
 }
 
 /// Text that is no key of the kind.
@@ -217,152 +196,76 @@ pub struct BadKey {
 impl RowKey {
     /// Reads what stands behind the kind in a path.
     pub fn parse(kind: RowKind, text: &str) -> Result<RowKey, BadKey> {
-        fn part<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, String> {
-            text.parse().map_err(|error: T::Err| error.to_string())
-        }
-        fn two<'a>(text: &'a str, form: &str) -> Result<(&'a str, &'a str), String> {
-            text.split_once('/').ok_or_else(|| format!("write it as {form}"))
-        }
-        let read = || {
-            Ok(match kind {
-                RowKind::Clusters => RowKey::Cluster(part(text)?),
-                RowKind::Capabilities => RowKey::Capability(part(text)?),
-                RowKind::Nodes => RowKey::Node(part(text)?),
-                RowKind::Plans => RowKey::Plan(part(text)?),
-                RowKind::Deployments => {
-                    let (plan, name) = two(text, "plan/name")?;
-                    RowKey::Deployment(part(plan)?, part(name)?)
-                }
-                RowKind::Replicas => RowKey::Replica(part(text)?),
-                RowKind::Incarnations => RowKey::Incarnation(part(text)?),
-                RowKind::Operations => RowKey::Operation(part(text)?),
-                RowKind::Sessions => RowKey::Session(part(text)?),
-                RowKind::Commands => {
-                    let (incarnation, revision) = two(text, "incarnation/revision")?;
-                    RowKey::Command(part(incarnation)?, part(revision)?)
-                }
-                RowKind::Policies => RowKey::Policy(part(text)?),
-                RowKind::Volumes => RowKey::Volume(part(text)?),
-                RowKind::Requests => RowKey::Request(part(text)?),
-            })
-        };
-        read().map_err(|reason| BadKey { kind, text: text.chars().take(100).collect(), reason })
+        RowKey::read(kind, text).map_err(|reason| BadKey {
+            kind,
+            text: text.chars().take(100).collect(),
+            reason,
+        })
     }
 
-    /// The kind.
-    pub const fn kind(&self) -> RowKind {
-        match self {
-            RowKey::Cluster(_) => RowKind::Clusters,
-            RowKey::Capability(_) => RowKind::Capabilities,
-            RowKey::Node(_) => RowKind::Nodes,
-            RowKey::Plan(_) => RowKind::Plans,
-            RowKey::Deployment(..) => RowKind::Deployments,
-            RowKey::Replica(_) => RowKind::Replicas,
-            RowKey::Incarnation(_) => RowKind::Incarnations,
-            RowKey::Operation(_) => RowKind::Operations,
-            RowKey::Session(_) => RowKind::Sessions,
-            RowKey::Command(..) => RowKind::Commands,
-            RowKey::Policy(_) => RowKind::Policies,
-            RowKey::Volume(_) => RowKind::Volumes,
-            RowKey::Request(_) => RowKind::Requests,
-        }
-    }
-
-    /// What its history is about; of a command, the incarnation's.
-    pub fn subject(&self) -> Subject {
-        match self {
-            RowKey::Cluster(name) => Subject::Cluster(name.clone()),
-            RowKey::Capability(name) => Subject::Capability(name.clone()),
-            RowKey::Node(name) => Subject::Node(name.clone()),
-            RowKey::Plan(name) => Subject::Plan(name.clone()),
-            RowKey::Deployment(plan, name) => Subject::Deployment(plan.clone(), name.clone()),
-            RowKey::Replica(name) => Subject::Replica(name.clone()),
-            RowKey::Incarnation(id) | RowKey::Command(id, _) => Subject::Incarnation(*id),
-            RowKey::Operation(id) => Subject::Operation(*id),
-            RowKey::Session(id) => Subject::Session(*id),
-            RowKey::Policy(name) => Subject::Policy(name.clone()),
-            RowKey::Volume(name) => Subject::Volume(name.clone()),
-            RowKey::Request(id) => Subject::Request(*id),
-        }
-    }
-
-    /// Appends the bytes that follow the kind in the store. Names hold no zero byte; ids have 16 bytes and sort in
-    /// the order of their issue.
-    pub(crate) fn put(&self, to: &mut Vec<u8>) {
-        match self {
-            RowKey::Cluster(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Capability(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Node(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Plan(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Deployment(plan, name) => {
-                to.extend_from_slice(plan.as_str().as_bytes());
-                to.push(0);
-                to.extend_from_slice(name.as_str().as_bytes());
-            }
-            RowKey::Replica(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Incarnation(id) => to.extend_from_slice(id.uuid().as_bytes()),
-            RowKey::Operation(id) => to.extend_from_slice(id.uuid().as_bytes()),
-            RowKey::Session(id) => to.extend_from_slice(id.uuid().as_bytes()),
-            RowKey::Policy(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Volume(name) => to.extend_from_slice(name.as_str().as_bytes()),
-            RowKey::Request(id) => to.extend_from_slice(id.uuid().as_bytes()),
-            RowKey::Command(id, revision) => {
-                to.extend_from_slice(id.uuid().as_bytes());
-                to.extend_from_slice(&revision.to_be_bytes());
-            }
-        }
-    }
-
-    /// The row's key in the store.
+    /// The row's key in the store: the kind's number, then its parts. Names hold no zero byte, which stands behind one
+    /// that is not the last; ids have 16 bytes and sort in the order of their issue.
     pub(crate) fn stored(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(40);
         bytes.push(self.kind() as u8);
-        self.put(&mut bytes);
+        self.with_parts(|parts| {
+            for (index, part) in parts.iter().enumerate() {
+                part.put(&mut bytes);
+                if part.is_text() && index + 1 < parts.len() {
+                    bytes.push(0);
+                }
+            }
+        });
         bytes
     }
 }
 
 impl fmt::Display for RowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RowKey::Cluster(name) => write!(f, "{name}"),
-            RowKey::Capability(name) => write!(f, "{name}"),
-            RowKey::Node(name) => write!(f, "{name}"),
-            RowKey::Plan(name) => write!(f, "{name}"),
-            RowKey::Deployment(plan, name) => write!(f, "{plan}/{name}"),
-            RowKey::Replica(name) => write!(f, "{name}"),
-            RowKey::Incarnation(id) => write!(f, "{id}"),
-            RowKey::Operation(id) => write!(f, "{id}"),
-            RowKey::Session(id) => write!(f, "{id}"),
-            RowKey::Command(id, revision) => write!(f, "{id}/{revision}"),
-            RowKey::Policy(name) => write!(f, "{name}"),
-            RowKey::Volume(name) => write!(f, "{name}"),
-            RowKey::Request(id) => write!(f, "{id}"),
-        }
+        self.with_parts(|parts| {
+            let (first, more) = parts.split_first().expect("every key has a part");
+            write!(f, "{first}")?;
+            more.iter().try_for_each(|part| write!(f, "/{part}"))
+        })
     }
 }
 
-/// A row of some kind.
-pub trait Row:
-    Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
-{
+/// What a row is called: follows from the register.
+pub trait Keyed: Sized {
     /// The kind.
     const KIND: RowKind;
-    /// The filters that a list of the kind takes.
-    #[doc(hidden)]
-    const FILTERS: &'static [Def<Self>];
 
     /// Its typed key.
     type Key;
 
     /// The key as one of any kind.
     fn row_key(key: &Self::Key) -> RowKey;
+    /// The typed key, if it is one of the kind.
+    fn typed_key(key: &RowKey) -> Option<Self::Key>;
     /// Its own key.
     fn key(&self) -> RowKey;
     /// Its version, for `ETag`.
     fn version(&self) -> u64;
     /// The position of the fact that last changed it.
     fn position(&self) -> Position;
+}
+
+/// A row of some kind: how it follows from the state, and how it is found.
+pub trait Row:
+    Keyed + Serialize + DeserializeOwned + Clone + PartialEq + fmt::Debug + JsonSchema + Send + Sync + 'static
+{
+    /// The filters that a list of the kind takes.
+    #[doc(hidden)]
+    const FILTERS: &'static [Def<Self>];
+
+    /// The row of an entity that is there. A pure function of the state; the counts are one too.
+    fn of(fleet: &Fleet, counts: &Counts, key: &Self::Key) -> Option<Self>;
+
+    /// The same by a key of any kind.
+    #[doc(hidden)]
+    fn of_key(fleet: &Fleet, counts: &Counts, key: &RowKey) -> Option<Self> {
+        Self::of(fleet, counts, &Self::typed_key(key)?)
+    }
 
     /// Its index entries.
     #[doc(hidden)]
@@ -385,76 +288,4 @@ pub trait Row:
     fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
         None
     }
-}
-
-macro_rules! rows {
-    ($($row:ident, $kind:ident, $key:ty, |$k:ident| $of:expr, |$r:ident| $own:expr, $filters:ident, $index:ident, $waits:ident, $through:ident;)*) => {$(
-        impl Row for $row {
-            const KIND: RowKind = RowKind::$kind;
-            const FILTERS: &'static [Def<$row>] = crate::filters::$filters;
-            type Key = $key;
-
-            fn row_key($k: &$key) -> RowKey {
-                $of
-            }
-            fn key(&self) -> RowKey {
-                let $r = self;
-                $own
-            }
-            fn version(&self) -> u64 {
-                self.version
-            }
-            fn position(&self) -> Position {
-                self.position
-            }
-            rows!(@index $index);
-            rows!(@waits $waits);
-            rows!(@through $through);
-        }
-    )*};
-    (@index no) => {};
-    (@index yes) => {
-        fn index(&self, to: &mut Entries) {
-            self.entries(to);
-        }
-        fn is_indexed_as(&self, other: &Self) -> bool {
-            self.has_entries_of(other)
-        }
-    };
-    (@waits no) => {};
-    (@waits yes) => {
-        fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
-            (self.message == crate::row_of::WAITS).then_some((&self.plan, &mut self.message))
-        }
-    };
-    (@through no) => {};
-    (@through cluster) => {
-        fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
-            Reached::of(&mut self.reachability, &mut self.message)
-                .map(|reached| (Through::Cluster(self.cluster.clone()), reached))
-        }
-    };
-    (@through incarnation) => {
-        fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
-            let id = self.incarnation?;
-            Reached::of(&mut self.reachability, &mut self.message)
-                .map(|reached| (Through::Incarnation(id), reached))
-        }
-    };
-}
-
-rows! {
-    ClusterRow, Clusters, ClusterName, |k| RowKey::Cluster(k.clone()), |r| RowKey::Cluster(r.name.clone()), CLUSTERS, no, no, no;
-    CapabilityRow, Capabilities, CapabilityName, |k| RowKey::Capability(k.clone()), |r| RowKey::Capability(r.name.clone()), CAPABILITIES, no, no, no;
-    NodeRow, Nodes, NodeName, |k| RowKey::Node(k.clone()), |r| RowKey::Node(r.name.clone()), NODES, yes, no, no;
-    PlanRow, Plans, PlanName, |k| RowKey::Plan(k.clone()), |r| RowKey::Plan(r.name.clone()), PLANS, no, no, no;
-    DeploymentRow, Deployments, (PlanName, DeploymentName), |k| RowKey::Deployment(k.0.clone(), k.1.clone()), |r| RowKey::Deployment(r.plan.clone(), r.name.clone()), DEPLOYMENTS, yes, no, no;
-    ReplicaRow, Replicas, ReplicaName, |k| RowKey::Replica(k.clone()), |r| RowKey::Replica(r.name.clone()), REPLICAS, yes, yes, incarnation;
-    IncarnationRow, Incarnations, IncarnationId, |k| RowKey::Incarnation(*k), |r| RowKey::Incarnation(r.id), INCARNATIONS, yes, no, cluster;
-    OperationRow, Operations, OperationId, |k| RowKey::Operation(*k), |r| RowKey::Operation(r.id), OPERATIONS, yes, yes, no;
-    SessionRow, Sessions, SessionId, |k| RowKey::Session(*k), |r| RowKey::Session(r.id), SESSIONS, no, no, no;
-    CommandRow, Commands, (IncarnationId, u32), |k| RowKey::Command(k.0, k.1), |r| RowKey::Command(r.incarnation, r.revision), COMMANDS, no, no, no;
-    PolicyRow, Policies, PolicyName, |k| RowKey::Policy(k.clone()), |r| RowKey::Policy(r.name.clone()), POLICIES, no, no, no;
-    VolumeRow, Volumes, VolumeName, |k| RowKey::Volume(k.clone()), |r| RowKey::Volume(r.name.clone()), VOLUMES, no, no, no;
-    RequestRow, Requests, RequestId, |k| RowKey::Request(*k), |r| RowKey::Request(r.id), REQUESTS, no, no, no;
 }

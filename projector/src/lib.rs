@@ -13,8 +13,6 @@ mod fill;
 #[cfg(feature = "store")]
 mod filter;
 #[cfg(feature = "store")]
-mod filters;
-#[cfg(feature = "store")]
 pub mod fold;
 #[cfg(feature = "store")]
 pub mod history;
@@ -50,7 +48,7 @@ pub use self::{
     filter::BadFilter,
     fold::{Fold, FoldError, Folded, Folding, Touched, View},
     history::{History, HistoryError, HistoryPage},
-    kind::{BadKey, Row, RowKey, RowKind},
+    kind::{BadKey, Keyed, Row, RowKey, RowKind},
     page::{JsonPage, JsonRow, Page, PageToken, Query, QueryError},
     past::OperationSearch,
     projector::{ProjectError, Projector},

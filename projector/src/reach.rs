@@ -58,7 +58,7 @@ impl<'a> Reach<'a> {
         let cluster = match through {
             Through::Cluster(cluster) => cluster,
             Through::Incarnation(id) => {
-                let row = self.reader.bytes::<IncarnationRow>(&IncarnationRow::row_key(&id).stored())?;
+                let row = self.reader.bytes::<IncarnationRow>(&RowKey::Incarnation(id).stored())?;
                 // Gone since: the row that names it goes with the next batch.
                 let Some(row) = row else { return Ok(()) };
                 row.cluster

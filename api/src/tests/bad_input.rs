@@ -108,7 +108,7 @@ async fn a_body_must_be_there_where_it_says_something() {
     for route in ROUTES.iter().filter(|route| is_write(route)) {
         let needed = match route.does {
             Does::Intents | Does::Intent(_, Shape::ApproveOne) => true,
-            Does::Intent(type_name, Shape::Members) => {
+            Does::Intent(entry, Shape::Members) => {
                 let words = [
                     ".apply.",
                     "activity",
@@ -119,7 +119,7 @@ async fn a_body_must_be_there_where_it_says_something() {
                     "operation.reject",
                     "request.approve",
                 ];
-                words.iter().any(|word| type_name.contains(word))
+                words.iter().any(|word| entry.type_name.contains(word))
             }
             _ => false,
         };

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use chancery_events::amount::Amounts;
-use chancery_events::intent::Turn;
+use chancery_events::intent::{DeploymentCreate, Intent, NodeApply, PlanApply, PolicyApply, Turn};
 use chancery_events::name::{
-    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, PayloadName,
-    PlanName, PortName, ServiceName, StorageClass, VolumeName, ZoneName,
+    CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, Key, Namespace, NodeName,
+    PayloadName, PlanName, PolicyName, PortName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 
 use chancery_events::spec::{
@@ -19,11 +19,70 @@ use chancery_events::spec::{
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_saphyr::Spanned;
+use serde::de::DeserializeOwned;
+use serde_saphyr::{Location, Spanned};
 
 use super::approval::ApprovalForm;
 use super::edge::{AnyCase, Cpu, Disk, Memory, Span};
+use super::policy::PolicyForm;
 use super::strategy::StrategyForm;
+
+/// A spec as people write it, where that is not as it is kept.
+pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
+    /// The type of the entity's name.
+    type Name: DeserializeOwned + JsonSchema + PartialEq;
+    /// Whether the metadata may have labels.
+    const HAS_LABELS: bool = false;
+    /// The name, where older bodies have it.
+    fn inner_name(&mut self) -> Option<Spanned<Self::Name>> {
+        None
+    }
+    /// What it asks for, or what is wrong and, if at a place of its own, where.
+    fn intent(self, name: Self::Name, labels: Labels) -> Result<Intent, FormFault>;
+}
+
+/// Labels of a node.
+pub(super) type Labels = BTreeMap<Key, String>;
+/// What is wrong with a form and, if at a place of its own, where.
+pub(super) type FormFault = (String, Option<Location>);
+
+impl SpecForm for NodeForm {
+    type Name = NodeName;
+    const HAS_LABELS: bool = true;
+    fn intent(self, name: NodeName, labels: Labels) -> Result<Intent, FormFault> {
+        let cluster = self.cluster.clone();
+        Ok(NodeApply { name, spec: self.spec(labels), cluster }.into())
+    }
+}
+
+impl SpecForm for PlanForm {
+    type Name = PlanName;
+    fn inner_name(&mut self) -> Option<Spanned<PlanName>> {
+        self.name.take()
+    }
+    fn intent(self, name: PlanName, _: Labels) -> Result<Intent, FormFault> {
+        Ok(PlanApply { name, spec: self.into() }.into())
+    }
+}
+
+impl SpecForm for PolicyForm {
+    type Name = PolicyName;
+    fn intent(self, name: PolicyName, _: Labels) -> Result<Intent, FormFault> {
+        Ok(PolicyApply { name, spec: self.spec()? }.into())
+    }
+}
+
+impl SpecForm for DeploymentForm {
+    type Name = DeploymentName;
+    fn inner_name(&mut self) -> Option<Spanned<DeploymentName>> {
+        self.name.take()
+    }
+    fn intent(self, name: DeploymentName, _: Labels) -> Result<Intent, FormFault> {
+        let (plan, turn) = (self.plan.clone(), self.turn);
+        let spec = self.spec().map_err(|(what, at)| (what, Some(at)))?;
+        Ok(DeploymentCreate { plan, name, spec, turn }.into())
+    }
+}
 
 /// Amounts of a node or a payload.
 #[derive(Deserialize, JsonSchema, Default)]

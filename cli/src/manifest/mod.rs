@@ -30,26 +30,23 @@ pub mod suggest;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use chancery_events::intent::{
-    CapabilityApply, ClusterApply, DeploymentCreate, Intent, NodeApply, PlanApply, PolicyApply,
-};
-use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, Key, NodeName, PlanName, PolicyName,
-};
-use chancery_events::spec::{CapabilitySpec, ClusterSpec};
-use schemars::JsonSchema;
-use serde::Deserialize;
+use chancery_events::intent::Intent;
+use chancery_events::kind::{Kind, keys};
+use chancery_events::name::Key;
+use chancery_events::{each_kind, spec};
+use schemars::{JsonSchema, Schema};
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_saphyr::{Location, Options, Spanned};
 
-pub use fault::{Fault, Faults, Place};
-pub use schema::schemas;
-
 use fault::Document;
-use form::{DeploymentForm, NodeForm, PlanForm};
+pub use fault::{Fault, Faults, Place};
+use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
+use schema::schema;
 
 /// The version of the forms.
 pub const API_VERSION: &str = "chancery/v1";
@@ -61,7 +58,12 @@ const DEEPEST: usize = 32;
 const ALIASES: usize = 1000;
 
 /// The kinds, in the order in which they are applied: what is named comes before what names it.
-pub const KINDS: &[&str] = &["Cluster", "Capability", "Node", "Plan", "Policy", "Deployment"];
+pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let mut kinds: Vec<_> =
+        Kind::ALL.iter().map(|kind| kind.entry()).filter(|entry| entry.manifest.is_some()).collect();
+    kinds.sort_by_key(|entry| entry.manifest);
+    kinds.into_iter().map(|entry| entry.name).collect()
+});
 
 /// One document.
 #[derive(Clone, PartialEq, Debug)]
@@ -107,13 +109,9 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Manifest>, Faults> {
 
 /// Puts manifests into the order in which they are applied; those of a kind stay as they stand.
 pub fn sort(manifests: &mut [Manifest]) {
-    manifests.sort_by_key(|manifest| match manifest.intent {
-        Intent::ClusterApply(_) => 0,
-        Intent::CapabilityApply(_) => 1,
-        Intent::NodeApply(_) => 2,
-        Intent::PlanApply(_) => 3,
-        Intent::PolicyApply(_) => 4,
-        _ => 5,
+    manifests.sort_by_key(|manifest| {
+        let subject = manifest.intent.subject();
+        subject.and_then(|subject| Kind::named(subject.kind())).map(|kind| kind.entry().manifest)
     });
 }
 
@@ -183,18 +181,11 @@ fn read_one(document: &Document) -> Result<Option<Manifest>, Faults> {
         return Err(document.fault(header.api_version.referenced, what).into());
     }
     let form = Reader { document, start };
-    let intent = match header.kind.value.as_str() {
-        "Cluster" => form.cluster()?,
-        "Capability" => form.capability()?,
-        "Node" => form.node()?,
-        "Plan" => form.plan()?,
-        "Policy" => form.policy()?,
-        "Deployment" => form.deployment()?,
-        other => {
-            let what = format!("unknown kind {other:?}{}", suggest::instead(other, KINDS));
-            return Err(document.fault(header.kind.referenced, what).into());
-        }
-    };
+    let kind = header.kind.value.as_str();
+    let intent = form.intent(kind).unwrap_or_else(|| {
+        let what = format!("unknown kind {kind:?}{}", suggest::instead(kind, &KINDS));
+        Err(document.fault(header.kind.referenced, what).into())
+    })?;
     Ok(Some(Manifest { intent, place: document.place(start), document: document.clone() }))
 }
 
@@ -222,6 +213,47 @@ fn parse<T: DeserializeOwned>(document: &Document, start: Location) -> Result<T,
     })
 }
 
+macro_rules! manifests {
+    ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
+        key $key:tt $(owner $owner:tt)? $(entity $entity:tt)? $(row $row:tt)? $(ends $ends:tt)?
+        $(manifest $manifest:tt)?
+    })*) => {
+        manifests! { @kinds $($($kind $word $key $manifest)?)* }
+    };
+    (@kinds $($kind:ident $word:literal $key:tt $manifest:tt)*) => {
+        impl Reader<'_> {
+            /// What the document asks for; none if there is no such kind.
+            fn intent(&self, kind: &str) -> Option<Result<Intent, Faults>> {
+                match kind {
+                    $(stringify!($kind) => Some(manifests!(@read self $word $key $manifest)),)*
+                    _ => None,
+                }
+            }
+        }
+
+        /// The schema of each kind of manifest, in the order of [`KINDS`].
+        pub fn schemas() -> Vec<(&'static str, Schema)> {
+            let mut all = vec![$(manifests!(@schema $kind $key $manifest)),*];
+            all.sort_by_key(|(kind, _)| KINDS.iter().position(|known| known == kind));
+            all
+        }
+    };
+    (@read $reader:ident $word:literal (name: $name:ident) ($rank:literal $spec:ident)) => {
+        $reader.plain::<keys::$name, spec::$spec>(concat!($word, ".apply.v1"))
+    };
+    (@read $reader:ident $word:literal $key:tt ($rank:literal: $form:ident)) => {
+        $reader.form::<$form>()
+    };
+    (@schema $kind:ident (name: $name:ident) ($rank:literal $spec:ident)) => {
+        schema::<keys::$name, spec::$spec>(stringify!($kind))
+    };
+    (@schema $kind:ident $key:tt ($rank:literal: $form:ident)) => {
+        schema::<<$form as SpecForm>::Name, $form>(stringify!($kind))
+    };
+}
+
+each_kind!(manifests);
+
 /// A document whose kind is known.
 struct Reader<'a> {
     document: &'a Document,
@@ -233,49 +265,27 @@ impl Reader<'_> {
         parse(self.document, self.start)
     }
 
-    fn cluster(&self) -> Result<Intent, Faults> {
-        let form = self.read::<ClusterName, ClusterSpec>()?;
-        Ok(ClusterApply { name: self.name(form.metadata, None)?, spec: form.spec }.into())
+    /// What a document of a kind asks for whose spec people write as it is.
+    fn plain<N, S>(&self, type_name: &str) -> Result<Intent, Faults>
+    where
+        N: DeserializeOwned + Serialize + PartialEq,
+        S: DeserializeOwned + Serialize,
+    {
+        let form = self.read::<N, S>()?;
+        let body = json!({ "name": self.name(form.metadata, None)?, "spec": form.spec });
+        let read = Intent::read(type_name, &body.to_string()).expect("an intent applies each manifest");
+        read.map_err(|error| self.document.fault(self.start, error.to_string()).into())
     }
 
-    fn capability(&self) -> Result<Intent, Faults> {
-        let form = self.read::<CapabilityName, CapabilitySpec>()?;
-        Ok(CapabilityApply { name: self.name(form.metadata, None)?, spec: form.spec }.into())
-    }
-
-    fn node(&self) -> Result<Intent, Faults> {
-        let mut form = self.read::<NodeName, NodeForm>()?;
-        let labels = form.metadata.as_mut().and_then(|metadata| metadata.labels.take());
-        let cluster = form.spec.cluster.clone();
-        Ok(NodeApply {
-            name: self.name(form.metadata, None)?,
-            spec: form.spec.spec(labels.map(|l| l.value).unwrap_or_default()),
-            cluster,
-        }
-        .into())
-    }
-
-    fn plan(&self) -> Result<Intent, Faults> {
-        let mut form = self.read::<PlanName, PlanForm>()?;
-        let name = self.name(form.metadata, form.spec.name.take())?;
-        Ok(PlanApply { name, spec: form.spec.into() }.into())
-    }
-
-    fn policy(&self) -> Result<Intent, Faults> {
-        let form = self.read::<PolicyName, PolicyForm>()?;
-        let name = self.name(form.metadata, None)?;
-        let spec = form.spec.spec();
-        let spec = spec.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what))?;
-        Ok(PolicyApply { name, spec }.into())
-    }
-
-    fn deployment(&self) -> Result<Intent, Faults> {
-        let mut form = self.read::<DeploymentName, DeploymentForm>()?;
-        let name = self.name(form.metadata, form.spec.name.take())?;
-        let plan = form.spec.plan.clone();
-        let turn = form.spec.turn;
-        let spec = form.spec.spec().map_err(|(what, at)| self.document.fault(at, what))?;
-        Ok(DeploymentCreate { plan, name, spec, turn }.into())
+    /// The same where people write it in another form.
+    fn form<S: SpecForm>(&self) -> Result<Intent, Faults> {
+        let mut form = self.read::<S::Name, S>()?;
+        let metadata = form.metadata.as_mut().filter(|_| S::HAS_LABELS);
+        let labels = metadata.and_then(|metadata| metadata.labels.take());
+        let inner = form.spec.inner_name();
+        let name = self.name(form.metadata, inner)?;
+        let intent = form.spec.intent(name, labels.map(|labels| labels.value).unwrap_or_default());
+        intent.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what).into())
     }
 
     /// The name, from `metadata` or, as older bodies have it, from the spec.

@@ -1,27 +1,12 @@
 //! JSON Schemas of the manifests, for editors.
 
-use chancery_events::name::{CapabilityName, ClusterName, DeploymentName, NodeName, PlanName, PolicyName};
-use chancery_events::spec::{CapabilitySpec, ClusterSpec};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::json;
 
-use super::form::{DeploymentForm, NodeForm, PlanForm};
-use super::policy::PolicyForm;
 use super::{API_VERSION, Form};
 
-/// The schema of each kind of manifest, by kind.
-pub fn schemas() -> Vec<(&'static str, Schema)> {
-    vec![
-        schema::<ClusterName, ClusterSpec>("Cluster"),
-        schema::<CapabilityName, CapabilitySpec>("Capability"),
-        schema::<NodeName, NodeForm>("Node"),
-        schema::<PlanName, PlanForm>("Plan"),
-        schema::<PolicyName, PolicyForm>("Policy"),
-        schema::<DeploymentName, DeploymentForm>("Deployment"),
-    ]
-}
-
-fn schema<N: JsonSchema, S: JsonSchema>(kind: &'static str) -> (&'static str, Schema) {
+/// The schema of a kind of manifest.
+pub(super) fn schema<N: JsonSchema, S: JsonSchema>(kind: &'static str) -> (&'static str, Schema) {
     let mut schema = schema_for!(Form<N, S>);
     schema.insert("title".into(), json!(format!("Chancery manifest: {kind}")));
     // What is ignored when a form is read is what tells forms apart.

@@ -1,7 +1,7 @@
 //! What people write, and what becomes of it.
 
 use chancery_events::amount::{Amounts, GB, GIB};
-use chancery_events::intent::Turn;
+use chancery_events::intent::{NodeApply, PlanApply, Turn};
 use chancery_events::spec::{
     Approval, Comparator, Day, OnTimeout, OperationKind, PolicyKind, Probe, ProbeTiming, Protocol, Restart,
     Rule, Strategy, Succession, UnreadyAction, Window,
@@ -479,7 +479,7 @@ fn what_is_too_large_or_too_deep_is_refused() {
 #[test]
 fn every_kind_has_a_schema_that_refuses_unknown_fields() {
     let schemas = schemas();
-    assert_eq!(schemas.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), KINDS);
+    assert_eq!(schemas.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), *KINDS);
     for (kind, schema) in schemas {
         let json = schema.as_value();
         assert_eq!(json["properties"]["kind"]["const"], kind);

@@ -1,14 +1,12 @@
-//! Bodies of facts about approval requests: intents that wait for approval as a whole.
+//! What facts say of approval requests: intents that wait for approval as a whole.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::id::{RequestId, VolumeId};
 use crate::name::{Actor, DisruptionName, NodeName, PlanName, PolicyName, ReplicaName, VolumeName};
 use crate::spec::{DisruptionSpec, PlanSpec, PolicyKind, PolicySpec};
 use crate::subject::Subject;
-use crate::time::Time;
 
 /// Change that waits for approval. Written in full: snapshots and rows hold it too.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -145,52 +143,4 @@ pub enum RequestEnd {
         /// Id of the later request.
         by: RequestId,
     },
-}
-
-body! {
-    /// Body of [`Fact::RequestOpened`](super::Fact::RequestOpened).
-    RequestOpened {
-        /// Change that waits.
-        change: RequestedChange,
-        /// Actor who asked for the change.
-        by: Actor,
-        /// Replicas that the change ends or moves, by plan.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        effects: Vec<RequestEffect>,
-        /// Policies that require the approval of another person than who asked; any person can approve if empty.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        policies: Vec<PolicyName>,
-        /// Hash of the change and of every replica and volume that it ends or moves.
-        hash: Digest,
-        /// Time at which the request expires.
-        expires: Time,
-    }
-    /// Body of [`Fact::RequestApproved`](super::Fact::RequestApproved).
-    RequestApproved {
-        /// Id of the request.
-        request: RequestId,
-        /// Actor who approved.
-        by: Actor,
-        /// Hash as it was shown.
-        hash: Digest,
-    }
-    /// Body of [`Fact::RequestEnded`](super::Fact::RequestEnded).
-    RequestEnded {
-        /// Id of the request.
-        request: RequestId,
-        /// Outcome.
-        end: RequestEnd,
-    }
-    /// Body of [`Fact::ApprovalBypassed`](super::Fact::ApprovalBypassed).
-    ApprovalBypassed {
-        /// Name of the node that is expunged.
-        node: NodeName,
-        /// Actor who did not wait for approval.
-        by: Actor,
-        /// Reason, for people.
-        reason: String,
-        /// Policies that required the approval of another person.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        policies: Vec<PolicyName>,
-    }
 }

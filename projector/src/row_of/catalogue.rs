@@ -1,73 +1,171 @@
 //! Rows of clusters, capabilities, nodes, policies, approval requests, volumes and sessions.
 
+use chancery_events::amount::{GIB, parse_bytes, parse_cpu};
 use chancery_events::fact::{RequestEnd, RequestedChange};
 use chancery_events::id::{RequestId, SessionId};
-use chancery_events::name::{CapabilityName, ClusterName, DisruptionName, NodeName, PolicyName, VolumeName};
+use chancery_events::name::{
+    CapabilityName, CapabilityType, ClusterName, DisruptionName, DomainName, Key, NodeName, PolicyName,
+    ReplicaName, VolumeName, ZoneName,
+};
 use chancery_events::observation::SessionEnd;
+use chancery_events::spec::{Activity, NodeState, Runtime};
+use chancery_events::subject::Subject;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume, VolumeState};
 
 use super::row;
 use crate::counts::Counts;
+use crate::filter::{Def, Filter, way};
+use crate::index::{Entries, Index};
+use crate::kind::Row;
 use crate::rows::{
     BypassRow, CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, RequestRow, RequestWord,
     RequestedKind, SessionRow, SessionWord, StorageRow, VolumeRow, VolumeWord,
 };
 
-/// The row of a cluster.
-pub fn cluster(fleet: &Fleet, counts: &Counts, name: &ClusterName) -> Option<ClusterRow> {
-    let cluster = fleet.clusters().get(name)?;
-    let session = cluster.session.and_then(|id| fleet.sessions().get(&id));
-    Some(row!(ClusterRow, cluster.meta, {
-        name: cluster.name.clone(),
-        runtime: cluster.spec.runtime,
-        activity: cluster.activity,
-        executor: session.map(|session| session.executor.clone()),
-        session: cluster.session,
-        nodes: counts.nodes(name),
-    }))
+impl Row for ClusterRow {
+    const FILTERS: &'static [Def<ClusterRow>] = &[
+        Def {
+            name: "runtime",
+            read: |text| Filter::word(text, Runtime::ALL, |row: &ClusterRow| row.runtime, |_| None),
+        },
+        Def {
+            name: "activity",
+            read: |text| Filter::word(text, Activity::ALL, |row: &ClusterRow| row.activity, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, counts: &Counts, name: &ClusterName) -> Option<ClusterRow> {
+        let cluster = fleet.clusters().get(name)?;
+        let session = cluster.session.and_then(|id| fleet.sessions().get(&id));
+        Some(row!(ClusterRow, cluster.meta, {
+            name: cluster.name.clone(),
+            runtime: cluster.spec.runtime,
+            activity: cluster.activity,
+            executor: session.map(|session| session.executor.clone()),
+            session: cluster.session,
+            nodes: counts.nodes(name),
+        }))
+    }
 }
 
-/// The row of a capability.
-pub fn capability(fleet: &Fleet, name: &CapabilityName) -> Option<CapabilityRow> {
-    let capability = fleet.capabilities().get(name)?;
-    Some(row!(CapabilityRow, capability.meta, {
-        name: capability.name.clone(),
-        kind: capability.spec.kind.clone(),
-        score: capability.spec.score,
-        activity: capability.activity,
-    }))
+impl Row for CapabilityRow {
+    const FILTERS: &'static [Def<CapabilityRow>] = &[
+        Def {
+            name: "type",
+            read: |text| Filter::named(text, |row: &CapabilityRow, kind: &CapabilityType| row.kind == *kind),
+        },
+        Def {
+            name: "activity",
+            read: |text| Filter::word(text, Activity::ALL, |row: &CapabilityRow| row.activity, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, name: &CapabilityName) -> Option<CapabilityRow> {
+        let capability = fleet.capabilities().get(name)?;
+        Some(row!(CapabilityRow, capability.meta, {
+            name: capability.name.clone(),
+            kind: capability.spec.kind.clone(),
+            score: capability.spec.score,
+            activity: capability.activity,
+        }))
+    }
 }
 
-/// The row of a node.
-pub fn node(fleet: &Fleet, name: &NodeName) -> Option<NodeRow> {
-    let node = fleet.nodes().get(name)?;
-    let held = fleet.index().places.held(name);
-    let storage = node.spec.storage.iter().map(|storage| StorageRow {
-        class: storage.class.clone(),
-        capacity: storage.capacity,
-        remaining: storage.capacity.saturating_sub(held.storage(&storage.class)),
-    });
-    Some(row!(NodeRow, node.meta, {
-        name: node.name.clone(),
-        state: node.state,
-        cluster: node.cluster.clone(),
-        domain: node.spec.domain.clone(),
-        zone: node.spec.zone.clone(),
-        labels: node.spec.labels.clone(),
-        total: node.spec.total,
-        reserved: node.spec.reserved,
-        remaining: fleet.index().places.free(node),
-        capabilities: node.spec.capabilities.clone(),
-        storage: storage.collect(),
-        incarnations: held.incarnations.len() as u64,
-        disruptions: node.disruptions.iter().map(disruption).collect(),
-        bypass: node.bypass.as_ref().map(|bypass| BypassRow {
-            by: bypass.by.clone(),
-            reason: bypass.reason.clone(),
-            policies: bypass.policies.clone(),
-        }),
-    }))
+impl Row for NodeRow {
+    const FILTERS: &'static [Def<NodeRow>] = &[
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, NodeState::ALL, |row: &NodeRow| row.state, |_| None),
+        },
+        Def {
+            name: "cluster",
+            read: |text| {
+                let way = way!(Index::NodeCluster, ClusterName);
+                Filter::led(text, |row: &NodeRow, it: &ClusterName| row.cluster.as_ref() == Some(it), way)
+            },
+        },
+        Def {
+            name: "domain",
+            read: |text| {
+                let way = way!(Index::NodeDomain, DomainName);
+                Filter::led(text, |row: &NodeRow, it: &DomainName| row.domain == *it, way)
+            },
+        },
+        Def {
+            name: "zone",
+            read: |text| {
+                let way = way!(Index::NodeZone, ZoneName);
+                Filter::led(text, |row: &NodeRow, it: &ZoneName| row.zone.as_ref() == Some(it), way)
+            },
+        },
+        Def {
+            name: "capability",
+            read: |text| {
+                Filter::named(text, |row: &NodeRow, name: &CapabilityName| row.capabilities.contains(name))
+            },
+        },
+        Def { name: "label", read: label },
+        Def { name: "remaining_cpu_gte", read: |text| at_least(parse_cpu(text), |row| row.remaining.cpu) },
+        Def {
+            name: "remaining_memory_gte",
+            read: |text| at_least(parse_bytes(text, GIB), |row| row.remaining.memory),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, name: &NodeName) -> Option<NodeRow> {
+        let node = fleet.nodes().get(name)?;
+        let held = fleet.index().places.held(name);
+        let storage = node.spec.storage.iter().map(|storage| StorageRow {
+            class: storage.class.clone(),
+            capacity: storage.capacity,
+            remaining: storage.capacity.saturating_sub(held.storage(&storage.class)),
+        });
+        Some(row!(NodeRow, node.meta, {
+            name: node.name.clone(),
+            state: node.state,
+            cluster: node.cluster.clone(),
+            domain: node.spec.domain.clone(),
+            zone: node.spec.zone.clone(),
+            labels: node.spec.labels.clone(),
+            total: node.spec.total,
+            reserved: node.spec.reserved,
+            remaining: fleet.index().places.free(node),
+            capabilities: node.spec.capabilities.clone(),
+            storage: storage.collect(),
+            incarnations: held.incarnations.len() as u64,
+            disruptions: node.disruptions.iter().map(disruption).collect(),
+            bypass: node.bypass.as_ref().map(|bypass| BypassRow {
+                by: bypass.by.clone(),
+                reason: bypass.reason.clone(),
+                policies: bypass.policies.clone(),
+            }),
+        }))
+    }
+
+    fn index(&self, to: &mut Entries) {
+        self.entries(to);
+    }
+
+    fn is_indexed_as(&self, other: &Self) -> bool {
+        self.has_entries_of(other)
+    }
+}
+
+/// `key:value`, as a selector asks.
+fn label(text: &str) -> Result<Filter<NodeRow>, String> {
+    let (key, value) = text.split_once(':').ok_or("write it as key:value")?;
+    let key: Key = key.parse().map_err(|error: chancery_events::name::BadName| error.to_string())?;
+    let value = value.to_owned();
+    Ok(Filter { holds: Box::new(move |row: &NodeRow| row.labels.get(&key) == Some(&value)), way: None })
+}
+
+fn at_least(
+    least: Result<u64, chancery_events::amount::BadAmount>,
+    of: fn(&NodeRow) -> u64,
+) -> Result<Filter<NodeRow>, String> {
+    let least = least.map_err(|error| error.to_string())?;
+    Ok(Filter { holds: Box::new(move |row: &NodeRow| of(row) >= least), way: None })
 }
 
 fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionRow {
@@ -82,50 +180,69 @@ fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionR
     }
 }
 
-/// The row of a policy.
-pub fn policy(fleet: &Fleet, name: &PolicyName) -> Option<PolicyRow> {
-    let policy = fleet.policies().get(name)?;
-    Some(row!(PolicyRow, policy.meta, {
-        name: policy.name.clone(),
-        spec: (*policy.spec).clone(),
-    }))
+impl Row for PolicyRow {
+    const FILTERS: &'static [Def<PolicyRow>] = &[];
+
+    fn of(fleet: &Fleet, _: &Counts, name: &PolicyName) -> Option<PolicyRow> {
+        let policy = fleet.policies().get(name)?;
+        Some(row!(PolicyRow, policy.meta, {
+            name: policy.name.clone(),
+            spec: (*policy.spec).clone(),
+        }))
+    }
 }
 
-/// The row of an approval request.
-pub fn request(fleet: &Fleet, id: RequestId) -> Option<RequestRow> {
-    let request = fleet.approval_requests().get(&id)?;
-    let (state, expires, decided) = match &request.state {
-        RequestState::Pending { expires } => (RequestWord::Pending, Some(*expires), None),
-        RequestState::Approved { by } => (RequestWord::Approved, None, Some(by.clone())),
-        RequestState::Ended(RequestEnd::Rejected { by, .. }) => {
-            (RequestWord::Rejected, None, Some(by.clone()))
-        }
-        RequestState::Ended(RequestEnd::Expired) => (RequestWord::Expired, None, None),
-        RequestState::Ended(RequestEnd::Superseded { .. }) => (RequestWord::Superseded, None, None),
-    };
-    Some(row!(RequestRow, request.meta, {
-        id: request.id,
-        state: state,
-        kind: match &request.change {
-            RequestedChange::PlanDelete { .. } => RequestedKind::PlanDelete,
-            RequestedChange::NodeDelete { .. } => RequestedKind::NodeDelete,
-            RequestedChange::NodeExpunge { .. } => RequestedKind::NodeExpunge,
-            RequestedChange::DisruptionApprove { .. } => RequestedKind::DisruptionApprove,
-            RequestedChange::PlanApply { .. } => RequestedKind::PlanApply,
-            RequestedChange::PolicyApply { .. } => RequestedKind::PolicyApply,
-            RequestedChange::PolicyDelete { .. } => RequestedKind::PolicyDelete,
-            RequestedChange::VolumeDelete { .. } => RequestedKind::VolumeDelete,
+impl Row for RequestRow {
+    const FILTERS: &'static [Def<RequestRow>] = &[
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, RequestWord::ALL, |row: &RequestRow| row.state, |_| None),
         },
-        subject: request.change.subject(),
-        change: request.change.clone(),
-        effects: request.effects.clone(),
-        by: request.by.clone(),
-        policies: request.policies.clone(),
-        hash: request.hash,
-        expires: expires,
-        decided: decided,
-        message: request_message(request),
-    }))
+        Def {
+            name: "kind",
+            read: |text| Filter::word(text, RequestedKind::ALL, |row: &RequestRow| row.kind, |_| None),
+        },
+        Def {
+            name: "subject",
+            read: |text| Filter::named(text, |row: &RequestRow, subject: &Subject| row.subject == *subject),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, id: &RequestId) -> Option<RequestRow> {
+        let request = fleet.approval_requests().get(id)?;
+        let (state, expires, decided) = match &request.state {
+            RequestState::Pending { expires } => (RequestWord::Pending, Some(*expires), None),
+            RequestState::Approved { by } => (RequestWord::Approved, None, Some(by.clone())),
+            RequestState::Ended(RequestEnd::Rejected { by, .. }) => {
+                (RequestWord::Rejected, None, Some(by.clone()))
+            }
+            RequestState::Ended(RequestEnd::Expired) => (RequestWord::Expired, None, None),
+            RequestState::Ended(RequestEnd::Superseded { .. }) => (RequestWord::Superseded, None, None),
+        };
+        Some(row!(RequestRow, request.meta, {
+            id: request.id,
+            state: state,
+            kind: match &request.change {
+                RequestedChange::PlanDelete { .. } => RequestedKind::PlanDelete,
+                RequestedChange::NodeDelete { .. } => RequestedKind::NodeDelete,
+                RequestedChange::NodeExpunge { .. } => RequestedKind::NodeExpunge,
+                RequestedChange::DisruptionApprove { .. } => RequestedKind::DisruptionApprove,
+                RequestedChange::PlanApply { .. } => RequestedKind::PlanApply,
+                RequestedChange::PolicyApply { .. } => RequestedKind::PolicyApply,
+                RequestedChange::PolicyDelete { .. } => RequestedKind::PolicyDelete,
+                RequestedChange::VolumeDelete { .. } => RequestedKind::VolumeDelete,
+            },
+            subject: request.change.subject(),
+            change: request.change.clone(),
+            effects: request.effects.clone(),
+            by: request.by.clone(),
+            policies: request.policies.clone(),
+            hash: request.hash,
+            expires: expires,
+            decided: decided,
+            message: request_message(request),
+        }))
+    }
 }
 
 fn request_message(request: &ApprovalRequest) -> String {
@@ -145,30 +262,62 @@ fn request_message(request: &ApprovalRequest) -> String {
     }
 }
 
-/// The row of a volume.
-pub fn volume(fleet: &Fleet, name: &VolumeName) -> Option<VolumeRow> {
-    let volume = fleet.volumes().get(name)?;
-    let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
-    Some(row!(VolumeRow, volume.meta, {
-        name: volume.name.clone(),
-        id: volume.id,
-        state: match volume.state {
-            VolumeState::Ensuring => VolumeWord::Ensuring,
-            VolumeState::Ready => VolumeWord::Ready,
-            VolumeState::Lost(_) => VolumeWord::Lost,
-            VolumeState::Destroying => VolumeWord::Destroying,
+impl Row for VolumeRow {
+    const FILTERS: &'static [Def<VolumeRow>] = &[
+        Def {
+            name: "cluster",
+            read: |text| {
+                Filter::named(text, |row: &VolumeRow, cluster: &ClusterName| row.cluster == *cluster)
+            },
         },
-        cluster: volume.cluster.clone(),
-        node: volume.node.clone(),
-        class: volume.class.clone(),
-        capacity: volume.capacity,
-        owner: volume.owner.clone(),
-        on_delete: volume.on_delete,
-        replica: user.map(|user| user.replica.clone()),
-        incarnation: volume.user,
-        removing: volume.removing.clone(),
-        message: volume_message(volume),
-    }))
+        Def {
+            name: "node",
+            read: |text| Filter::named(text, |row: &VolumeRow, node: &NodeName| row.node == *node),
+        },
+        Def {
+            name: "owner",
+            read: |text| {
+                Filter::named(text, |row: &VolumeRow, owner: &ReplicaName| row.owner.as_ref() == Some(owner))
+            },
+        },
+        Def {
+            name: "replica",
+            read: |text| {
+                Filter::named(text, |row: &VolumeRow, replica: &ReplicaName| {
+                    row.replica.as_ref() == Some(replica)
+                })
+            },
+        },
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, VolumeWord::ALL, |row: &VolumeRow| row.state, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, name: &VolumeName) -> Option<VolumeRow> {
+        let volume = fleet.volumes().get(name)?;
+        let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
+        Some(row!(VolumeRow, volume.meta, {
+            name: volume.name.clone(),
+            id: volume.id,
+            state: match volume.state {
+                VolumeState::Ensuring => VolumeWord::Ensuring,
+                VolumeState::Ready => VolumeWord::Ready,
+                VolumeState::Lost(_) => VolumeWord::Lost,
+                VolumeState::Destroying => VolumeWord::Destroying,
+            },
+            cluster: volume.cluster.clone(),
+            node: volume.node.clone(),
+            class: volume.class.clone(),
+            capacity: volume.capacity,
+            owner: volume.owner.clone(),
+            on_delete: volume.on_delete,
+            replica: user.map(|user| user.replica.clone()),
+            incarnation: volume.user,
+            removing: volume.removing.clone(),
+            message: volume_message(volume),
+        }))
+    }
 }
 
 fn volume_message(volume: &Volume) -> String {
@@ -184,21 +333,35 @@ fn volume_message(volume: &Volume) -> String {
     }
 }
 
-/// The row of a session.
-pub fn session(fleet: &Fleet, id: SessionId) -> Option<SessionRow> {
-    let session = fleet.sessions().get(&id)?;
-    let state = match session.end {
-        None => SessionWord::Open,
-        Some(SessionEnd::Lost) => SessionWord::Lost,
-        Some(SessionEnd::Left) => SessionWord::Left,
-        Some(SessionEnd::Removed) => SessionWord::Removed,
-    };
-    Some(row!(SessionRow, session.meta, {
-        id: session.id,
-        cluster: session.cluster.clone(),
-        executor: session.executor.clone(),
-        runtime: session.runtime,
-        scope: session.scope,
-        state: state,
-    }))
+impl Row for SessionRow {
+    const FILTERS: &'static [Def<SessionRow>] = &[
+        Def {
+            name: "cluster",
+            read: |text| {
+                Filter::named(text, |row: &SessionRow, cluster: &ClusterName| row.cluster == *cluster)
+            },
+        },
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, SessionWord::ALL, |row: &SessionRow| row.state, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, id: &SessionId) -> Option<SessionRow> {
+        let session = fleet.sessions().get(id)?;
+        let state = match session.end {
+            None => SessionWord::Open,
+            Some(SessionEnd::Lost) => SessionWord::Lost,
+            Some(SessionEnd::Left) => SessionWord::Left,
+            Some(SessionEnd::Removed) => SessionWord::Removed,
+        };
+        Some(row!(SessionRow, session.meta, {
+            id: session.id,
+            cluster: session.cluster.clone(),
+            executor: session.executor.clone(),
+            runtime: session.runtime,
+            scope: session.scope,
+            state: state,
+        }))
+    }
 }

@@ -1,5 +1,4 @@
-//! Rows from the state: pure functions, one a kind. What they cannot see in one entity stands in the [`Counts`],
-//! which are a function of the state too.
+//! Rows, an `impl` of [`Row`] a kind: its filters, and how it follows from the state, which is a pure function. What that cannot see in one entity stands in the [`Counts`], which are a function of the state too.
 //!
 //! A message says in few words why an entity is as it is. The one thing that it leaves to the reader is *why* there
 //! is no place for an operation: that stands once in the plan's row and may concern any number of replicas, so
@@ -15,13 +14,13 @@ use chancery_events::fact::Unfit;
 use chancery_machine::fleet::Fleet;
 
 use crate::counts::Counts;
+pub(crate) use crate::kind::every;
 use crate::kind::{Row, RowKind};
 use crate::reach::{Through, reachability};
 
-pub use catalogue::{capability, cluster, node, policy, request, session, volume};
-pub use plan::{deployment, plan};
-pub use replica::{command, incarnation, operation, replica};
-pub(crate) use replica::{operation_message, operation_word, phase_word, state_word};
+pub(crate) use replica::{
+    command, incarnation, operation, operation_message, operation_word, phase_word, replica, state_word,
+};
 
 /// The message of what has no place yet, until a reader adds the reasons.
 pub const WAITS: &str = "waits for a place";
@@ -61,35 +60,6 @@ pub(crate) trait Visitor {
     type Error;
     /// Takes one row.
     fn row<R: Row>(&mut self, row: &R) -> Result<(), Self::Error>;
-}
-
-/// Every row of the state, kind by kind.
-pub(crate) fn every<V: Visitor>(fleet: &Fleet, counts: &Counts, to: &mut V) -> Result<(), V::Error> {
-    macro_rules! each {
-        ($($table:ident, |$e:ident| $row:expr;)*) => {$(
-            for $e in fleet.$table().sorted() {
-                if let Some(row) = $row {
-                    to.row(&row)?;
-                }
-            }
-        )*};
-    }
-    each! {
-        clusters, |e| cluster(fleet, counts, &e.name);
-        capabilities, |e| capability(fleet, &e.name);
-        nodes, |e| node(fleet, &e.name);
-        plans, |e| plan(fleet, counts, &e.name);
-        deployments, |e| deployment(fleet, counts, &(e.plan.clone(), e.name.clone()));
-        replicas, |e| replica(fleet, &e.name);
-        incarnations, |e| incarnation(fleet, e.id);
-        operations, |e| operation(fleet, e.id);
-        sessions, |e| session(fleet, e.id);
-        incarnations, |e| command(fleet, e.id);
-        policies, |e| policy(fleet, &e.name);
-        volumes, |e| volume(fleet, &e.name);
-        approval_requests, |e| request(fleet, e.id);
-    }
-    Ok(())
 }
 
 /// Every row of the state as readers see it, by kind and key: for those who compare.

@@ -3,35 +3,54 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::DeploymentEnd;
-use chancery_events::name::PlanName;
-use chancery_events::spec::{Balance, OperationKind, Strategy};
+use chancery_events::name::{Namespace, PlanName, ServiceName};
+use chancery_events::spec::{Activity, Balance, OperationKind, Strategy};
 use chancery_machine::deployment::waits_for;
 use chancery_machine::fleet::{DeploymentKey, Fleet};
 use chancery_machine::state::{Deployment, DeploymentState, Plan, Set};
 
 use super::{row, waits_because};
 use crate::counts::{Counts, OPEN, PlanCounts};
+use crate::filter::{Def, Filter, Way};
+use crate::index::{Entries, Index};
+use crate::kind::{Row, RowKind};
 use crate::rows::{DeploymentRow, DeploymentWord, OperationWord, PhaseWord, PlanRow, SetWord, SpreadRow};
 
-/// The row of a plan.
-pub fn plan(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
-    let plan = fleet.plans().get(name)?;
-    let of = counts.plan(name);
-    // Reasons stay in the state when a place is found; they count only while something waits.
-    let is_waiting = fleet.index().plan_index(name).is_some_and(|index| !index.unplaced.is_empty());
-    Some(row!(PlanRow, plan.meta, {
-        name: plan.name.clone(),
-        generation: plan.generation,
-        activity: plan.activity,
-        spec: (**plan.specs.newest()).clone(),
-        current: plan.current.clone(),
-        next: plan.next.clone(),
-        replicas: replicas(of),
-        operations: operations(plan, of),
-        waiting: if is_waiting { plan.unfit.clone() } else { Vec::new() },
-        spread: spread(fleet, plan),
-        message: plan_message(fleet, plan, of, is_waiting),
-    }))
+impl Row for PlanRow {
+    const FILTERS: &'static [Def<PlanRow>] = &[
+        Def {
+            name: "activity",
+            read: |text| Filter::word(text, Activity::ALL, |row: &PlanRow| row.activity, |_| None),
+        },
+        Def {
+            name: "namespace",
+            read: |text| Filter::named(text, |row: &PlanRow, it: &Namespace| row.spec.namespace == *it),
+        },
+        Def {
+            name: "service",
+            read: |text| Filter::named(text, |row: &PlanRow, it: &ServiceName| row.spec.service == *it),
+        },
+    ];
+
+    fn of(fleet: &Fleet, counts: &Counts, name: &PlanName) -> Option<PlanRow> {
+        let plan = fleet.plans().get(name)?;
+        let of = counts.plan(name);
+        // Reasons stay in the state when a place is found; they count only while something waits.
+        let is_waiting = fleet.index().plan_index(name).is_some_and(|index| !index.unplaced.is_empty());
+        Some(row!(PlanRow, plan.meta, {
+            name: plan.name.clone(),
+            generation: plan.generation,
+            activity: plan.activity,
+            spec: (**plan.specs.newest()).clone(),
+            current: plan.current.clone(),
+            next: plan.next.clone(),
+            replicas: replicas(of),
+            operations: operations(plan, of),
+            waiting: if is_waiting { plan.unfit.clone() } else { Vec::new() },
+            spread: spread(fleet, plan),
+            message: plan_message(fleet, plan, of, is_waiting),
+        }))
+    }
 }
 
 fn spread(fleet: &Fleet, plan: &Plan) -> SpreadRow {
@@ -105,38 +124,105 @@ fn spread_message(fleet: &Fleet, plan: &Plan) -> String {
     }
 }
 
-/// The row of a deployment.
-pub fn deployment(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
-    let deployment = fleet.deployments().get(key)?;
-    let state = match &deployment.state {
-        DeploymentState::Pending => DeploymentWord::Pending,
-        DeploymentState::InProgress | DeploymentState::Ending(_) => DeploymentWord::InProgress,
-        DeploymentState::Paused => DeploymentWord::Paused,
-        DeploymentState::Ended(DeploymentEnd::Completed) => DeploymentWord::Completed,
-        DeploymentState::Ended(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
-        DeploymentState::Ended(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
-        DeploymentState::Ended(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
-    };
-    Some(row!(DeploymentRow, deployment.meta, {
-        plan: deployment.plan.clone(),
-        name: deployment.name.clone(),
-        generation: deployment.generation,
-        count: deployment.spec.count,
-        coordinates: deployment.spec.coordinates.clone(),
-        strategy: deployment.spec.strategy,
-        progress_deadline: deployment.spec.progress_deadline,
-        auto_rollback: deployment.spec.auto_rollback,
-        rollback: deployment.rollback.clone(),
-        by: deployment.by.clone(),
-        state: state,
-        last_progress_at: deployment.progressed,
-        stalled_at: deployment.stalled,
-        set: match deployment.set {
-            Set::Old => SetWord::Old,
-            Set::New => SetWord::New,
+impl Row for DeploymentRow {
+    const FILTERS: &'static [Def<DeploymentRow>] = &[
+        Def {
+            name: "plan",
+            read: |text| {
+                Filter::led(
+                    text,
+                    |row: &DeploymentRow, plan: &PlanName| row.plan == *plan,
+                    |plan: PlanName| {
+                        let mut prefix = vec![RowKind::Deployments as u8];
+                        prefix.extend_from_slice(plan.as_str().as_bytes());
+                        prefix.push(0);
+                        Some(Way::Rows(prefix))
+                    },
+                )
+            },
         },
-        message: deployment_message(fleet, deployment, counts.plan(&key.0)),
-    }))
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, DeploymentWord::ALL, |row: &DeploymentRow| row.state, |_| None),
+        },
+        Def {
+            name: "stalled",
+            read: |text| {
+                let way = |stalled: YesNo| {
+                    (stalled == YesNo::Yes).then(|| Way::Entries(Index::DeploymentStalled.of_word(1)))
+                };
+                Filter::word(
+                    text,
+                    &[YesNo::Yes, YesNo::No],
+                    |row: &DeploymentRow| YesNo::of(row.stalled_at.is_some()),
+                    way,
+                )
+            },
+        },
+    ];
+
+    fn of(fleet: &Fleet, counts: &Counts, key: &DeploymentKey) -> Option<DeploymentRow> {
+        let deployment = fleet.deployments().get(key)?;
+        let state = match &deployment.state {
+            DeploymentState::Pending => DeploymentWord::Pending,
+            DeploymentState::InProgress | DeploymentState::Ending(_) => DeploymentWord::InProgress,
+            DeploymentState::Paused => DeploymentWord::Paused,
+            DeploymentState::Ended(DeploymentEnd::Completed) => DeploymentWord::Completed,
+            DeploymentState::Ended(DeploymentEnd::Failed { .. }) => DeploymentWord::Failed,
+            DeploymentState::Ended(DeploymentEnd::Cancelled) => DeploymentWord::Cancelled,
+            DeploymentState::Ended(DeploymentEnd::Superseded { .. }) => DeploymentWord::Superseded,
+        };
+        Some(row!(DeploymentRow, deployment.meta, {
+            plan: deployment.plan.clone(),
+            name: deployment.name.clone(),
+            generation: deployment.generation,
+            count: deployment.spec.count,
+            coordinates: deployment.spec.coordinates.clone(),
+            strategy: deployment.spec.strategy,
+            progress_deadline: deployment.spec.progress_deadline,
+            auto_rollback: deployment.spec.auto_rollback,
+            rollback: deployment.rollback.clone(),
+            by: deployment.by.clone(),
+            state: state,
+            last_progress_at: deployment.progressed,
+            stalled_at: deployment.stalled,
+            set: match deployment.set {
+                Set::Old => SetWord::Old,
+                Set::New => SetWord::New,
+            },
+            message: deployment_message(fleet, deployment, counts.plan(&key.0)),
+        }))
+    }
+
+    fn index(&self, to: &mut Entries) {
+        self.entries(to);
+    }
+
+    fn is_indexed_as(&self, other: &Self) -> bool {
+        self.has_entries_of(other)
+    }
+}
+
+/// The answer to a question of a filter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum YesNo {
+    Yes,
+    No,
+}
+
+impl YesNo {
+    const fn of(holds: bool) -> YesNo {
+        if holds { YesNo::Yes } else { YesNo::No }
+    }
+}
+
+impl std::fmt::Display for YesNo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            YesNo::Yes => "yes",
+            YesNo::No => "no",
+        })
+    }
 }
 
 /// A deployment may count replicas in that an earlier one brought up, so its progress is that of its plan; what is

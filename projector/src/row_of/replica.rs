@@ -2,21 +2,93 @@
 
 use chancery_events::fact::{Effect, IncarnationEnd, OperationEnd};
 use chancery_events::id::{IncarnationId, OperationId};
-use chancery_events::name::ReplicaName;
+use chancery_events::name::{ClusterName, DeploymentName, NodeName, PlanName, ReplicaName};
 use chancery_events::observation::{Process, ProcessStatus};
+use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
+use chancery_machine::fleet::Fleet;
 use chancery_machine::replica::{Phase, phase};
 use chancery_machine::state::{Incarnation, IncarnationState, Operation, OperationState, Replica, Will};
 
 use super::{WAITS, row};
+use crate::counts::Counts;
+use crate::filter::{Def, Filter, Way, way};
 use crate::fold::View;
+use crate::index::{Entries, Index};
+use crate::kind::Row;
+use crate::reach::{Reached, Through};
 use crate::rows::{
     CommandRow, IncarnationRow, IncarnationWord, OperationRow, OperationWord, PassiveRow, PhaseWord,
     Reachability, ReplicaRow, WillWord,
 };
 
+impl Row for ReplicaRow {
+    const FILTERS: &'static [Def<ReplicaRow>] = &[
+        Def {
+            name: "plan",
+            read: |text| {
+                let way = way!(Index::ReplicaPlan, PlanName);
+                Filter::led(text, |row: &ReplicaRow, plan: &PlanName| row.plan == *plan, way)
+            },
+        },
+        Def {
+            name: "deployment",
+            read: |text| {
+                Filter::named(text, |row: &ReplicaRow, name: &DeploymentName| row.deployment == *name)
+            },
+        },
+        Def {
+            name: "node",
+            read: |text| {
+                let way = way!(Index::ReplicaNode, NodeName);
+                Filter::led(text, |row: &ReplicaRow, node: &NodeName| row.node.as_ref() == Some(node), way)
+            },
+        },
+        Def {
+            name: "phase",
+            read: |text| {
+                Filter::word(
+                    text,
+                    PhaseWord::ALL,
+                    |row: &ReplicaRow| row.phase,
+                    |phase| {
+                        let is_kept = phase != PhaseWord::Running;
+                        is_kept.then(|| Way::Entries(Index::ReplicaPhase.of_word(phase as u8)))
+                    },
+                )
+            },
+        },
+        Def {
+            name: "will",
+            read: |text| Filter::word(text, WillWord::ALL, |row: &ReplicaRow| row.will, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, name: &ReplicaName) -> Option<ReplicaRow> {
+        replica(fleet, name)
+    }
+
+    fn index(&self, to: &mut Entries) {
+        self.entries(to);
+    }
+
+    fn is_indexed_as(&self, other: &Self) -> bool {
+        self.has_entries_of(other)
+    }
+
+    fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
+        (self.message == WAITS).then_some((&self.plan, &mut self.message))
+    }
+
+    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+        let id = self.incarnation?;
+        Reached::of(&mut self.reachability, &mut self.message)
+            .map(|reached| (Through::Incarnation(id), reached))
+    }
+}
+
 /// The row of a replica.
-pub fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
+pub(crate) fn replica(state: &impl View, name: &ReplicaName) -> Option<ReplicaRow> {
     let replica = state.replica(name)?;
     let active = active(state, replica);
     let phase = phase_of(replica, active);
@@ -133,8 +205,64 @@ fn end_message(end: &IncarnationEnd) -> String {
     }
 }
 
+impl Row for IncarnationRow {
+    const FILTERS: &'static [Def<IncarnationRow>] = &[
+        Def {
+            name: "replica",
+            read: |text| {
+                Filter::led(
+                    text,
+                    |row: &IncarnationRow, replica: &ReplicaName| row.replica == *replica,
+                    |replica| Some(Way::Replica(Index::IncarnationReplica, replica)),
+                )
+            },
+        },
+        Def {
+            name: "plan",
+            read: |text| {
+                let way = way!(Index::IncarnationReplica, PlanName);
+                Filter::led(text, |row: &IncarnationRow, plan: &PlanName| row.plan == *plan, way)
+            },
+        },
+        Def {
+            name: "node",
+            read: |text| {
+                let way = way!(Index::IncarnationNode, NodeName);
+                Filter::led(text, |row: &IncarnationRow, node: &NodeName| row.node == *node, way)
+            },
+        },
+        Def {
+            name: "cluster",
+            read: |text| {
+                Filter::named(text, |row: &IncarnationRow, cluster: &ClusterName| row.cluster == *cluster)
+            },
+        },
+        Def {
+            name: "state",
+            read: |text| Filter::word(text, IncarnationWord::ALL, |row: &IncarnationRow| row.state, |_| None),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, id: &IncarnationId) -> Option<IncarnationRow> {
+        incarnation(fleet, *id)
+    }
+
+    fn index(&self, to: &mut Entries) {
+        self.entries(to);
+    }
+
+    fn is_indexed_as(&self, other: &Self) -> bool {
+        self.has_entries_of(other)
+    }
+
+    fn reached_through(&mut self) -> Option<(Through, Reached<'_>)> {
+        Reached::of(&mut self.reachability, &mut self.message)
+            .map(|reached| (Through::Cluster(self.cluster.clone()), reached))
+    }
+}
+
 /// The row of an incarnation.
-pub fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRow> {
+pub(crate) fn incarnation(state: &impl View, id: IncarnationId) -> Option<IncarnationRow> {
     let incarnation = state.incarnation(id)?;
     Some(row!(IncarnationRow, incarnation.meta, {
         id: incarnation.id,
@@ -227,8 +355,27 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
     }
 }
 
+impl Row for CommandRow {
+    const FILTERS: &'static [Def<CommandRow>] = &[
+        Def {
+            name: "cluster",
+            read: |text| {
+                Filter::named(text, |row: &CommandRow, cluster: &ClusterName| row.cluster == *cluster)
+            },
+        },
+        Def {
+            name: "node",
+            read: |text| Filter::named(text, |row: &CommandRow, node: &NodeName| row.node == *node),
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, (id, revision): &Self::Key) -> Option<CommandRow> {
+        command(fleet, *id).filter(|row| row.revision == *revision)
+    }
+}
+
 /// The row of an incarnation's command, while it has no outcome.
-pub fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
+pub(crate) fn command(state: &impl View, id: IncarnationId) -> Option<CommandRow> {
     let incarnation = state.incarnation(id)?;
     let command = incarnation.command.filter(|_| incarnation.is_live())?;
     Some(row!(CommandRow, incarnation.meta, {
@@ -262,8 +409,79 @@ pub(crate) fn operation_word(state: &OperationState) -> OperationWord {
     }
 }
 
+impl Row for OperationRow {
+    const FILTERS: &'static [Def<OperationRow>] = &[
+        Def {
+            name: "plan",
+            read: |text| {
+                let way = way!(Index::OperationReplica, PlanName);
+                Filter::led(text, |row: &OperationRow, plan: &PlanName| row.plan == *plan, way)
+            },
+        },
+        Def {
+            name: "replica",
+            read: |text| {
+                Filter::led(
+                    text,
+                    |row: &OperationRow, replica: &ReplicaName| row.replica == *replica,
+                    |replica| Some(Way::Replica(Index::OperationReplica, replica)),
+                )
+            },
+        },
+        Def {
+            name: "kind",
+            read: |text| Filter::word(text, OperationKind::ALL, |row: &OperationRow| row.kind, |_| None),
+        },
+        Def {
+            name: "state",
+            read: |text| {
+                Filter::word(
+                    text,
+                    OperationWord::ALL,
+                    |row: &OperationRow| row.state,
+                    |state| {
+                        let is_kept = state != OperationWord::Succeeded;
+                        is_kept.then(|| Way::Entries(Index::OperationState.of_word(state as u8)))
+                    },
+                )
+            },
+        },
+        Def {
+            name: "deployment",
+            read: |text| {
+                Filter::named(text, |row: &OperationRow, name: &DeploymentName| {
+                    row.deployment.as_ref() == Some(name)
+                })
+            },
+        },
+        Def {
+            name: "node",
+            read: |text| {
+                let way = way!(Index::OperationNode, NodeName);
+                Filter::led(text, |row: &OperationRow, node: &NodeName| row.node.as_ref() == Some(node), way)
+            },
+        },
+    ];
+
+    fn of(fleet: &Fleet, _: &Counts, id: &OperationId) -> Option<OperationRow> {
+        operation(fleet, *id)
+    }
+
+    fn index(&self, to: &mut Entries) {
+        self.entries(to);
+    }
+
+    fn is_indexed_as(&self, other: &Self) -> bool {
+        self.has_entries_of(other)
+    }
+
+    fn waits_with(&mut self) -> Option<(&PlanName, &mut String)> {
+        (self.message == WAITS).then_some((&self.plan, &mut self.message))
+    }
+}
+
 /// The row of an operation.
-pub fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
+pub(crate) fn operation(state: &impl View, id: OperationId) -> Option<OperationRow> {
     let operation = state.operation(id)?;
     Some(row!(OperationRow, operation.meta, {
         id: operation.id,

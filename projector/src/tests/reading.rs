@@ -130,7 +130,7 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     for kind in RowKind::ALL {
         let found = with_row!(kind, R => {
             let page = reader.list::<R>(&Query::all()).expect("a page");
-            page.items.iter().map(|row| (crate::kind::Row::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
+            page.items.iter().map(|row| (crate::kind::Keyed::key(row), serde_json::to_value(row).expect("JSON"))).collect::<Vec<_>>()
         });
         assert!(!found.is_empty(), "there is one of {kind}");
         for (key, row) in found {

@@ -63,21 +63,12 @@ impl Model {
 
 /// The key of a row that was served, as the fields of the row say it; `None` if they do not.
 pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
-    let text = |field: &str| row[field].as_str();
-    Some(match kind {
-        RowKind::Deployments => format!("{}/{}", text("plan")?, text("name")?),
-        RowKind::Commands => format!("{}/{}", text("incarnation")?, row["revision"].as_u64()?),
-        RowKind::Incarnations | RowKind::Operations | RowKind::Sessions | RowKind::Requests => {
-            text("id")?.to_owned()
-        }
-        RowKind::Clusters
-        | RowKind::Capabilities
-        | RowKind::Nodes
-        | RowKind::Plans
-        | RowKind::Replicas
-        | RowKind::Policies
-        | RowKind::Volumes => text("name")?.to_owned(),
-    })
+    let part = |field: &&str| match &row[*field] {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    Some(kind.kind().entry().key.iter().map(part).collect::<Option<Vec<_>>>()?.join("/"))
 }
 
 /// A row without what the rules leave open: messages, which are prose; counts of zero; of what consists of other

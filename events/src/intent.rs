@@ -2,7 +2,7 @@
 //!
 //! Each stands once, in the register at the end: its type, what it is about, how it is asked by HTTP, and its body. The
 //! rule of each is an arm of `by_type` in `machine/src/decide.rs`; a command of the command line is written in
-//! `service/src/cli/args.rs`.
+//! `cli/src/args.rs`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -9,9 +9,9 @@
 //! | spec | `events/src/spec/` | |
 //! | entity | `machine/src/state.rs`, with `impl Indexed` | table, undo entry, member of a snapshot, version |
 //! | rules | `machine/src/`, a module an entity; arms in `decide.rs` | |
-//! | row | `projector/src/rows/`, a `row!` with filters and how it follows from the state | kind and key of rows, their text and bytes |
-//! | columns | `service/src/cli/columns.rs` | command-line kind, its words, `delete`, `activate`, `deactivate` |
-//! | manifest form | `service/src/manifest/form.rs` | the order of applying, schema |
+//! | row | `projector/src/rows.rs`; filters and how it follows from the state: an `impl Row` in `projector/src/row_of/` | kind and key of rows, their text and bytes |
+//! | columns | `cli/src/columns.rs` | command-line kind, its words, `delete`, `activate`, `deactivate` |
+//! | manifest form | `cli/src/manifest/form.rs` | the order of applying, schema |
 //! | | | API paths, history, `OpenAPI` |
 
 use std::fmt;

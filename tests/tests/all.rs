@@ -26,6 +26,7 @@ mod kills;
 mod liveness;
 mod loss;
 mod mutations;
+mod new_kind;
 mod newcomers;
 mod races;
 mod reads;

@@ -52,7 +52,7 @@ macro_rules! row {
         }
     }};
 }
-use row;
+pub(crate) use row;
 
 /// Takes rows of every kind.
 pub(crate) trait Visitor {

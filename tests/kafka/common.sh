@@ -1,7 +1,6 @@
 # shellcheck shell=bash
 # What the scripts beside this one share: where Kafka is installed, and how its programs are run.
 #
-#   CHANCERY_TEST_KAFKA           the folder that it is installed in
 #   CHANCERY_TEST_KAFKA_HEAP      the heap of a node or tool: 256m
 #   CHANCERY_TEST_KAFKA_PROXIES   ports on which something leads clients to the brokers, one for each broker
 #   CHANCERY_TEST_KAFKA_SECURE    if set, a single broker has a second listener, with TLS and SCRAM: `secure` in the cluster's
@@ -11,27 +10,27 @@ set -euo pipefail
 
 version=4.3.1
 scripts="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-kafka="${CHANCERY_TEST_KAFKA:-${XDG_CACHE_HOME:-$HOME/.cache}/chancery/kafka-$version}"
+. "$scripts/../cache.sh"
+# The jars, which have these checksums.
+libs="$(cache_entry kafka <"$scripts/libs.sha256")"
 
 fail() { printf 'tests/kafka/%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
-installed() { [ -d "$kafka/libs" ]; }
+installed() { [ -d "$libs" ]; }
 
 # Where the classes that a node loads are kept in the form in which this java maps them into memory: another java
 # needs another archive. Without one everything works, and a node takes twice as long to start.
 class_archive() {
-  local java
-  java="$(readlink -f "$(command -v java)")"
-  printf '%s/classes-%s.jsa' "$kafka" "$(stat -c '%n %s %Y' "$java" | cksum | cut -d ' ' -f 1)"
+  { echo "$libs" && stat -c '%n %s %Y' "$(readlink -f "$(command -v java)")"; } | cache_entry kafka-classes
 }
 
 # [OPTION...] CLASS [ARGUMENT...]: becomes a JVM that starts fast and stays small.
 become_java() {
   local archive options
-  archive="$(class_archive)"
+  archive="$(class_archive)/classes.jsa"
   options=(-Xmx"${CHANCERY_TEST_KAFKA_HEAP:-256m}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData)
   if [ -s "$archive" ]; then
     options+=(-XX:SharedArchiveFile="$archive")
   fi
-  exec java "${options[@]}" -Dlog4j2.configurationFile="$scripts/log4j2.properties" -cp "$kafka/libs/*" "$@"
+  exec java "${options[@]}" -Dlog4j2.configurationFile="$scripts/log4j2.properties" -cp "$libs/*" "$@"
 }

@@ -7,6 +7,7 @@ mod bulk;
 mod checks;
 mod clocks;
 mod compose;
+mod dependencies;
 mod directory;
 mod edits;
 mod executors;

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use serde_json::Value;
+
 /// A crate, the crates of the workspace that it may import, and, where it says so, the only others.
 type Room = (&'static str, &'static [&'static str], Option<&'static [&'static str]>);
 
@@ -63,15 +65,22 @@ const ROOMS: &[Room] = &[
     ),
 ];
 
-#[test]
-fn each_crate_imports_only_what_its_room_allows() {
+/// What `cargo metadata` reports of packages, without network.
+pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(args)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo's JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo's JSON");
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+#[test]
+fn each_crate_imports_only_what_its_room_allows() {
+    let packages = packages(&["--no-deps"]);
     for (room, may, only) in ROOMS {
         let package =
             packages.iter().find(|p| p["name"] == *room).unwrap_or_else(|| panic!("no crate {room}"));

@@ -4,6 +4,7 @@ mod approvals;
 mod bad_input;
 mod browser;
 mod bulk;
+mod cache;
 mod checks;
 mod clocks;
 mod compose;

@@ -1,0 +1,66 @@
+//! The cache of what the tests fetch (`tests/cache.sh`).
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const ENTRY: &str = "chancery/part-1";
+
+/// Runs a script that has the functions of the cache, and `make`, which notes each call in the file `made`.
+fn run(home: &Path, script: &str) -> Output {
+    let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("cache.sh");
+    let whole = format!(
+        r#"set -euo pipefail; . "$0"
+        make() {{ echo once >>"$XDG_CACHE_HOME/made"; echo content >"$1/file"; }}
+        {script}"#
+    );
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &whole]).arg(functions).env("XDG_CACHE_HOME", home).output().expect("bash runs")
+}
+
+fn fill(home: &Path) {
+    let output = run(home, r#"cache_fill "$cache/part-1" make"#);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(std::fs::read_to_string(home.join(ENTRY).join("file")).expect("the file"), "content\n");
+}
+
+fn times_made(home: &Path) -> usize {
+    std::fs::read_to_string(home.join("made")).expect("it was made").lines().count()
+}
+
+#[test]
+fn an_entry_of_the_cache_is_made_once_and_again_when_it_is_incomplete_or_altered() {
+    let home = tempfile::tempdir().expect("a directory");
+    let home = home.path();
+    fill(home);
+    fill(home);
+    assert_eq!(times_made(home), 1);
+    let file = home.join(ENTRY).join("file");
+    std::fs::write(&file, "other\n").expect("it can be altered");
+    fill(home);
+    assert_eq!(times_made(home), 2, "altered");
+    std::fs::remove_file(&file).expect("it can be removed");
+    fill(home);
+    assert_eq!(times_made(home), 3, "incomplete");
+}
+
+#[test]
+fn what_was_not_completed_is_no_entry_of_the_cache() {
+    let home = tempfile::tempdir().expect("a directory");
+    let home = home.path();
+    let broken = r#"fail() { make "$1"; return 1; }; cache_fill "$cache/part-1" fail"#;
+    assert!(!run(home, broken).status.success());
+    assert!(!home.join(ENTRY).exists());
+    let killed = r#"die() { make "$1"; kill -9 $BASHPID; }; cache_fill "$cache/part-1" die"#;
+    assert!(!run(home, killed).status.success());
+    assert!(!home.join(ENTRY).exists());
+    fill(home);
+    assert_eq!(times_made(home), 3);
+}
+
+#[test]
+fn two_at_once_make_one_entry_of_the_cache() {
+    let home = tempfile::tempdir().expect("a directory");
+    let slow = r#"slow() { sleep 0.2; make "$1"; }; cache_fill "$cache/part-1" slow & cache_fill "$cache/part-1" slow; wait $!"#;
+    assert!(run(home.path(), slow).status.success());
+    assert_eq!(times_made(home.path()), 1);
+}

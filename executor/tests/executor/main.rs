@@ -160,5 +160,12 @@ fn run_tests() -> ExitCode {
     ];
     let real = trials![memory::the_kernel_ends_a_group_that_exceeds_its_limit];
     trials.extend(real.into_iter().map(|trial| trial.with_ignored_flag(memory::lent().is_none())));
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    // As libtest does.
+    trials.sort_by(|one, other| one.name().cmp(other.name()));
+    let mut arguments = Arguments::from_args();
+    if arguments.test_threads.is_none() {
+        let threads = std::env::var("RUST_TEST_THREADS").ok();
+        arguments.test_threads = threads.map(|threads| threads.parse().expect("a number of threads"));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -39,7 +39,6 @@ impl Rows {
         let mut table = Table::new();
         table
             .load_style(presets::NOTHING)
-            .force_no_tty()
             .set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(&self.heads);
         for column in table.column_iter_mut() {

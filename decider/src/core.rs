@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use chancery_events::event::Event;
 use chancery_events::fact::{EntityParked, Fact, InboxSkipped, TermStarted, TimeRecorded};
-use chancery_events::id::{Lineage, Position, Term, Writer};
+use chancery_events::id::{Attach, Lineage, Position, Term, Writer};
 use chancery_events::intent::Request;
+use chancery_events::letter::Letter;
 use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
-use chancery_events::protocol::{FromDecider, Head};
+use chancery_events::protocol::{FromDecider, Head, ToDecider};
 use chancery_events::record::{Begins, Draft, Hash, HeaderParts, MAX_BYTES, MAX_EVENTS, NotPushed, Record};
 use chancery_events::refusal::{Code, Refusal};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use chancery_journal::Cursor;
+use chancery_journal::{Cursor, ReadError};
 use chancery_machine::advance::{Agenda, Step, advance, next_alarm};
 use chancery_machine::context::Context;
 use chancery_machine::decide::{Repeat, decide, evolve, observe, pass, repeat, verdict};
@@ -47,6 +48,48 @@ const HELD_BYTES: usize = 16 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
 
+/// What comes in.
+#[derive(Debug)]
+pub enum Input {
+    /// Somebody asks. The answer is an effect, when it is durable.
+    Intent(Ticket, Box<Request>),
+    /// A letter of the inbox, in the order of their offsets; there may be holes. Its answer stands in the journal.
+    Letter(Box<Letter>),
+    /// There is no letter below this offset that has not come.
+    InboxPassed(u64),
+    /// The message at this offset of the inbox cannot be read; there is no other below that has not come.
+    InboxStands(u64),
+    /// An executor has connected; the attach is random.
+    Connected(Connection, Attach),
+    /// An executor said something.
+    Said(Connection, ToDecider),
+    /// A connection is gone. The session lives on until its lease is over.
+    Disconnected(Connection),
+    /// Something that was said may have waited for so long, unheard.
+    Unheard(Duration),
+    /// Records are durable and valid.
+    Delivered(Vec<Arc<Record>>),
+    /// Do what is due, up to the bounds of a commit.
+    Work,
+    /// Close the commit in the making.
+    Seal,
+    /// Nothing more comes.
+    Drain,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Output {
+    /// For whoever asked, or speaks.
+    Effect(Effect),
+    /// Append the record to the journal.
+    Append(Record),
+    /// More is due than was done.
+    More,
+    /// A record that was delivered is not this decider's own: another one has taken over.
+    Overtaken,
+}
+
 /// What the loop is to do.
 #[derive(Clone, Debug)]
 pub enum Effect {
@@ -57,6 +100,9 @@ pub enum Effect {
     /// End the connection.
     Close(Connection),
 }
+
+/// Reads the hash of the record that ends at a position, if one does.
+pub type Lookup = Box<dyn Fn(Position) -> Result<Option<Hash>, ReadError> + Send>;
 
 /// Who decides, for whom, and how.
 #[derive(Clone, Debug)]
@@ -113,7 +159,7 @@ impl Held {
 
 /// The decider.
 pub struct Core {
-    settings: Settings,
+    pub(super) settings: Settings,
     pub(super) inbox: Option<Reading>,
     pub(super) fleet: Fleet,
     pub(super) agenda: Agenda,
@@ -121,18 +167,21 @@ pub struct Core {
     pub(super) advance: fn(&Fleet, &mut Agenda, &Context) -> Option<Step>,
     /// What decides an intent; the same.
     pub(super) decide: fn(&Fleet, &Request, &Context) -> Result<Vec<Fact>, Refusal>,
-    lineage: Lineage,
+    /// What finds a record that an executor has seen.
+    pub(super) lookup: Lookup,
+    pub(super) lineage: Lineage,
     term: Term,
     /// The end of the chain as decided, durable or not.
     sealed: (Position, Hash),
-    time: Time,
+    /// Of the commit in the making.
+    pub(super) time: Time,
     /// See [`Context::wall`].
     wall: Time,
     /// When the last record was sealed.
     recorded: Time,
     /// Time is recorded when nothing else has been for so long.
     record_every: Option<Duration>,
-    draft: Draft,
+    pub(super) draft: Draft,
     begins: Option<Begins>,
     durable: Head,
     in_flight: VecDeque<(Position, Hash)>,
@@ -140,16 +189,20 @@ pub struct Core {
     held: VecDeque<(Position, usize, Held)>,
     /// The bytes of what is held.
     held_bytes: usize,
-    /// Commits that were closed to make room, in order, before the one in the making.
-    early: Vec<Record>,
     pub(super) sessions: Sessions,
-    effects: Vec<Effect>,
+    outputs: Vec<Output>,
 }
 
 impl Core {
     /// Takes over: the fleet is folded up to `end`, the head of the journal as it was read. The first commit begins
     /// a term.
-    pub fn take_over(mut settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
+    pub fn take_over(
+        mut settings: Settings,
+        fleet: Fleet,
+        end: Option<&Cursor>,
+        now: Time,
+        lookup: Lookup,
+    ) -> Core {
         let term = end.map_or(Term::FIRST, |end| end.term.next());
         let (position, hash) = end.map_or((Position::ZERO, Hash::ZERO), |end| (end.position, end.hash));
         let time = end.map_or(now, |end| end.time.max(now));
@@ -166,6 +219,7 @@ impl Core {
             fleet,
             advance,
             decide,
+            lookup,
             lineage,
             term,
             sealed: (position, hash),
@@ -179,9 +233,8 @@ impl Core {
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
             held_bytes: 0,
-            early: Vec::new(),
             sessions,
-            effects: Vec::new(),
+            outputs: Vec::new(),
         };
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
@@ -193,29 +246,27 @@ impl Core {
         core
     }
 
-    /// How long a session lives.
-    pub(super) fn lease(&self) -> Duration {
-        self.settings.lease
-    }
-
-    /// How many bytes of commands go into one message.
-    pub(super) fn part(&self) -> usize {
-        self.settings.part
-    }
-
-    /// Whom the journal is of.
-    pub(super) fn fleet_name(&self) -> &FleetName {
-        &self.settings.fleet
-    }
-
-    /// The journal's identity.
-    pub(super) fn lineage(&self) -> Lineage {
-        self.lineage
-    }
-
-    /// The time of the commit in the making.
-    pub(super) fn time(&self) -> Time {
-        self.time
+    /// Takes an input at `now`. What is to be done, in order.
+    pub fn handle(&mut self, now: Time, input: Input) -> Vec<Output> {
+        match input {
+            Input::Intent(ticket, request) => self.intent(ticket, &request, now),
+            Input::Letter(letter) => self.letter(&letter, now),
+            Input::InboxPassed(next) => self.inbox_passed(next, now),
+            Input::InboxStands(offset) => self.inbox_stands(offset, now),
+            Input::Connected(connection, attach) => self.connected(connection, attach),
+            Input::Said(connection, message) => self.said(connection, message, now),
+            Input::Disconnected(connection) => self.disconnected(connection),
+            Input::Unheard(span) => self.unheard(span, now),
+            Input::Delivered(records) => self.delivered(&records),
+            Input::Work => {
+                if self.work(now) {
+                    self.outputs.push(Output::More);
+                }
+            }
+            Input::Seal => self.seal(),
+            Input::Drain => self.last_letter(now),
+        }
+        std::mem::take(&mut self.outputs)
     }
 
     /// The state as decided, durable or not.
@@ -266,11 +317,6 @@ impl Core {
         }
     }
 
-    /// Whether the commit in the making holds nothing.
-    pub(super) fn is_empty(&self) -> bool {
-        self.draft.is_empty()
-    }
-
     /// Whether the commit in the making must be closed before more goes in.
     pub fn is_full(&self) -> bool {
         !self.draft.is_empty() && !self.draft.fits(ROOM_EVENTS, ROOM_BYTES)
@@ -281,17 +327,10 @@ impl Core {
         self.held.len() >= HELD || self.held_bytes >= HELD_BYTES
     }
 
-    /// Commits that were closed to make room: they go before the next that is sealed.
-    pub fn early(&mut self) -> Vec<Record> {
-        std::mem::take(&mut self.early)
-    }
-
     /// Closes the commit in the making if the next input might not fit: one message may hold many.
     pub(super) fn make_room(&mut self) {
-        if self.is_full()
-            && let Some(record) = self.seal()
-        {
-            self.early.push(record);
+        if self.is_full() {
+            self.seal();
         }
     }
 
@@ -304,8 +343,7 @@ impl Core {
     pub(super) fn commit_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
         match self.put_events(events) {
             Err(CommitError::TooLarge) if !self.draft.is_empty() => {
-                let record = self.seal();
-                self.early.extend(record);
+                self.seal();
                 self.put_events(events)
             }
             done => done,
@@ -366,8 +404,8 @@ impl Core {
         }
     }
 
-    /// Decides an intent. The answer comes as an effect, when it is durable.
-    pub fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
+    /// Decides an intent.
+    fn intent(&mut self, ticket: Ticket, request: &Request, now: Time) {
         self.set_time(now);
         self.make_room();
         match self.settle(request, Ok(())) {
@@ -468,7 +506,7 @@ impl Core {
     }
 
     /// Does what is due, up to the bounds of a commit. Whether there may be more.
-    pub fn work(&mut self, now: Time) -> bool {
+    fn work(&mut self, now: Time) -> bool {
         self.set_time(now);
         self.sweep();
         self.carry_watermark();
@@ -514,9 +552,9 @@ impl Core {
     }
 
     /// Closes the commit in the making, if it holds anything.
-    pub fn seal(&mut self) -> Option<Record> {
+    fn seal(&mut self) {
         if self.draft.is_empty() {
-            return None;
+            return;
         }
         let parts = HeaderParts {
             fleet: self.settings.fleet.as_str().into(),
@@ -533,17 +571,17 @@ impl Core {
         let record = std::mem::take(&mut self.draft).seal(parts).expect("the first line of a term begins it");
         (self.sealed, self.recorded) = ((record.last(), record.hash()), self.time);
         self.in_flight.push_back(self.sealed);
-        Some(record)
+        self.outputs.push(Output::Append(record));
     }
 
-    /// Records are durable and valid. Whether they are this decider's own: if not, another one has taken over.
-    pub fn delivered(&mut self, records: &[Arc<Record>]) -> bool {
+    /// Lets go of what waited for the records.
+    fn delivered(&mut self, records: &[Arc<Record>]) {
         for record in records {
             match self.in_flight.pop_front() {
                 Some((position, hash)) if hash == record.hash() => {
                     self.durable = Head { position, hash, term: self.term };
                 }
-                Some(_) | None => return false,
+                Some(_) | None => return self.outputs.push(Output::Overtaken),
             }
         }
         while self.held.front().is_some_and(|(position, ..)| *position <= self.durable.position) {
@@ -551,7 +589,6 @@ impl Core {
             self.held_bytes -= bytes;
             self.release(held);
         }
-        true
     }
 
     /// Holds something back until all that it was decided on is durable.
@@ -572,12 +609,7 @@ impl Core {
             Held::Send(connection, saying) => Effect::Send(connection, saying.at(self.durable)),
             Held::Close(connection) => Effect::Close(connection),
         };
-        self.effects.push(effect);
-    }
-
-    /// What the loop is to do now, in order.
-    pub fn effects(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.effects)
+        self.outputs.push(Output::Effect(effect));
     }
 
     /// When something will be due, if nothing comes in before.

@@ -8,19 +8,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use chancery_events::id::Attach;
-use chancery_events::intent::Request;
-use chancery_events::letter::Letter;
-use chancery_events::protocol::ToDecider;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::witness::recorded;
-use chancery_journal::{AppendError, Cursor, Delivery, Journal, Source};
+use chancery_journal::{AppendError, Cursor, Delivery, Journal};
 use chancery_machine::fleet::Fleet;
 
 use super::clock::{Clock, Reading};
-use super::core::{Core, Effect, Settings, Ticket};
-use super::handle::Connection;
+use super::core::{Core, Effect, Input, Output, Settings};
 
 /// Commits on their way to being durable, at most.
 const DEPTH: usize = 2;
@@ -54,10 +49,10 @@ pub enum Left {
 pub struct Driver {
     core: Core,
     journal: Arc<dyn Journal>,
-    source: Arc<dyn Source>,
     clock: Clock,
     /// Sealed, and not taken by the journal yet.
     waiting: VecDeque<Record>,
+    effects: Vec<Effect>,
     /// Whether it is to end.
     drains: bool,
 }
@@ -72,8 +67,10 @@ impl Driver {
         at: Reading,
     ) -> Driver {
         let clock = Clock::begin(head.map_or(Time::EPOCH, |head| head.time), at);
-        let core = Core::take_over(settings, fleet, head, at.wall);
-        Driver { core, source: journal.source(), journal, clock, waiting: VecDeque::new(), drains: false }
+        let source = journal.source();
+        let lookup = Box::new(move |position| recorded(&*source, position));
+        let core = Core::take_over(settings, fleet, head, at.wall, lookup);
+        Driver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
     }
 
     /// Follows a wall clock that is ahead by no more than this.
@@ -118,84 +115,36 @@ impl Driver {
         self.core.next_due().map(|due| due.since(now))
     }
 
-    /// Someone asks. The answer is an effect, when it is durable.
-    pub fn intent(&mut self, ticket: Ticket, request: &Request, at: Reading) {
+    /// Takes an input. What comes of it is for the journal, and for [`Driver::effects`].
+    pub fn handle(&mut self, input: Input, at: Reading) {
         let now = self.clock.read(at);
         self.core.set_wall(self.clock.wall());
-        self.core.intent(ticket, request, now);
-        self.waiting.extend(self.core.early());
+        self.drains |= matches!(input, Input::Drain);
+        self.give(now, input);
     }
 
-    /// A letter of the inbox. Its answer stands in the journal.
-    pub fn letter(&mut self, letter: &Letter, at: Reading) {
-        let now = self.clock.read(at);
-        self.core.set_wall(self.clock.wall());
-        self.core.letter(letter, now);
-        self.waiting.extend(self.core.early());
-    }
-
-    /// No letter below this offset is to come.
-    pub fn inbox_passed(&mut self, next: u64, at: Reading) {
-        let now = self.clock.read(at);
-        self.core.inbox_passed(next, now);
-    }
-
-    /// The message at this offset of the inbox cannot be read.
-    pub fn inbox_stands(&mut self, offset: u64, at: Reading) {
-        let now = self.clock.read(at);
-        self.core.inbox_stands(offset, now);
-    }
-
-    /// Nothing more comes in: what no commit carries yet gets one.
-    pub fn drain(&mut self, at: Reading) {
-        let now = self.clock.read(at);
-        self.drains = true;
-        self.core.last_letter(now);
-    }
-
-    /// An executor has connected; `attach` is random.
-    pub fn connected(&mut self, connection: Connection, attach: Attach) {
-        self.core.connected(connection, attach);
-    }
-
-    /// An executor's connection is gone.
-    pub fn disconnected(&mut self, connection: Connection) {
-        self.core.disconnected(connection);
-    }
-
-    /// An executor said something.
-    pub fn said(&mut self, connection: Connection, message: ToDecider, at: Reading) {
-        let now = self.clock.read(at);
-        let source = Arc::clone(&self.source);
-        self.core.said(connection, message, now, &|position| recorded(&*source, position));
-        self.waiting.extend(self.core.early());
-    }
-
-    /// Something that was said may have waited for so long before it was given: no session is lost for that.
-    pub fn unheard(&mut self, span: std::time::Duration, at: Reading) {
-        let now = self.clock.read(at);
-        self.core.unheard(span, now);
+    /// Whether it is so what [`Output::More`] or [`Output::Overtaken`] says.
+    fn give(&mut self, now: Time, input: Input) -> bool {
+        let mut is_so = false;
+        for output in self.core.handle(now, input) {
+            match output {
+                Output::Effect(effect) => self.effects.push(effect),
+                Output::Append(record) => self.waiting.push_back(record),
+                Output::More | Output::Overtaken => is_so = true,
+            }
+        }
+        is_so
     }
 
     /// Due work, then a commit if there is room for one on the way.
     pub fn turn(&mut self, at: Reading) -> Result<Left, Ended> {
         let now = self.clock.read(at);
         // One that is to end takes no step that another could take: the next decider would not get its turn.
-        let more = !self.drains && self.core.work(now);
-        self.waiting.extend(self.core.early());
-        while let Some(record) = self.waiting.pop_front() {
-            if let Some(record) = given(self.journal.append(record))? {
-                self.waiting.push_front(record);
-                break;
-            }
-        }
-        let append = if more { <dyn Journal>::append } else { <dyn Journal>::append_here };
-        if self.waiting.is_empty()
-            && self.core.in_flight() < DEPTH
-            && let Some(record) = self.core.seal()
-            && let Some(record) = given(append(&*self.journal, record))?
-        {
-            self.waiting.push_back(record);
+        let more = !self.drains && self.give(now, Input::Work);
+        self.append(<dyn Journal>::append)?;
+        if self.waiting.is_empty() && self.core.in_flight() < DEPTH {
+            self.give(now, Input::Seal);
+            self.append(if more { <dyn Journal>::append } else { <dyn Journal>::append_here })?;
         }
         Ok(match more {
             true if self.core.in_flight() < DEPTH => Left::More,
@@ -204,17 +153,27 @@ impl Driver {
         })
     }
 
+    /// Appends what waits, as far as the journal has room.
+    fn append(&mut self, append: fn(&dyn Journal, Record) -> Result<(), AppendError>) -> Result<(), Ended> {
+        while let Some(record) = self.waiting.pop_front() {
+            if let Some(record) = given(append(&*self.journal, record))? {
+                self.waiting.push_front(record);
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// What the journal tells. `publish` gets records before the effects that they let go of are to be had.
     pub fn take(&mut self, delivery: Delivery, publish: &mut dyn FnMut(&[Arc<Record>])) -> Result<(), Ended> {
         match delivery {
             Delivery::Records(records) => {
-                let own = self.core.delivered(&records);
                 publish(&records);
-                if own {
-                    Ok(())
-                } else {
-                    Err(Ended::Overtaken("a record of another writer stands in the journal".into()))
+                // A delivery takes no time.
+                if self.give(self.core.time, Input::Delivered(records)) {
+                    return Err(Ended::Overtaken("a record of another writer stands in the journal".into()));
                 }
+                Ok(())
             }
             Delivery::Skipped(skipped) => {
                 tracing::warn!(?skipped, "a record in the journal does not count");
@@ -229,7 +188,7 @@ impl Driver {
 
     /// What is to be done now, in order.
     pub fn effects(&mut self) -> Vec<Effect> {
-        self.core.effects()
+        std::mem::take(&mut self.effects)
     }
 }
 
@@ -245,10 +204,12 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, Ended> {
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::id::Position;
-    use chancery_journal::{ReadError, Records};
+    use chancery_events::id::{Attach, Position};
+    use chancery_events::protocol::ToDecider;
+    use chancery_journal::{ReadError, Records, Source};
 
     use super::*;
+    use crate::handle::Connection;
 
     /// A source of which nothing can be read now.
     struct Unreadable;
@@ -287,7 +248,7 @@ mod tests {
         let beat = ToDecider::Heartbeat { attach: Attach::from_random(1), beat: 1 };
         let mut said = 0;
         while driver.is_open() {
-            driver.said(Connection(1), beat.clone(), at);
+            driver.handle(Input::Said(Connection(1), beat.clone()), at);
             said += 1;
             assert!(said < 100_000, "nothing bounds what waits for the disk");
         }

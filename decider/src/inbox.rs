@@ -256,9 +256,8 @@ impl Reading {
 }
 
 impl Core {
-    /// Answers a letter. Letters come in the order of their offsets; there may be holes. One below the watermark is
-    /// answered already.
-    pub fn letter(&mut self, letter: &Letter, now: Time) {
+    /// Answers a letter. One below the watermark is answered already.
+    pub(super) fn letter(&mut self, letter: &Letter, now: Time) {
         let Some(reading) = &self.inbox else {
             tracing::error!(offset = letter.offset, "a letter came, and there is no inbox; it is left");
             return;
@@ -285,20 +284,20 @@ impl Core {
 
     /// There is no letter below `next` that has not come: what the reader knows at the end of its topic, where offsets
     /// may hold no letters.
-    pub fn inbox_passed(&mut self, next: u64, now: Time) {
+    pub(super) fn inbox_passed(&mut self, next: u64, now: Time) {
         self.set_time(now);
-        let time = self.time();
+        let time = self.time;
         let Some(reading) = &mut self.inbox else { return };
         let was = reading.is_up_to_date();
         reading.advance(next, time);
         if !was && reading.is_up_to_date() {
             // What was asked meanwhile has been taken; now everybody has a lease to come back.
-            self.agenda.grace = chancery_machine::grace::DeadlineGrace::until(time + self.lease());
+            self.agenda.grace = chancery_machine::grace::DeadlineGrace::until(time + self.settings.lease);
         }
     }
 
     /// The message at `offset` cannot be read; there is no other below that has not come.
-    pub fn inbox_stands(&mut self, offset: u64, now: Time) {
+    pub(super) fn inbox_stands(&mut self, offset: u64, now: Time) {
         self.inbox_passed(offset, now);
         if let Some(reading) = &mut self.inbox
             && offset == reading.inbox.next
@@ -323,7 +322,7 @@ impl Core {
 
     /// What was decided of an intent, as far as the inbox is concerned. In the commit of the verdict.
     pub(super) fn skip(&mut self, intent: &Intent) {
-        let (Intent::InboxSkip(skip), time) = (intent, self.time()) else { return };
+        let (Intent::InboxSkip(skip), time) = (intent, self.time) else { return };
         self.inbox_passed(skip.offset.saturating_add(1), time);
         if let Some(reading) = &self.inbox {
             reading.inbox.continues.store(reading.inbox.next, Ordering::Release);
@@ -350,13 +349,13 @@ impl Core {
 
     /// Carries the watermark, if it has been due for a commit of its own.
     pub(super) fn carry_watermark(&mut self) {
-        if self.inbox.as_ref().and_then(Reading::due).is_some_and(|due| due <= self.time()) {
+        if self.inbox.as_ref().and_then(Reading::due).is_some_and(|due| due <= self.time) {
             self.advance_inbox();
         }
     }
 
     /// Carries the watermark, if no commit does: nothing more comes.
-    pub fn last_letter(&mut self, now: Time) {
+    pub(super) fn last_letter(&mut self, now: Time) {
         self.set_time(now);
         if self.inbox.as_ref().is_some_and(|reading| reading.lags.is_some()) {
             self.advance_inbox();
@@ -365,7 +364,7 @@ impl Core {
 
     fn advance_inbox(&mut self) {
         // The commit in the making carries it too.
-        if !self.is_empty() {
+        if !self.draft.is_empty() {
             return;
         }
         let Some(Reading { inbox, .. }) = &self.inbox else { return };

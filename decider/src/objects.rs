@@ -46,7 +46,7 @@ impl Core {
                 let has_not_looked = matches!(saw, Saw::Failed { hope: Hope::Retry, .. });
                 if is_met && has_not_looked && self.sessions.looking.insert(object) {
                     // Nobody waits for an outcome, but whether it is still there has not been found out.
-                    self.sessions.retries.insert((self.time() + LOOK_AGAIN, object));
+                    self.sessions.retries.insert((self.time + LOOK_AGAIN, object));
                 }
                 let observation = match object {
                     ObjectId::Incarnation(incarnation) => {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chancery_events::id::{Attach, Position};
-use chancery_events::protocol::ToDecider;
 use chancery_events::record::Record;
 use chancery_journal::{Cursor, Delivery, Journal};
 use chancery_machine::fleet::Fleet;
@@ -13,7 +12,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::Reading;
-use super::core::{Effect, Settings, Ticket};
+use super::core::{self, Effect, Settings, Ticket};
 use super::driver::{Driver, Ended, Left};
 use super::handle::{Connection, Decider, Input, Verdict};
 use super::hearing::Hearing;
@@ -172,7 +171,8 @@ impl Loop {
             }
             let now = self.now();
             self.hearing.left(self.inputs.len(), now.steady);
-            self.driver.unheard(unheard.max(self.hearing.unheard(now.steady)), now);
+            let unheard = unheard.max(self.hearing.unheard(now.steady));
+            self.driver.handle(core::Input::Unheard(unheard), now);
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
                 Err(ended) => return ended,
@@ -247,25 +247,25 @@ impl Loop {
 
     fn input(&mut self, input: Input) {
         self.hearing.took();
+        let now = self.now();
         match input {
-            // What it held of the queue is free when it has been dealt with.
+            // What an input held of the queue, here and below, is free when it has been dealt with.
             Input::Intent(request, answer, _room) => {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 self.askers.insert(ticket, answer);
-                self.driver.intent(ticket, &request, self.now());
+                self.driver.handle(core::Input::Intent(ticket, request), now);
             }
-            // What it held of the queue is free when it has been dealt with.
-            Input::Letter(letter, _room) => self.driver.letter(&letter, self.now()),
-            Input::InboxPassed(next) => self.driver.inbox_passed(next, self.now()),
-            Input::InboxStands(offset) => self.driver.inbox_stands(offset, self.now()),
+            Input::Letter(letter, _room) => self.driver.handle(core::Input::Letter(letter), now),
+            Input::InboxPassed(next) => self.driver.handle(core::Input::InboxPassed(next), now),
+            Input::InboxStands(offset) => self.driver.handle(core::Input::InboxStands(offset), now),
             Input::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
-                self.driver.connected(connection, Attach::from_random(random()));
+                let attach = Attach::from_random(random());
+                self.driver.handle(core::Input::Connected(connection, attach), now);
             }
-            // What it held of the queue is free when it has been dealt with.
-            Input::Said(connection, message, _share) => match serde_json::from_slice::<ToDecider>(&message) {
-                Ok(message) => self.driver.said(connection, message, self.now()),
+            Input::Said(connection, message, _share) => match serde_json::from_slice(&message) {
+                Ok(message) => self.driver.handle(core::Input::Said(connection, message), now),
                 Err(error) => {
                     tracing::warn!(%error, "a message of an executor cannot be read; its connection is closed");
                     self.close(connection);
@@ -274,14 +274,14 @@ impl Loop {
             Input::Disconnected(connection) => self.close(connection),
             Input::Drain => {
                 self.drains = true;
-                self.driver.drain(self.now());
+                self.driver.handle(core::Input::Drain, now);
             }
         }
     }
 
     fn close(&mut self, connection: Connection) {
         self.executors.remove(&connection);
-        self.driver.disconnected(connection);
+        self.driver.handle(core::Input::Disconnected(connection), self.now());
     }
 
     fn effects(&mut self) {

@@ -10,10 +10,8 @@ use chancery_events::id::{Attach, Lineage, ObjectId, Position, SessionId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::{Observation, SessionEnd, SessionHello, SessionOver};
 use chancery_events::protocol::{Again, Envelope, Head, Life, Succession, ToDecider};
-use chancery_events::record::Hash;
 use chancery_events::size::json_bytes;
 use chancery_events::time::Time;
-use chancery_journal::ReadError;
 use chancery_machine::fleet::Fleet;
 use chancery_machine::session::{HelloRefused, resumes};
 
@@ -24,9 +22,6 @@ use super::saying::{Inventory, Saying, What};
 
 /// Incarnations that are looked at for one part of an inventory.
 const LOOKED: usize = 4096;
-
-/// Reads the hash of the record that ends at a position, if one does.
-type Recorded<'a> = dyn Fn(Position) -> Result<Option<Hash>, ReadError> + 'a;
 
 /// A session as this decider sees it live.
 #[derive(Debug)]
@@ -101,13 +96,11 @@ impl Sessions {
 }
 
 impl Core {
-    /// An executor has connected; `attach` is random.
-    pub fn connected(&mut self, connection: Connection, attach: Attach) {
+    pub(super) fn connected(&mut self, connection: Connection, attach: Attach) {
         self.sessions.drawn.insert(connection, attach);
     }
 
-    /// A connection is gone. The session lives on until its lease is over.
-    pub fn disconnected(&mut self, connection: Connection) {
+    pub(super) fn disconnected(&mut self, connection: Connection) {
         self.sessions.drawn.remove(&connection);
         if let Some(id) = self.sessions.by_connection.remove(&connection)
             && let Some(live) = self.sessions.live.get_mut(&id)
@@ -117,13 +110,12 @@ impl Core {
         }
     }
 
-    /// An executor said something. `recorded` reads the hash of the record that ends at a position, if one does.
-    pub fn said(&mut self, connection: Connection, message: ToDecider, now: Time, recorded: &Recorded<'_>) {
+    pub(super) fn said(&mut self, connection: Connection, message: ToDecider, now: Time) {
         self.set_time(now);
         match message {
             ToDecider::Hello { executor, cluster, runtime, scope, life, seen } => {
                 let hello = SessionHello { cluster, executor, runtime, scope: Some(scope) };
-                self.hello(connection, hello, life, seen, now, recorded);
+                self.hello(connection, hello, life, seen, now);
             }
             ToDecider::Level { attach, reports, part: _ } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
@@ -186,7 +178,7 @@ impl Core {
     }
 
     fn refuse_connection(&mut self, connection: Connection, what: What) {
-        let session = SessionId::issue(self.lineage(), Position::ZERO);
+        let session = SessionId::issue(self.lineage, Position::ZERO);
         let envelope = Envelope { session, attach: Attach::from_random(0), head: self.durable() };
         self.hold(Held::Send(connection, Box::new(Saying { envelope, what })));
     }
@@ -198,13 +190,12 @@ impl Core {
         life: Life,
         seen: Option<(Lineage, Head)>,
         now: Time,
-        recorded: &Recorded<'_>,
     ) {
         // It said so and was closed meanwhile: a session opened for nobody would be lost by nobody.
         if !self.sessions.drawn.contains_key(&connection) {
             return;
         }
-        if let Some((reason, again)) = self.unfit(seen, recorded) {
+        if let Some((reason, again)) = self.unfit(seen) {
             return self.refuse_connection(connection, What::Refused(reason, again));
         }
         let refused = |error: &HelloRefused| match error {
@@ -243,7 +234,7 @@ impl Core {
     }
 
     /// Why an executor that has seen this may not work for this decider.
-    fn unfit(&self, seen: Option<(Lineage, Head)>, recorded: &Recorded<'_>) -> Option<(String, Again)> {
+    fn unfit(&self, seen: Option<(Lineage, Head)>) -> Option<(String, Again)> {
         let (lineage, head) = seen?;
         let lineages = self.fleet.lineages();
         let end = lineages.end(lineage);
@@ -262,7 +253,7 @@ impl Core {
         if end.is_some_and(|end| head.position > end) {
             return None;
         }
-        match recorded(head.position) {
+        match (self.lookup)(head.position) {
             Ok(Some(hash)) if hash == head.hash => None,
             // A head is the end of a record: if none ends there, or another one does, the histories differ.
             Ok(_) => {
@@ -301,17 +292,17 @@ impl Core {
         live.part = head;
         self.sessions.by_connection.insert(connection, id);
         let part = self.inventory(&hello.cluster, None);
-        let (lineage, fleet, lease) = (self.lineage(), self.fleet_name().clone(), self.lease());
+        let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
         self.say(id, What::Welcome { lineage, fleet, lease, part });
     }
 
     /// A part of what is wanted of the cluster's executor: a message has a bound, and a cluster has none. The executor
     /// asks for the next, so that what waits for it has a bound too. What changes behind its back is told as it comes.
     fn inventory(&self, cluster: &ClusterName, after: Option<ObjectId>) -> Inventory {
-        let time = self.time();
+        let time = self.time;
         let (mut commands, mut bytes, mut last) = (Vec::new(), 0, None);
         for (looked, id) in self.fleet.index().inventory_after(cluster, after).enumerate() {
-            if bytes >= self.part() || looked >= LOOKED {
+            if bytes >= self.settings.part || looked >= LOOKED {
                 return Inventory { commands, bytes, rest: last };
             }
             last = Some(id);
@@ -346,13 +337,13 @@ impl Core {
 
     /// Sends commands whose time to be tried again has come, and loses sessions that were not heard for a lease.
     pub(super) fn sweep(&mut self) {
-        let now = self.time();
+        let now = self.time;
         while let Some((when, id)) = self.sessions.retries.first().copied().filter(|(when, _)| *when <= now) {
             self.sessions.retries.remove(&(when, id));
             self.sessions.looking.remove(&id);
             self.command_again(Some(id));
         }
-        let (lease, grace) = (self.lease(), self.agenda.grace);
+        let (lease, grace) = (self.settings.lease, self.agenda.grace);
         let silent = |live: &Live| grace.rings_at(live.heard + lease) < now;
         let lost: Vec<_> =
             self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
@@ -364,8 +355,8 @@ impl Core {
     /// Something that was said may have waited for so long, unheard. If that is much of a lease, everybody has half a
     /// one to be heard: an executor says something three times in each. Before, neither leases nor deadlines are over. Where
     /// messages go on to be late, a deadline is late by a bound ([`chancery_machine::grace::DeadlineGrace`]).
-    pub fn unheard(&mut self, span: Duration, now: Time) {
-        let lease = self.lease();
+    pub(super) fn unheard(&mut self, span: Duration, now: Time) {
+        let lease = self.settings.lease;
         if span > lease / 4 {
             self.agenda.grace = self.agenda.grace.heard_late(now, span, lease / 2);
         }
@@ -378,7 +369,7 @@ impl Core {
 
     pub(super) fn next_session_due(&self) -> Option<Time> {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
-        let lease = self.lease();
+        let lease = self.settings.lease;
         let grace = self.agenda.grace;
         let lost = self.sessions.live.values().map(|live| grace.rings_at(live.heard + lease)).min();
         // One microsecond past the lease: being heard at its very end is in time.

@@ -19,13 +19,13 @@ use chancery_events::refusal::Code;
 use chancery_events::spec::Runtime;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use chancery_journal::ReadError;
+use chancery_journal::{Cursor, ReadError};
 use chancery_machine::advance::{Agenda, Step, advance};
 use chancery_machine::context::Context;
 use chancery_machine::fleet::{Fleet, Image};
 use serde_json::json;
 
-use super::core::{Core, Effect, PART, Settings, Ticket};
+use super::core::{Core, Effect, Input, Output, PART, Settings, Ticket};
 use super::handle::Connection;
 
 const LEASE: Duration = Duration::from_secs(15);
@@ -37,6 +37,12 @@ struct Rig {
     journal: Vec<Arc<Record>>,
     durable: usize,
     tickets: u64,
+    effects: Vec<Effect>,
+}
+
+/// Takes over with a journal of which no record is found.
+fn taken_over(settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) -> Core {
+    Core::take_over(settings, fleet, end, now, Box::new(|_| Ok(None)))
 }
 
 fn name<T: std::str::FromStr>(text: &str) -> T {
@@ -74,30 +80,51 @@ impl Rig {
     /// Over a journal in which the first term has begun, durably.
     fn new() -> Rig {
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
-        let core = Core::take_over(settings(1), Fleet::new(Lineage::from_random(5)), None, now);
-        let mut rig = Rig { core, now, journal: Vec::new(), durable: 0, tickets: 0 };
+        let core = taken_over(settings(1), Fleet::new(Lineage::from_random(5)), None, now);
+        let mut rig = Rig { core, now, journal: Vec::new(), durable: 0, tickets: 0, effects: Vec::new() };
         rig.commit();
         rig.sync();
         rig
     }
 
+    /// Another decider takes over; whom the last one had not answered yet hears no more of it.
+    fn take_over(&mut self, settings: Settings, fleet: Fleet, end: Option<&Cursor>, now: Time) {
+        self.core = taken_over(settings, fleet, end, now);
+        self.effects.clear();
+    }
+
+    /// Gives the core an input. Whether it says that more is due, or that another decider has taken over.
+    fn give(&mut self, input: Input) -> bool {
+        let mut is_so = false;
+        for output in self.core.handle(self.now, input) {
+            match output {
+                Output::Effect(effect) => self.effects.push(effect),
+                Output::Append(record) => self.journal.push(Arc::new(record)),
+                Output::More | Output::Overtaken => is_so = true,
+            }
+        }
+        is_so
+    }
+
+    /// What has left the core since it was asked last.
+    fn effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
     /// Does due work and closes the commit.
     fn commit(&mut self) {
-        self.journal.extend(self.core.early().into_iter().map(Arc::new));
-        while self.core.work(self.now) {
-            self.journal.extend(self.core.early().into_iter().map(Arc::new));
-            self.journal.extend(self.core.seal().map(Arc::new));
+        while self.give(Input::Work) {
+            self.give(Input::Seal);
         }
-        self.journal.extend(self.core.early().into_iter().map(Arc::new));
-        self.journal.extend(self.core.seal().map(Arc::new));
+        self.give(Input::Seal);
     }
 
     /// Makes everything durable.
     fn sync(&mut self) -> Vec<Effect> {
         let records = self.journal[self.durable..].to_vec();
         self.durable = self.journal.len();
-        assert!(self.core.delivered(&records));
-        self.core.effects()
+        assert!(!self.give(Input::Delivered(records)));
+        self.effects()
     }
 
     fn settle(&mut self) -> Vec<Effect> {
@@ -125,7 +152,7 @@ impl Rig {
     fn ask(&mut self, request: &Request) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        self.core.intent(ticket, request, self.now);
+        self.give(Input::Intent(ticket, Box::new(request.clone())));
         ticket
     }
 
@@ -162,17 +189,17 @@ impl Rig {
     }
 
     fn say(&mut self, connection: u64, message: ToDecider) {
-        self.core.said(Connection(connection), message, self.now, &|_| Ok(None));
+        self.give(Input::Said(Connection(connection), message));
     }
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, Head)>) {
-        self.core.connected(Connection(connection), Attach::from_random(connection));
+        self.give(Input::Connected(Connection(connection), Attach::from_random(connection)));
         self.say(connection, hello(executor, SCOPE, life(1, 1), seen));
     }
 
     /// Says hello over a scope, in a life.
     fn hello_over(&mut self, connection: u64, scope: u64, life: Life) -> Vec<Effect> {
-        self.core.connected(Connection(connection), Attach::from_random(connection));
+        self.give(Input::Connected(Connection(connection), Attach::from_random(connection)));
         self.say(connection, hello("ex", scope, life, None));
         self.settle()
     }
@@ -210,9 +237,9 @@ fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
     let repeat = rig.ask(&request);
     let refused = rig.request("cluster.delete", &json!({"name": "nowhere"}));
     let third = rig.ask(&refused);
-    assert!(rig.core.effects().is_empty(), "not before it is in the journal");
+    assert!(rig.effects().is_empty(), "not before it is in the journal");
     rig.commit();
-    assert!(rig.core.effects().is_empty(), "not before that is durable");
+    assert!(rig.effects().is_empty(), "not before that is durable");
     let effects = rig.sync();
     assert_eq!(answers(&effects), [(first, 3, None), (repeat, 3, None), (third, 6, Some(Code::NotFound))]);
 }
@@ -252,7 +279,7 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     let first = answers(&rig.settle());
     let head = rig.core.durable();
     let fleet = Image::of(rig.core.fleet()).fleet();
-    let end = chancery_journal::Cursor {
+    let end = Cursor {
         position: head.position,
         hash: head.hash,
         term: head.term,
@@ -260,7 +287,7 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
         lineage: fleet.lineages().current,
         time: rig.now,
     };
-    rig.core = Core::take_over(settings(2), fleet, Some(&end), rig.now);
+    rig.take_over(settings(2), fleet, Some(&end), rig.now);
     rig.settle();
     rig.ask(&request);
     let mut changed = request.clone();
@@ -287,7 +314,7 @@ fn a_record_of_another_writer_ends_the_decider() {
     other.commit();
     rig.must("cluster.apply", &json!({"name": "d", "spec": {"runtime": "process"}}));
     rig.commit();
-    assert!(!rig.core.delivered(&other.journal[1..]));
+    assert!(rig.give(Input::Delivered(other.journal[1..].to_vec())));
 }
 
 #[test]
@@ -300,16 +327,9 @@ fn deadlines_wait_a_lease_after_a_takeover() {
     let head = rig.core.durable();
     let lineage = fleet.lineages().current;
     let (position, hash, term) = (head.position, head.hash, head.term);
-    let end = chancery_journal::Cursor {
-        position,
-        hash,
-        term,
-        writer: Writer::from_random(1),
-        lineage,
-        time: rig.now,
-    };
+    let end = Cursor { position, hash, term, writer: Writer::from_random(1), lineage, time: rig.now };
     let later = rig.now + Duration::from_hours(1);
-    rig.core = Core::take_over(settings(2), fleet, Some(&end), later);
+    rig.take_over(settings(2), fleet, Some(&end), later);
     rig.now = later;
     let before = rig.journal.len();
     rig.settle();
@@ -364,10 +384,10 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
     loop {
         turns += 1;
         let request = rig.request("plan.delete", &json!({"name": format!("none-{turns}")}));
+        let at = rig.journal.len();
         let ticket = rig.ask(&request);
-        let (left, at) = (rig.core.work(rig.now), rig.journal.len());
-        rig.journal.extend(rig.core.early().into_iter().map(Arc::new));
-        rig.journal.extend(rig.core.seal().map(Arc::new));
+        let left = rig.give(Input::Work);
+        rig.give(Input::Seal);
         assert!(rig.journal.len() - at <= 2, "one turn made {} commits", rig.journal.len() - at);
         let effects = rig.sync();
         let told = answers(&effects);
@@ -434,8 +454,8 @@ fn torn() -> Rig {
     let fleet = serde_json::from_value::<Image>(image).expect("an image").fleet();
     let Head { position, hash, term } = rig.core.durable();
     let (writer, lineage) = (Writer::from_random(1), fleet.lineages().current);
-    let end = chancery_journal::Cursor { position, hash, term, writer, lineage, time: rig.now };
-    rig.core = Core::take_over(settings(2), fleet, Some(&end), rig.now);
+    let end = Cursor { position, hash, term, writer, lineage, time: rig.now };
+    rig.take_over(settings(2), fleet, Some(&end), rig.now);
     rig.settle();
     rig
 }

@@ -7,7 +7,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     let mut rig = Rig::new();
     rig.cluster();
     rig.hello(1, "ex", None);
-    assert!(rig.core.effects().is_empty(), "the session is not durable yet");
+    assert!(rig.effects().is_empty(), "the session is not durable yet");
     let effects = rig.settle();
     let [FromDecider::Welcome { envelope, commands, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
     assert!(commands.is_empty());
@@ -33,7 +33,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
     for _ in 0..2 {
         rig.say(1, ToDecider::Report { attach, sequence: 1, report: report(1, ready.clone()) });
     }
-    assert!(rig.core.effects().is_empty(), "nor is the acknowledgement let go early");
+    assert!(rig.effects().is_empty(), "nor is the acknowledgement let go early");
     let effects = rig.settle();
     assert!(
         sent(&effects).iter().all(|m| matches!(m, FromDecider::Accepted { sequence: 1, .. })),
@@ -98,13 +98,14 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
         let [FromDecider::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         assert_eq!(*again, expected);
     }
-    rig.core.connected(Connection(20), Attach::from_random(20));
+    rig.give(Input::Connected(Connection(20), Attach::from_random(20)));
     let seen = Some((lineage, head));
     let hello = hello("ex", SCOPE, life(1, 1), seen);
     for (recorded, expected) in
         [(Some(Hash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
-        rig.core.said(Connection(20), hello.clone(), rig.now, &|_| Ok(recorded));
+        rig.core.lookup = Box::new(move |_| Ok(recorded));
+        rig.say(20, hello.clone());
         let effects = rig.settle();
         let refused = matches!(sent(&effects)[..], [FromDecider::Refused { again: Again::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
@@ -116,17 +117,19 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     let mut rig = Rig::new();
     rig.cluster();
     let head = rig.core.durable();
-    rig.core.connected(Connection(1), Attach::from_random(1));
+    rig.give(Input::Connected(Connection(1), Attach::from_random(1)));
     let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
     let failing = |_| {
         let source = std::io::Error::from_raw_os_error(24);
         Err(ReadError::Io { place: "a segment".into(), source })
     };
-    rig.core.said(Connection(1), hello.clone(), rig.now, &failing);
+    rig.core.lookup = Box::new(failing);
+    rig.say(1, hello.clone());
     let (reason, again) = refusal(&rig.settle()).expect("refused");
     assert_eq!(again, Again::Later, "{reason}");
     assert!(reason.contains("cannot be read now"), "{reason}");
-    rig.core.said(Connection(1), hello, rig.now, &|_| Ok(Some(head.hash)));
+    rig.core.lookup = Box::new(move |_| Ok(Some(head.hash)));
+    rig.say(1, hello);
     assert_eq!(refusal(&rig.settle()), None);
 }
 
@@ -175,7 +178,7 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
     });
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 100}}));
-    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    while !rig.settle().is_empty() || rig.give(Input::Work) {}
     rig.hello(1, "ex", None);
     let mut effects = rig.settle();
     let (mut all, mut parts) = (Vec::new(), 0);
@@ -333,7 +336,7 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     });
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
-    while !rig.settle().is_empty() || rig.core.work(rig.now) {}
+    while !rig.settle().is_empty() || rig.give(Input::Work) {}
     for (which, say) in words {
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
         let mut said = 0;
@@ -356,7 +359,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
     rig.now = rig.now + LEASE * 4;
-    rig.core.unheard(LEASE * 3, rig.now);
+    rig.give(Input::Unheard(LEASE * 3));
     rig.settle();
     assert_eq!(closed(&rig), 0, "the disk stood still, and everybody waited for it");
     let due = rig.core.next_due().expect("a lease ends");
@@ -366,7 +369,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     assert_eq!(closed(&rig), 0, "it was heard in time");
     rig.now = rig.now + LEASE;
-    rig.core.unheard(LEASE / 5, rig.now);
+    rig.give(Input::Unheard(LEASE / 5));
     rig.settle();
     assert_eq!(closed(&rig), 1, "a short wait for one's turn is no excuse");
 }
@@ -398,7 +401,7 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
         say(&mut rig, 2, unready());
         // The server stands still until after the deadline, and then finds what waits.
         rig.now = rig.now + Duration::from_secs(90);
-        rig.core.unheard(Duration::from_secs(90), rig.now);
+        rig.give(Input::Unheard(Duration::from_secs(90)));
         let before = rig.journal.len();
         rig.settle();
         assert!(!rig.types(before).contains(&"incarnation.commanded.v1"), "{then:?}");

@@ -60,7 +60,7 @@ impl Rig {
         let fleet = fleet.or_else(|| state.map(|state| state.fleet.clone()));
         let fleet = fleet.unwrap_or_else(|| Fleet::new(Lineage::from_random(5)));
         self.durable = self.journal.len();
-        self.core = Core::take_over(settings, fleet, state.map(|state| &state.at), self.now);
+        self.take_over(settings, fleet, state.map(|state| &state.at), self.now);
     }
 
     /// What the records tell.
@@ -82,7 +82,7 @@ impl Rig {
     }
 
     fn post(&mut self, letter: &Letter) {
-        self.core.letter(letter, self.now);
+        self.give(Input::Letter(Box::new(letter.clone())));
     }
 
     /// The watermarks of the records from one on.
@@ -183,8 +183,10 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
     let told: Vec<_> = refused.iter().map(|fact| (fact.offset, fact.code, fact.digest.is_some())).collect();
     assert_eq!(told, [(11, Code::Invalid, true), (18, Code::Invalid, false), (19, Code::Unsupported, true)]);
     assert!(refused.iter().all(|fact| fact.topic == TOPIC && !fact.detail.is_empty()));
-    assert!(rig.intents(from).iter().all(|request| request.actor.as_str() == "pipeline"
-        && request.claim.as_ref().is_some_and(|claim| claim.as_str() == "eve")));
+    assert!(rig.intents(from).iter().all(|request| {
+        request.actor.as_str() == "pipeline"
+            && request.claim.as_ref().is_some_and(|claim| claim.as_str() == "eve")
+    }));
     let events = rig.journal[from..].iter().flat_map(|record| record.events());
     let codes: Vec<_> = events
         .filter_map(|(_, line)| match Event::read(line).expect("readable") {
@@ -269,8 +271,8 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
     assert_eq!((rig.types(from), rig.watermarks(from)), (vec!["inbox.advanced.v1"], vec![1003]));
     // Nor is anything left behind by a decider that is drained.
     rig.post(&capability(1003, "a"));
-    rig.core.last_letter(rig.now);
-    rig.core.last_letter(rig.now);
+    rig.give(Input::Drain);
+    rig.give(Input::Drain);
     rig.settle();
     assert_eq!(rig.watermarks(from), [1003, 1004]);
 }
@@ -279,8 +281,8 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
 fn where_offsets_hold_no_letters_the_reader_says_so() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
-    rig.core.inbox_passed(7, rig.now);
-    rig.core.inbox_passed(5, rig.now);
+    rig.give(Input::InboxPassed(7));
+    rig.give(Input::InboxPassed(5));
     rig.now = rig.now + Duration::from_secs(1);
     rig.settle();
     assert_eq!(rig.watermarks(from), [7]);
@@ -335,7 +337,7 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
     };
     assert_eq!(skip(&mut rig, 1), Some(Code::BadTransition), "all can be read");
     // The offsets 1 and 2 hold no messages.
-    rig.core.inbox_stands(3, rig.now);
+    rig.give(Input::InboxStands(3));
     assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition), "it is another one");
     assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition), "nobody knows that it cannot be read");
     let from = rig.journal.len();
@@ -344,11 +346,11 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
     assert_eq!(skip(&mut rig, 3), Some(Code::BadTransition), "it is behind it");
     // One that can be read meanwhile is answered, and no more skipped.
-    rig.core.inbox_stands(4, rig.now);
+    rig.give(Input::InboxStands(4));
     rig.post(&capability(4, "b"));
     assert_eq!(skip(&mut rig, 4), Some(Code::BadTransition));
     // A late word about what was answered changes nothing.
-    rig.core.inbox_stands(2, rig.now);
+    rig.give(Input::InboxStands(2));
     assert_eq!(skip(&mut rig, 2), Some(Code::BadTransition));
     rig.with_inbox(0..9);
     rig.settle();
@@ -393,7 +395,7 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.settle();
     assert_eq!(rig.types(from), ["term.started.v1", "inbox.refused.v1", "inbox.refused.v1"]);
     // The last offset holds no letter.
-    rig.core.inbox_passed(3, rig.now);
+    rig.give(Input::InboxPassed(3));
     rig.settle();
     rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
     rig.settle();
@@ -439,7 +441,7 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
         let state = fold.state().expect("a state");
         let settings = Settings { inbox: Some(inbox), ..settings(3) };
         rig.durable = rig.journal.len();
-        rig.core = Core::take_over(settings, state.fleet.clone(), Some(&state.at), rig.now);
+        rig.take_over(settings, state.fleet.clone(), Some(&state.at), rig.now);
         rig.settle();
         let recorded =
             if wanted > 2 { &["term.started.v1", "inbox.skipped.v1"][..] } else { &["term.started.v1"] };
@@ -464,7 +466,7 @@ fn without_an_inbox_no_watermark_is_written_and_the_last_one_stays() {
     let mut fold = Fold::default();
     rig.journal.iter().for_each(|record| assert!(fold.take(record).is_ok()));
     let state = fold.state().expect("a state").clone();
-    rig.core = Core::take_over(settings(4), state.fleet, Some(&state.at), rig.now);
+    rig.take_over(settings(4), state.fleet, Some(&state.at), rig.now);
     rig.post(&nonsense(1));
     rig.settle();
     let last = rig.journal.last().expect("a record");

@@ -18,12 +18,12 @@ impl Rig {
             fold.take(record).expect("folds");
         }
         let state = fold.state().expect("a term has begun");
-        self.core = Core::take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);
+        self.take_over(settings(2), state.fleet.clone(), Some(&state.at), self.now);
     }
 
     /// Closes the commit before anything that is due is done.
     fn seal(&mut self) {
-        self.journal.extend(self.core.seal().map(Arc::new));
+        self.give(Input::Seal);
     }
 
     fn report(
@@ -104,7 +104,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     let durable = rig.durable;
     rig.report(1, 2, id, 1, crashed());
     rig.commit();
-    assert!(rig.core.effects().is_empty(), "neither acknowledged nor to be forgotten before it is durable");
+    assert!(rig.effects().is_empty(), "neither acknowledged nor to be forgotten before it is durable");
     rig.crash(durable);
     rig.hello(2, "ex", None);
     rig.settle();

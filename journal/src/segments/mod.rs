@@ -29,7 +29,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -37,7 +37,6 @@ use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use rustix::fs::{FlockOperation, flock};
 
 use crate::chain::Cursor;
 use crate::journal::{AppendError, CloseError, Journal, Sink, Source};
@@ -185,16 +184,16 @@ fn take_lock(dir: &Path) -> Result<File, OpenError> {
     let file = file.map_err(failed("open", &path))?;
     let mut tries = 50;
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match file.try_lock() {
             Ok(()) => return Ok(file),
             // To see whether the folder is open, verify holds the lock for a moment; and a process that is killed
             // while it starts another one leaves it to that one until the other program runs.
-            Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => {
+            Err(TryLockError::WouldBlock) if tries > 0 => {
                 tries -= 1;
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked { dir: dir.to_owned() }),
-            Err(error) => return Err(failed("lock", &path)(error.into())),
+            Err(TryLockError::WouldBlock) => return Err(OpenError::Locked { dir: dir.to_owned() }),
+            Err(TryLockError::Error(error)) => return Err(failed("lock", &path)(error)),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! What a check of the bytes cannot see is that the end was cut off cleanly, or that somebody wrote all of it anew:
 //! that takes a head that was noted elsewhere, to which [`Report::head`] is to be compared.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use std::sync::Arc;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::Lineages;
 use chancery_events::record::Record;
-use rustix::fs::{FlockOperation, flock};
 use serde::de::IgnoredAny;
 
 use super::LOCK;
@@ -229,9 +228,9 @@ fn is_open(dir: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         file => file?,
     };
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
+    match file.try_lock_shared() {
         Ok(()) => Ok(false),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
-        Err(error) => Err(error.into()),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }

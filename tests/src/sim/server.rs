@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chancery_decider::clock::Reading;
-use chancery_decider::core::{Effect, Settings, Ticket};
+use chancery_decider::core::{Effect, Input, Settings, Ticket};
 use chancery_decider::driver::{Driver, Ended, Left};
 use chancery_decider::inbox::{Inbox, InboxGone};
 use chancery_events::id::{Lineage, Writer};
@@ -182,7 +182,7 @@ impl Server {
         if let Some(Ask { call, request }) = self.asks.pop_front() {
             self.tickets += 1;
             self.calls.insert(Ticket(self.tickets), call);
-            self.driver.intent(Ticket(self.tickets), &request, reading);
+            self.driver.handle(Input::Intent(Ticket(self.tickets), Box::new(request)), reading);
             self.left = Left::More;
         }
     }
@@ -191,10 +191,10 @@ impl Server {
     pub fn letter(&mut self, letter: Option<&Letter>, end: u64, now: Duration) {
         let reading = self.reading(now);
         if let Some(letter) = letter {
-            self.driver.letter(letter, reading);
+            self.driver.handle(Input::Letter(Box::new(letter.clone())), reading);
             self.reads = letter.offset + 1;
         } else {
-            self.driver.inbox_passed(end, reading);
+            self.driver.handle(Input::InboxPassed(end), reading);
             self.reads = end;
         }
         self.left = Left::More;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chancery_decider::Connection;
-use chancery_decider::core::Effect;
+use chancery_decider::core::{Effect, Input};
 use chancery_decider::driver::{Ended, Left};
 use chancery_events::id::{Attach, Writer};
 use chancery_journal::Journal;
@@ -98,7 +98,8 @@ impl Universe {
             link.up.clear();
         }
         if let Some(server) = &mut self.seats[seat].server {
-            server.driver().disconnected(Connection(number));
+            let reading = server.reading(self.now);
+            server.driver().handle(Input::Disconnected(Connection(number)), reading);
         }
         self.sweep_links();
     }
@@ -118,18 +119,21 @@ impl Universe {
         let Some(up) = link.up.pop_front() else { return };
         let reading = server.reading(now);
         match up {
-            Up::Connected => server.driver().connected(Connection(number), Attach::from_random(bits)),
+            Up::Connected => {
+                let attach = Attach::from_random(bits);
+                server.driver().handle(Input::Connected(Connection(number), attach), reading);
+            }
             Up::Said(message) => {
                 tell!(self, "server {seat} hears {}", words::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
-                    server.driver().said(Connection(number), message.clone(), reading);
+                    server.driver().handle(Input::Said(Connection(number), message.clone()), reading);
                 }
-                server.driver().said(Connection(number), message, reading);
+                server.driver().handle(Input::Said(Connection(number), message), reading);
             }
             Up::Gone => {
                 link.served = false;
-                server.driver().disconnected(Connection(number));
+                server.driver().handle(Input::Disconnected(Connection(number)), reading);
                 self.sweep_links();
             }
         }

@@ -37,9 +37,7 @@ impl Rows {
     /// The lines, without spaces at their ends, each after `indent`.
     pub fn lines(&self, indent: &str) -> String {
         let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Disabled);
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(&self.heads);
         for column in table.column_iter_mut() {
             column.set_padding((0, 2));

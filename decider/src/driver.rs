@@ -20,6 +20,9 @@ use super::core::{Core, Effect, Input, Output, Settings};
 /// Commits on their way to being durable, at most.
 const DEPTH: usize = 2;
 
+/// [`Journal::append`] or [`Journal::append_here`].
+type AppendFn = fn(&(dyn Journal + 'static), Record) -> Result<(), AppendError>;
+
 /// Why a decider ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
@@ -123,17 +126,17 @@ impl Driver {
         self.give(now, input);
     }
 
-    /// Whether it is so what [`Output::More`] or [`Output::Overtaken`] says.
+    /// Whether [`Output::More`] or [`Output::Overtaken`] is among the outputs.
     fn give(&mut self, now: Time, input: Input) -> bool {
-        let mut is_so = false;
+        let mut is_told = false;
         for output in self.core.handle(now, input) {
             match output {
                 Output::Effect(effect) => self.effects.push(effect),
                 Output::Append(record) => self.waiting.push_back(record),
-                Output::More | Output::Overtaken => is_so = true,
+                Output::More | Output::Overtaken => is_told = true,
             }
         }
-        is_so
+        is_told
     }
 
     /// Due work, then a commit if there is room for one on the way.
@@ -154,7 +157,7 @@ impl Driver {
     }
 
     /// Appends what waits, as far as the journal has room.
-    fn append(&mut self, append: fn(&dyn Journal, Record) -> Result<(), AppendError>) -> Result<(), Ended> {
+    fn append(&mut self, append: AppendFn) -> Result<(), Ended> {
         while let Some(record) = self.waiting.pop_front() {
             if let Some(record) = given(append(&*self.journal, record))? {
                 self.waiting.push_front(record);

@@ -182,8 +182,8 @@ mod tests {
         let keys: Vec<_> = keys.collect();
         for kind in Subject::KINDS {
             let of_kind = Wanted::read(None, Some(kind), None).expect(kind);
-            let subjects = keys.iter().map(|key| format!("{kind}/{key}")).chain([(*kind).to_owned()]);
-            let subject = subjects.filter_map(|text| text.parse::<Subject>().ok()).next().expect(kind);
+            let mut subjects = keys.iter().map(|key| format!("{kind}/{key}")).chain([(*kind).to_owned()]);
+            let subject = subjects.find_map(|text| text.parse::<Subject>().ok()).expect(kind);
             assert_eq!(subject.kind(), *kind);
             let about = About { kind: EventKind::Fact, type_name: "x.y.v1".into(), subjects: vec![subject] };
             assert!(of_kind.fits(&about), "{kind}");

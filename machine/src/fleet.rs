@@ -24,8 +24,10 @@ use crate::marks::{
     Whole,
 };
 pub use crate::state::IMAGE_FINGERPRINT;
-#[expect(clippy::wildcard_imports, reason = "the register names the entities")]
-use crate::state::*;
+use crate::state::{
+    self, ApprovalRequest, Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy,
+    Replica, Volume,
+};
 use crate::table::{Scope, Slot, Table};
 
 /// A fact that does not fit the state: the journal contradicts itself, or this build misreads it.
@@ -115,7 +117,7 @@ macro_rules! tables {
             /// Where the decider of the term is reached, if it said so.
             pub(crate) decider: Option<Arc<str>>,
             pub(crate) keys: Keys,
-            $(pub(crate) $table: Table<($(keys::$type),+), $entity>,)*
+            $(pub(crate) $table: Table<($(keys::$type),+), state::$entity>,)*
             pub(crate) index: Index,
             notes: Option<Vec<Before>>,
             /// Of the notes.
@@ -125,7 +127,7 @@ macro_rules! tables {
         /// An entity as it was before it was changed.
         #[derive(Clone, Debug)]
         pub(crate) enum Before {
-            $($entity(($(keys::$type),+), Option<Arc<$entity>>),)*
+            $($entity(($(keys::$type),+), Option<Arc<state::$entity>>),)*
             Globals(Box<Globals>),
         }
 
@@ -133,13 +135,13 @@ macro_rules! tables {
             /// Which entity it was; none of what belongs to no entity.
             fn subject(&self) -> Option<Subject> {
                 match self {
-                    $(Before::$entity(key, _) => Some($entity::subject(key)),)*
+                    $(Before::$entity(key, _) => Some(state::$entity::subject(key)),)*
                     Before::Globals(_) => None,
                 }
             }
         }
 
-        $(impl Entity for $entity {
+        $(impl Entity for state::$entity {
             type Key = ($(keys::$type),+);
             fn key(&self) -> Self::Key {
                 ($(self.$field.clone()),+)
@@ -148,18 +150,18 @@ macro_rules! tables {
                 let ($($field),+) = key;
                 Subject::$kind($($field.clone()),+)
             }
-            fn table(fleet: &Fleet) -> &Table<Self::Key, $entity> {
+            fn table(fleet: &Fleet) -> &Table<Self::Key, state::$entity> {
                 &fleet.$table
             }
-            fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, $entity> {
+            fn table_mut(fleet: &mut Fleet) -> &mut Table<Self::Key, state::$entity> {
                 &mut fleet.$table
             }
             fn parts(
                 fleet: &mut Fleet,
-            ) -> (&mut Table<Self::Key, $entity>, &mut Option<Vec<Before>>, &mut Index) {
+            ) -> (&mut Table<Self::Key, state::$entity>, &mut Option<Vec<Before>>, &mut Index) {
                 (&mut fleet.$table, &mut fleet.notes, &mut fleet.index)
             }
-            fn before(key: Self::Key, entity: Option<Arc<$entity>>) -> Before {
+            fn before(key: Self::Key, entity: Option<Arc<state::$entity>>) -> Before {
                 Before::$entity(key, entity)
             }
         })*
@@ -182,7 +184,7 @@ macro_rules! tables {
 
             $(
                 /// All of the kind, by key.
-                pub fn $table(&self) -> &Table<($(keys::$type),+), $entity> {
+                pub fn $table(&self) -> &Table<($(keys::$type),+), state::$entity> {
                     &self.$table
                 }
             )*
@@ -198,13 +200,13 @@ macro_rules! tables {
             }
 
             fn index_everything(&mut self) {
-                $(self.index_all::<$entity>();)*
+                $(self.index_all::<state::$entity>();)*
             }
 
             /// Puts an entity back; gives back what belongs to no entity.
             fn put_back_entity(&mut self, before: Before, indexes: Indexes) -> Option<Box<Globals>> {
                 match before {
-                    $(Before::$entity(key, entity) => self.restore::<$entity>(key, entity.as_ref(), indexes),)*
+                    $(Before::$entity(key, entity) => self.restore::<state::$entity>(key, entity.as_ref(), indexes),)*
                     Before::Globals(globals) => return Some(globals),
                 }
                 None
@@ -219,7 +221,7 @@ macro_rules! tables {
             lineages: Lineages,
             decider: Option<Arc<str>>,
             keys: Keys,
-            $($table: Vec<Arc<$entity>>,)*
+            $($table: Vec<Arc<state::$entity>>,)*
         }
 
         impl Image {

@@ -217,12 +217,20 @@ struct Keeper {
 impl Keeper {
     /// Starts everything, unless it is to end before that; or notes why it cannot be started.
     fn start(&mut self) -> io::Result<()> {
+        // Both take about a millisecond of waiting for the kernel.
+        let wanted = self.wanted.clone();
+        let making = std::thread::spawn(move || wanted.make_group());
+        let waiting = self.trampolines();
+        let made = making
+            .join()
+            .map_err(|_| io::Error::other("the thread that makes a control group has panicked"))?;
         // Without a group ends are proved otherwise; a process with a limit fails below.
-        let group = self.wanted.make_group().unwrap_or_else(|error| {
+        let group = made.unwrap_or_else(|error| {
             log(format_args!("cannot make a control group: {error}"));
             None
         });
-        let waiting = self.trampolines().and_then(|waiting| {
+        let waiting = waiting.and_then(|mut waiting| {
+            waiting.iter_mut().try_for_each(|one| one.limit(&self.wanted))?;
             self.record.processes = waiting.iter().map(|one| one.started.clone()).collect();
             check_size(&self.record)?;
             Ok(waiting)
@@ -255,7 +263,7 @@ impl Keeper {
 
     /// Writes the record, and moves the processes to their groups meanwhile: the kernel may let that wait.
     fn record_and_group(&mut self, waiting: &[Waiting]) -> io::Result<()> {
-        let groups = waiting.iter().filter_map(|one| Some((one.group.as_deref()?, one.started.pid)));
+        let groups = waiting.iter().filter_map(|one| Some((one.group()?, one.started.pid)));
         let (written, moved) = std::thread::scope(|scope| {
             let moves = scope
                 .spawn(|| groups.map(|(path, pid)| group::put(path, pid)).collect::<io::Result<Vec<_>>>());

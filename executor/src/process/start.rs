@@ -44,12 +44,31 @@ pub(super) struct Waiting {
     pub(super) socket: UnixStream,
     pub(super) execute: Execute,
     pub(super) captures: [Capture; 2],
-    /// Group to move it to before it is told, unless it is there already.
-    pub(super) group: Option<PathBuf>,
+    group: Option<(PathBuf, Option<NonZeroU64>)>,
     held: Vec<OwnedFd>,
 }
 
 impl Waiting {
+    /// Makes the group of a process in that of its incarnation, and moves the process there if the group has a limit. It
+    /// waits to be told: whatever it executes is in the group from the start.
+    pub(super) fn limit(&mut self, wanted: &Wanted) -> Result<(), NotExecuted> {
+        if let (Some((path, memory)), Some(parent)) = (&self.group, &wanted.cgroup)
+            && parent.memory
+        {
+            let made = group::limit(path, *memory);
+            if memory.is_some() {
+                made.and_then(|()| group::put(path, self.started.pid)).map_err(|error| retry(&error))?;
+                self.started.group = Some(path.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Group to move it to before it is told, unless it is there already.
+    pub(super) fn group(&self) -> Option<&Path> {
+        self.group.as_ref().filter(|_| self.started.group.is_none()).map(|(path, _)| path.as_path())
+    }
+
     /// Lets go of the ports: the program is about to bind them itself.
     pub(super) fn release_ports(&mut self) {
         self.held.clear();
@@ -62,6 +81,11 @@ fn never(message: String) -> NotExecuted {
 
 fn failed(doing: &str, error: &io::Error) -> NotExecuted {
     NotExecuted { message: format!("{doing}: {error}"), hope: hope(error) }
+}
+
+/// Whatever is wrong then is wrong with this machine or this installation, not with the plan.
+fn retry(error: &io::Error) -> NotExecuted {
+    NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry }
 }
 
 /// The folder of this program first, so that a plan can name the payload that it ships.
@@ -239,25 +263,12 @@ pub(super) fn trampoline(
             .spawn()?;
         Ok((child.id(), [out, err]))
     };
-    // Whatever is wrong here is wrong with this machine or this installation, not with the plan.
-    let retry =
-        |error: io::Error| NotExecuted { message: format!("start a process: {error}"), hope: Hope::Retry };
-    let (pid, captures) = spawn().map_err(retry)?;
+    let (pid, captures) = spawn().map_err(|error| retry(&error))?;
     // It is our child and not reaped, so the pid means it and nothing else.
-    let stat = Stat::of(pid).map_err(retry)?.ok_or_else(|| retry(io::ErrorKind::NotFound.into()))?;
-    // It waits to be told: whatever it executes is in the group from the start.
-    let mut limited = None;
-    if let (Some((path, memory)), Some(parent)) = (&group, &wanted.cgroup)
-        && parent.memory
-    {
-        let made = group::limit(path, *memory);
-        if memory.is_some() {
-            made.and_then(|()| group::put(path, pid)).map_err(retry)?;
-            limited = Some(path.clone());
-        }
-    }
-    let group = group.map(|(path, _)| path).filter(|_| limited.is_none());
+    let stat = Stat::of(pid)
+        .and_then(|stat| stat.ok_or_else(|| io::ErrorKind::NotFound.into()))
+        .map_err(|error| retry(&error))?;
     let started =
-        Started { payload, index, pid, start_time: stat.start_time, group: limited, addresses, end: None };
+        Started { payload, index, pid, start_time: stat.start_time, group: None, addresses, end: None };
     Ok(Waiting { started, socket, execute, captures, group, held })
 }

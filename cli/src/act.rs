@@ -91,7 +91,7 @@ pub(super) fn delete(
     client: &Client<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let cascades = intent_entry(kind, "delete").is_some_and(|entry| entry.query.contains(&"cascade"));
+    let cascades = cascades(kind);
     if cascade == Cascade::Yes && !cascades {
         let plural = kind.plural();
         return Err(CliError::usage(format!("only nodes and plans go with what needs them, not {plural}")));
@@ -244,9 +244,14 @@ fn intent(kind: Kind, verb: &str, name: &str, more: &[(&str, &str)]) -> Result<O
     read.map_err(|error| CliError::failure(format!("{verb} {}/{name}: {error}", kind.word())))
 }
 
-/// What deletes an entity, if its kind is deleted by its name alone.
+/// Whether entities of a kind are deleted with what needs them.
+fn cascades(kind: Kind) -> bool {
+    intent_entry(kind, "delete").is_some_and(|entry| entry.query.contains(&"cascade"))
+}
+
+/// What deletes an entity, if its kind is deleted by its name alone. Cascades where its kind does.
 pub(super) fn deletion(kind: Kind, name: &str, cascade: Cascade) -> Result<Option<Intent>, CliError> {
-    let more: &[_] = if cascade == Cascade::Yes { &[("cascade", "yes")] } else { &[] };
+    let more: &[_] = if cascade == Cascade::Yes && cascades(kind) { &[("cascade", "yes")] } else { &[] };
     intent(kind, "delete", name, more)
 }
 

@@ -268,12 +268,12 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
 #[test]
 fn an_intent_that_no_record_can_hold_is_too_large_and_not_an_internal_error() {
     let mut rig = Rig::new();
+    let from = rig.journal.len();
     rig.must("cluster.delete", &json!({"name": "none"}));
     let run = json!({"argv": ["app"], "env": texts(600_000)});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload]});
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
-    let from = rig.journal.len();
     let codes: Vec<_> = answers(&rig.settle()).into_iter().map(|(_, _, code)| code).collect();
     assert_eq!(codes, [Some(Code::NotFound), Some(Code::TooLarge)]);
     let refused = rig.types(from).iter().filter(|t| **t == "intent.refused.v1").count();

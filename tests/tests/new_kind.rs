@@ -25,6 +25,7 @@ const SOURCES: &[&str] = &[
     "tests",
     "bench",
     "schemas",
+    "examples",
 ];
 /// Product files that a new kind may touch.
 const MOST_FILES: usize = 9;
@@ -99,7 +100,8 @@ fn program(root: &Path, patch: &Path) -> PathBuf {
     let sources = target.join("chancery-with-certificates");
     follow(patched(root, patch).path(), &sources);
     run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--offline", "-p", "chancery", "--features", "kafka-tls"])
+        .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls"])
+        .args(["--bin", "chancery-with-certificates"])
         .env("CARGO_TARGET_DIR", target)
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
         .current_dir(&sources));

@@ -82,6 +82,7 @@ pub(super) fn passes(code: Code) -> bool {
             | Code::RequestTimedOut
             | Code::OperationTimedOut
             | Code::BrokerTransportFailure
+            | Code::AllBrokersDown
             | Code::DestroyBroker
     )
 }

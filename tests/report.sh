@@ -59,7 +59,7 @@ report() {
           if (next_one < count) starts[order[next_one++]] = ends[i]
         }
         count = 0
-      }' "$notes/tests" | sort -rn | head -n 20
+      }' "$notes/tests" | sort -rn | sed -n 1,20p # `head` would end early, and `sort` would fail for it
   fi
   rm -rf "$notes"
 }

@@ -181,10 +181,10 @@ fn refusal(at: Option<&Cursor>, header: &Header) -> Option<SkipReason> {
     };
     let is_same = header.lineage == at.lineage && header.term == at.term && header.writer == at.writer;
     match header.begins {
-        _ if is_same => None,
         Some(Begins::Lineage { previous }) if previous != at.lineage || header.lineage == at.lineage => {
             Some(SkipReason::Lineage)
         }
+        None | Some(Begins::Term) if is_same => None,
         None | Some(Begins::Term) if header.lineage != at.lineage => Some(SkipReason::Lineage),
         Some(Begins::Term | Begins::Lineage { .. }) if header.term == at.term.next() => None,
         Some(Begins::Term | Begins::Lineage { .. }) => Some(SkipReason::Term),

@@ -52,6 +52,7 @@ fn the_rule_has_an_answer_for_every_record() {
     let takeover = || at().take_over(&by(W[1]), now, None);
     let renewal = || at().renew(&by(W[1]), now, L[1]);
     let (two, four, five) = (Term::new(2), Term::new(4), Term::new(5));
+    let next_lineage = |previous| HeaderParts { begins: Some(Begins::Lineage { previous }), ..next() };
     let itself = Some(Begins::Lineage { previous: L[1] });
     let cases = [
         ("one more of the same writer", next(), None),
@@ -75,6 +76,8 @@ fn the_rule_has_an_answer_for_every_record() {
         ("a takeover elsewhere", HeaderParts { lineage: L[1], ..takeover() }, Some(SkipReason::Lineage)),
         ("a lineage after another", HeaderParts { begins: itself, ..renewal() }, Some(SkipReason::Lineage)),
         ("the same lineage anew", HeaderParts { lineage: L[0], ..renewal() }, Some(SkipReason::Lineage)),
+        ("the same lineage anew by its writer", next_lineage(L[0]), Some(SkipReason::Lineage)),
+        ("the same lineage after another by its writer", next_lineage(L[1]), Some(SkipReason::Lineage)),
         ("a lineage in the same term", HeaderParts { term: at().term, ..renewal() }, Some(SkipReason::Term)),
     ];
     for (what, parts, wanted) in cases {

@@ -601,7 +601,7 @@ class Journal:
             elif header["first"] != self.head + 1 or header["prev"] != self.records[-1].hash:
                 behind = term < last["term"] or (term == last["term"] and header["writer"] != last["writer"])
                 reason = "overtaken writer" if behind else "does not continue the chain"
-            elif same and term == last["term"] and header["writer"] == last["writer"]:
+            elif begins != "lineage" and same and term == last["term"] and header["writer"] == last["writer"]:
                 if begins is not None:
                     return f"term {term} begins, and term {last['term']} has begun"
                 reason = ""

@@ -21,9 +21,15 @@ const MODES: [&str; 2] = ["binary", "structured"];
 /// Letters in each mode before the kill, and as many after it.
 const LETTERS: usize = 5;
 
-fn client(language: &str, program: &str, topic: &str) -> Command {
+fn program(language: &str, name: &str) -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
-    command.args([language, program, shared(1).bootstrap(), topic]);
+    command.args([language, name]);
+    command
+}
+
+fn client(language: &str, name: &str, topic: &str) -> Command {
+    let mut command = program(language, name);
+    command.args([shared(1).bootstrap(), topic]);
     command
 }
 
@@ -242,4 +248,12 @@ fn a_program_with_the_python_sdk_reads_every_event_and_asks_by_letters() {
 #[test]
 fn a_program_with_the_javascript_sdk_reads_every_event_and_asks_by_letters() {
     asks_and_reads("javascript");
+}
+
+#[test]
+fn the_checker_of_kafka_topics_finds_each_fault_that_it_is_for() {
+    let check = program("python", "check").arg("--self-test").output().expect("tests/clients/run starts");
+    assert!(check.status.success(), "{check:?}");
+    let printed: Value = serde_json::from_slice(&check.stdout).expect("JSON");
+    assert!(printed["found"].as_array().is_some_and(|found| found.len() >= 37), "{printed}");
 }

@@ -374,7 +374,7 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
 
 #[test]
 fn faults_of_servers_brokers_topics_and_clocks_lose_nothing_and_decide_nothing_twice() {
-    // All but the last, an unclean election: it takes a minute alone, and is played by the campaign.
+    // The first 19 of the 23 faults: the others, an unclean election among them, are played by the campaign.
     let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 19, 0);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
